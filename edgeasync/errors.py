@@ -113,7 +113,7 @@ class EdgeAsyncError(Exception):
     ...     Run.open("/nothing")
     ... except EdgeAsyncError as error:
     ...     print(error)
-    /nothing: no such folder; give the folder of a hub's run
+    /nothing: no such folder; pass the folder of a hub's run
     """
 
     exit_code: ClassVar[int] = 1

@@ -1,1 +1,1 @@
-"""What outlives a process: whole files, a hub's journal and checkpoints, a device's spool."""
+"""Files that outlive a process: a hub's journal and checkpoints, keys, and a device's state."""

@@ -1,10 +1,11 @@
-"""The allow-list: who may talk to a hub, a text file with a line for each, which a person can edit.
+"""The allow-list: who may connect to a hub, a text file that people may edit.
 
-    # comments, and lines without anything, stay where they are
-    pi-1    device    2d9f...   # so does what stands behind a key
+    # comments and empty lines are preserved
+    pi-1    device    2d9f...   # so is a comment after a key
 
-A name has one key and a key has one name. To take a line out, or give it the role `revoked`, shuts the key out.
-That holds even while another line cannot be read. Who is new waits until every line can be.
+A name has one key and a key has one name. To revoke a key, remove its line or change its role to
+`revoked`. This takes effect even if another line is invalid. New entries take effect once all lines
+are valid.
 """
 
 import re
@@ -26,7 +27,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 """A device id without its `/number`."""
 
 _TOLD_MAX = 8
-"""Of how many lines that cannot be read a person is told."""
+"""Maximum number of invalid lines in a message."""
 
 
 _FIELD = 2**255 - 19
@@ -40,11 +41,11 @@ _LOW_ORDER = frozenset(
         39382357235489614581723060781553021112529911719440698176882885853963445705823,
     )
 )
-"""The coordinates of Curve25519's points of order 1, 2, 4 and 8, and of its twist's."""
+"""Coordinates of the points of order 1, 2, 4 and 8 on Curve25519 and its twist."""
 
 
 class Allowed(msgspec.Struct, frozen=True):
-    """One line of the list: a name, what it may do, and its key."""
+    """A line of the list: a name, its role and its key."""
 
     name: str
     role: Role
@@ -52,9 +53,9 @@ class Allowed(msgspec.Struct, frozen=True):
 
 
 class AllowList:
-    """The list as text, and what stands in it. It never changes: edits return another.
+    """The text of the list and its entries. It is immutable; edits return a new list.
 
-    `unreadable` says of every line that cannot be read what is wrong with it; no entry is made of such a line.
+    `unreadable` maps the number of each invalid line to an error. Such a line has no entry.
     """
 
     def __init__(self, text: str) -> None:
@@ -63,7 +64,7 @@ class AllowList:
         self.unreadable: dict[int, str] = {}
         self._lines: dict[str, int] = {}
         self._unclear: dict[int, str] = {}
-        """The word that each line which cannot be read begins with."""
+        """The first word of each invalid line."""
         self._names: dict[Key, str] = {}
         for number, line in enumerate(text.split("\n"), start=1):
             words = line.partition("#")[0].split()
@@ -75,34 +76,39 @@ class AllowList:
                 self.unreadable[number], self._unclear[number] = str(error), words[0]
 
     def _add(self, number: int, words: list[str]) -> None:
-        """Add the entry of a line; raises `ValueError`."""
+        """Parse a line and add its entry; raises `ValueError`."""
         entry = _read_words(words)
         if entry.name in self.entries:
-            raise ValueError(f"the name {entry.name} stands in line {self._lines[entry.name]} too")
+            raise ValueError(f"the name {entry.name} is already used in line {self._lines[entry.name]}")
         if entry.key in self._names:
-            raise ValueError(f"the key is that of {self._names[entry.key]}")
+            raise ValueError(f"the key already belongs to {self._names[entry.key]}")
         self.entries[entry.name] = entry
         self._lines[entry.name] = number
         self._names[entry.key] = entry.name
 
     @classmethod
     def read(cls, path: Path) -> "AllowList":
-        """Read the file, whatever its lines say; raises `StorageError` for one that is not there or damaged."""
+        """Read the file; raises `StorageError` if it is missing or not a text file.
+
+        Invalid lines do not raise an error.
+        """
         content = read_secret(path, public=True)
         if b"\0" in content:
-            raise StorageError(f"{path}: is damaged, line {content[: content.index(0)].count(10) + 1} is no text")
+            raise StorageError(
+                f"{path}: damaged, line {content[: content.index(0)].count(10) + 1} is not text; restore a backup"
+            )
         return cls(content.decode(errors="surrogateescape"))
 
     @property
     def trouble(self) -> str:
-        """The number of every line that cannot be read, and why."""
+        """The number and error of each invalid line."""
         return "; ".join([f"line {number}: {why}" for number, why in self.unreadable.items()][:_TOLD_MAX])
 
     def lets_in(self, before: Mapping[str, Allowed]) -> dict[str, Allowed]:
-        """Return the entries that let somebody in, by name, given those `before` this list.
+        """Return the entries to admit, by name, given those that were admitted `before`.
 
-        While a line cannot be read, that is whom this list still names of those before. The name that such a line
-        begins with stays as it was.
+        While a line is invalid, only entries of `before` that this list still contains are
+        admitted. An entry whose name starts an invalid line stays admitted.
         """
         entries = {name: entry for name, entry in self.entries.items() if entry.role != "revoked"}
         if not self.unreadable:
@@ -117,17 +123,19 @@ class AllowList:
         }
 
     def by_key(self) -> dict[Key, Allowed]:
-        """Return the entries by their keys, the revoked ones among them."""
+        """Return the entries by key, including revoked ones."""
         return {entry.key: entry for entry in self.entries.values()}
 
     def with_entry(self, entry: Allowed) -> "AllowList":
-        """Return the list with an entry that takes the place of the one of that name.
+        """Return the list with an entry, which replaces an entry of the same name.
 
-        Raises `StorageError` if the key is another name's.
+        Raises `StorageError` if the key belongs to another name.
         """
         owner = self.by_key().get(entry.key)
         if owner is not None and owner.name != entry.name:
-            raise StorageError(f"this key is that of {owner.name} already")
+            raise StorageError(
+                f"this key already belongs to {owner.name}; revoke that name first, or use another key"
+            )
         lines = self.text.removesuffix("\n").split("\n") if self.text else []
         if (number := self._lines.get(entry.name)) is None:
             lines.append(_write_line(entry))
@@ -137,9 +145,9 @@ class AllowList:
         return AllowList("".join(f"{line}\n" for line in lines))
 
     def revoking(self, name: str) -> "AllowList":
-        """Return the list with that name's key shut out; raises `StorageError` for a name that is not in it.
+        """Return the list with the key of `name` revoked.
 
-        Lines of that name that cannot be read become comments.
+        Invalid lines of that name become comments. Raises `StorageError` for an unknown name.
         """
         unclear = [number for number, word in self._unclear.items() if word == name]
         lines = self.text.split("\n")
@@ -150,35 +158,35 @@ class AllowList:
         if entry is not None:
             return listed.with_entry(msgspec.structs.replace(entry, role="revoked"))
         if not unclear:
-            trouble = f"; these lines cannot be read: {self.trouble}" if self.trouble else ""
-            raise StorageError(f"{name} is not in the allow-list; look at 'edgeasync keys list'{trouble}")
+            trouble = f"; invalid lines: {self.trouble}" if self.trouble else ""
+            raise StorageError(f"{name} is not in the allow-list; see 'edgeasync keys list'{trouble}")
         return listed
 
 
 def read_key(text: str) -> Key:
-    """Return the key that 64 hexadecimal digits stand for; raises `ValueError`, also for a weak one."""
+    """Return the key of 64 hexadecimal digits; raises `ValueError`, also for a weak key."""
     if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
         raise ValueError("a key has 64 hexadecimal digits")
     key = bytes.fromhex(text)
     if is_weak(key):
-        raise ValueError("this key protects nothing (a point of low order); make another")
+        raise ValueError("this key is weak (a point of low order); create another one")
     return key
 
 
 def is_weak(key: Key) -> bool:
-    """Return whether a public key is a point of low order: what it encrypts, anybody can decrypt."""
+    """Return whether a public key is a point of low order, whose encryption anybody can break."""
     return (int.from_bytes(key, "little") & ((1 << 255) - 1)) % _FIELD in _LOW_ORDER
 
 
 def _read_words(words: list[str]) -> Allowed:
-    """Return what a line of these words says; raises `ValueError`."""
+    """Return the entry of a line's words; raises `ValueError`."""
     if len(words) != 3:
-        raise ValueError("write NAME ROLE KEY")
+        raise ValueError("expected NAME ROLE KEY")
     name, role, key = words
     if not NAME.match(name):
-        raise ValueError("a name has letters, digits, '.', '_' and '-', at most 64")
+        raise ValueError("a name consists of up to 64 letters, digits, '.', '_' or '-'")
     if role not in get_args(Role):
-        raise ValueError(f"a role is one of {', '.join(get_args(Role))}")
+        raise ValueError(f"unknown role; use one of {', '.join(get_args(Role))}")
     return Allowed(name, role, read_key(key))  # type: ignore[arg-type]
 
 

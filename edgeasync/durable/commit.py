@@ -1,7 +1,7 @@
-"""Group commit: one sync for all entries that came in while the one before was running.
+"""Group commit: one sync for all entries that arrived during the previous sync.
 
-A write begins only when the loop has received all that is there already. Else the first entry would be synced
-alone, the others after it, and each sync would have about half of the devices in it.
+A write starts only after the event loop has received all messages that already arrived. Otherwise
+the first entry would be synced alone, and each sync would contain about half of the devices.
 """
 
 from collections.abc import Callable
@@ -12,28 +12,29 @@ from edgeasync.durable.journal import JournalWriter
 from edgeasync.protocol.wire import Buffer
 
 LAZY_BYTES_MAX = 1 << 16
-"""Entries that nobody waits for, such as those of heartbeats, are written with others, or from this size on."""
+"""Entries that nobody waits for, such as heartbeats, are written with others, or at this size."""
 
 RETRY_S = 0.5
-"""How long a disk that fails is left alone."""
+"""Delay before a failed write is retried."""
 
 Result = TypeVar("Result")
 
 
 class CommitShell(Protocol):
-    """What a group commit needs done in the world."""
+    """The callbacks that a group commit needs from its shell."""
 
     def write_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` in the thread that writes the journal, in order, then call `then` on the loop."""
+        """Run `work` in the journal thread, in order, then call `then` on the event loop."""
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Call `action` on the loop in `delay_s` seconds."""
+        """Call `action` on the event loop after `delay_s` seconds."""
 
 
 class GroupCommit:
-    """A `Log` on a journal. What cannot be written is kept, and written again until it can be.
+    """A `Log` on a journal. It buffers entries and retries until they are written.
 
-    `on_durable` is called when more entries are durable, `on_failing` when the first write fails: with the reason.
+    `on_durable` is called when more entries are durable. `on_failing` is called with the reason
+    when writing starts to fail.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class GroupCommit:
         self.failing = ""
         self.bytes_appended = self.bytes_waiting = 0
         self.batches = 0
-        """Writes, each with a sync, that succeeded."""
+        """Number of successful writes, each with a sync."""
         self._writer = writer
         self._shell = shell
         self._on_durable = on_durable
@@ -59,7 +60,7 @@ class GroupCommit:
         self._due = self._writing = self._closed = False
 
     def append(self, entry: bytes, payload: Buffer | None) -> None:
-        """Take an entry in; its payload must not change."""
+        """Buffer an entry. Its payload must not change afterwards."""
         nbytes = len(entry) if payload is None else len(entry) + len(payload)
         self.last += 1
         self._waiting.append((entry, payload))
@@ -70,18 +71,18 @@ class GroupCommit:
             self.commit()
 
     def commit(self) -> None:
-        """Make every entry so far durable as soon as can be, with those of messages that are there already."""
+        """Write all buffered entries soon, together with those of messages that already arrived."""
         self._wanted = self.last
         if not (self._due or self._writing or self.failing):
             self._due = True
             self._shell.after(0.0, self._begin)
 
     def drop_through(self, number: int) -> None:
-        """Let go of what a checkpoint covers; best effort."""
+        """Remove entries that a checkpoint covers; ignore failures."""
         self._shell.write_in_background(partial(self._drop, number), lambda _: None)
 
     def close(self) -> None:
-        """Write nothing more, and close the journal's file behind what is being written."""
+        """Write nothing more, and close the journal's file after the running write."""
         self._closed = True
         self._shell.write_in_background(self._writer.close, lambda _: None)
 
@@ -95,7 +96,7 @@ class GroupCommit:
         self._shell.write_in_background(partial(self._write, batch), partial(self._written, batch, nbytes))
 
     def _write(self, batch: list[tuple[bytes, Buffer | None]]) -> str:
-        """Write and sync, in the background; return what went wrong."""
+        """Write and sync a batch in the background; return the error, or an empty string."""
         try:
             self._writer.append(batch)
         except OSError as error:
@@ -106,7 +107,7 @@ class GroupCommit:
         try:
             self._writer.drop_through(number)
         except OSError:
-            return  # they go with the next checkpoint
+            return  # retried after the next checkpoint
 
     def _written(self, batch: list[tuple[bytes, Buffer | None]], nbytes: int, trouble: str) -> None:
         self._writing = False

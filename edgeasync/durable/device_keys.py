@@ -1,4 +1,4 @@
-"""A device's keys, in its state folder: its own, and which hub it belongs to."""
+"""A device's keys in its state folder: its own key pair, and its hub's public key."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from edgeasync.errors import StorageError
 
 
 class HubRecord(msgspec.Struct, frozen=True):
-    """The hub that a device belongs to: its key in hexadecimal, its addresses, and what it calls the device.
+    """A device's hub: its key in hexadecimal, its addresses, and its name for the device.
 
-    `token` is the public half of the token that enrolled the device, if one did.
+    `token` is the public half of the token that enrolled the device, if any.
     """
 
     key: str
@@ -34,21 +34,23 @@ class DeviceKeys:
 
     @property
     def made(self) -> bool:
-        """Whether the device has a key and knows its hub's."""
+        """Whether the device has its own key and its hub's key."""
         return self._secret.exists() and self._record.exists()
 
     def own(self) -> KeyPair:
-        """Return the device's own key pair, made the first time; raises `StorageError`."""
+        """Return the device's own key pair, created at the first call; raises `StorageError`."""
         private_folder(self._folder)
         if not self._secret.exists():
             write_secret(self._secret, f"{KeyPair.make().secret.hex()}\n".encode())
         try:
             return KeyPair.of(read_key(read_secret(self._secret).decode().strip()))
         except ValueError:
-            raise StorageError(f"{self._secret}: holds no key; delete it and enrol this device again") from None
+            raise StorageError(
+                f"{self._secret}: does not contain a key; delete it and enrol this device again"
+            ) from None
 
     def hub(self) -> HubRecord:
-        """Return the hub that the device belongs to; raises `StorageError`."""
+        """Return the hub of this device; raises `StorageError`."""
         content = read_secret(self._record, absent="enrol this device")
         remedy = "delete it and enrol this device again"
         record = check_json(content, HubRecord, where=str(self._record), remedy=remedy)
@@ -59,9 +61,9 @@ class DeviceKeys:
         return record
 
     def begin(self, token: Token) -> bool:
-        """Note that the key is about to be brought by a token; return whether it may have been before.
+        """Record that enrolment with `token` begins; return whether it had begun before.
 
-        Once it is known to be in the hub's list, `finish` makes that the device's hub. Raises `StorageError`.
+        Call `finish` once the hub has listed the key. Raises `StorageError`.
         """
         private_folder(self._folder)
         note = msgspec.json.encode(_record(token))
@@ -71,16 +73,19 @@ class DeviceKeys:
         return False
 
     def finish(self, token: Token) -> None:
-        """Belong to a token's hub from now on; raises `StorageError`."""
+        """Store the token's hub as this device's hub; raises `StorageError`."""
         self._know(_record(token))
         self._enrolling.unlink(missing_ok=True)
 
     def knows_hub(self, token: Token | None) -> bool:
-        """Whether the device belongs to a hub, by this very token if there is one; raises `StorageError`."""
+        """Return whether the device is enrolled at a hub, by `token` if one is passed.
+
+        Raises `StorageError`.
+        """
         return self.made and (token is None or self.hub().token == _record(token).token)
 
     def know(self, hub: Key, addresses: tuple[str, ...], name: str) -> None:
-        """Write down which hub the device belongs to; raises `StorageError`."""
+        """Store a hub as this device's hub; raises `StorageError`."""
         private_folder(self._folder)
         record = HubRecord(hub.hex(), addresses, name)
         if not self._record.exists() or self.hub() != record:
@@ -91,7 +96,7 @@ class DeviceKeys:
 
 
 class UnkeptDeviceKeys(DeviceKeys):
-    """The keys of a device that is a new one at every start: they never touch a disk."""
+    """In-memory keys of a device that enrols anew at every start."""
 
     def __init__(self) -> None:
         self._pair = KeyPair.make()
@@ -100,7 +105,7 @@ class UnkeptDeviceKeys(DeviceKeys):
 
     @property
     def made(self) -> bool:
-        """Whether the device knows its hub."""
+        """Whether the device is enrolled at a hub."""
         return self._belongs is not None
 
     def own(self) -> KeyPair:
@@ -108,18 +113,18 @@ class UnkeptDeviceKeys(DeviceKeys):
         return self._pair
 
     def hub(self) -> HubRecord:
-        """Return the hub that the device belongs to; raises `StorageError` before `finish`."""
+        """Return the hub of this device; raises `StorageError` before `finish`."""
         if self._belongs is None:
-            raise StorageError("this device belongs to no hub yet; enrol it")
+            raise StorageError("this device is not enrolled at a hub yet; enrol it first")
         return self._belongs
 
     def begin(self, token: Token) -> bool:  # noqa: ARG002
-        """Return whether the key may have been brought before."""
+        """Return whether enrolment had begun before."""
         before, self._begun = self._begun, True
         return before
 
     def finish(self, token: Token) -> None:
-        """Belong to a token's hub from now on."""
+        """Use the token's hub as this device's hub."""
         self._belongs = _record(token)
 
 

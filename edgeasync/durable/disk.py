@@ -1,8 +1,8 @@
-"""A folder as the journal and the checkpoints see it: few operations, each of which may fail as a disk does.
+"""The file operations of journal and checkpoints, any of which may fail.
 
-`FolderDisk` is the real one; the simulator has one that tears writes, forgets what was not synced, and fills up.
-Everything raises `OSError`, and nothing is promised to outlive a power cut before it is synced: a file's content
-by `File.sync`, its name by `sync_folder`.
+`FolderDisk` is the real implementation. The simulator has one that tears writes, loses unsynced
+data and fills up. Every operation may raise `OSError`. Nothing survives a power cut before it is
+synced: a file's content by `File.sync`, its name by `sync_folder`.
 """
 
 import contextlib
@@ -17,59 +17,64 @@ from edgeasync.protocol.wire import Buffer
 from edgeasync.regular_file import read_regular
 
 PARTS_MAX = 512
-"""Buffers that one system call may be given; POSIX promises 16, Linux and macOS take 1024."""
+"""Buffers per system call. POSIX guarantees 16; Linux and macOS accept 1024."""
 
 FORGET_BYTES = 1 << 18
-"""The system is told to forget synced bytes, this number at a time: they are hardly ever read, and its memory is
-better used again at once, for the next ones."""
+"""Synced bytes after which the kernel is told to drop them from its page cache.
+
+The hub hardly ever reads them again.
+"""
 
 
 class File(Protocol):
-    """A file that is written from front to back."""
+    """A file that is written sequentially."""
 
     def write(self, parts: Sequence[Buffer]) -> None:
-        """Append all parts, whole; after an error any beginning of them may be there."""
+        """Append all parts. After an error, any prefix of them may be in the file."""
 
     def sync(self) -> None:
-        """Return once all that was written would outlive a power cut; after an error nobody knows what would."""
+        """Sync the written content to disk.
+
+        After an error, it is unknown what survives a power cut.
+        """
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
 
 class ReadableDisk(Protocol):
-    """One folder of files, all of them directly in it, to be read."""
+    """A flat folder of files, for reading."""
 
     def names(self) -> list[str]:
-        """Return the names of the files there are, in order."""
+        """Return the sorted names of the files."""
 
     def size(self, name: str) -> int:
-        """Return how many bytes a file has."""
+        """Return the size of a file in bytes."""
 
     def read(self, name: str, offset: int = 0, nbytes: int | None = None) -> Buffer:
-        """Return a file's content from `offset` on: all of it, or `nbytes`, or fewer where it ends before."""
+        """Return up to `nbytes` of a file's content from `offset`; by default, all of it."""
 
 
 class Disk(ReadableDisk, Protocol):
-    """One folder of files, to be read and written."""
+    """A flat folder of files, for reading and writing."""
 
     def create(self, name: str) -> File:
-        """Make an empty file, in place of one of that name."""
+        """Create an empty file, replacing any file of that name."""
 
     def reopen(self, name: str) -> File:
-        """Open a file that there is, to append to it."""
+        """Open an existing file to append to it."""
 
     def truncate(self, name: str, nbytes: int) -> None:
-        """Cut a file to its first bytes, and sync that."""
+        """Truncate a file to its first `nbytes`, and sync it."""
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name, in place of one that has it."""
+        """Rename a file, replacing any file named `target`."""
 
     def remove(self, name: str) -> None:
         """Remove a file."""
 
     def sync_folder(self) -> None:
-        """Return once all names would outlive a power cut."""
+        """Sync all file names of the folder to disk."""
 
 
 class _FolderFile:
@@ -81,7 +86,7 @@ class _FolderFile:
         self._nbytes = self._forgotten_bytes = 0
 
     def write(self, parts: Sequence[Buffer]) -> None:
-        """Append all parts, however few bytes the system takes at a time."""
+        """Append all parts, in several system calls if needed."""
         rest = [memoryview(part).cast("B") for part in parts if len(part)]
         while rest:
             written = os.writev(self._descriptor, rest[:PARTS_MAX])
@@ -93,26 +98,27 @@ class _FolderFile:
                 written -= len(rest.pop(0))
 
     def sync(self) -> None:
-        """Sync content and length, not the times; what nobody would find any more does not count."""
+        """Sync content and length but not timestamps; raise `OSError` if the folder was moved."""
         getattr(os, "fdatasync", os.fsync)(self._descriptor)
         self._check()
         synced_bytes = self._nbytes - self._forgotten_bytes
         if synced_bytes >= FORGET_BYTES and hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):  # it is only advice
+            with contextlib.suppress(OSError):  # the advice is optional
                 os.posix_fadvise(self._descriptor, self._forgotten_bytes, synced_bytes, os.POSIX_FADV_DONTNEED)
             self._forgotten_bytes = self._nbytes
 
     def close(self) -> None:
-        """Close the file; closing twice does nothing."""
+        """Close the file. A second call does nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
 
 class FolderSnapshot:
-    """Some files of a real folder as they were at one moment, while somebody else writes to it.
+    """Some files of a real folder as they were at one moment, while another process writes to it.
 
-    They are kept open: what is appended later is not seen, and what is removed later is still read.
+    The files stay open. Data that is appended later is invisible, and files that are removed later
+    are still readable.
     """
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
@@ -127,32 +133,32 @@ class FolderSnapshot:
             raise
 
     def names(self) -> list[str]:
-        """Return the names of the files that were there, in order."""
+        """Return the sorted names of the files at that moment."""
         return sorted(self._files)
 
     def size(self, name: str) -> int:
-        """Return how many bytes a file had."""
+        """Return the size of a file in bytes at that moment."""
         return self.status(name).st_size
 
     def status(self, name: str) -> os.stat_result:
-        """Return what the system said of a file."""
+        """Return the `stat` result of a file at that moment."""
         return self._files[name][1]
 
     def read(self, name: str, offset: int = 0, nbytes: int | None = None) -> Buffer:
-        """Read a file, or a part of it, no further than it went."""
+        """Return up to `nbytes` of a file from `offset`, up to its size at that moment."""
         descriptor, status = self._files[name]
         left = max(0, status.st_size - offset)
         return os.pread(descriptor, left if nbytes is None else min(nbytes, left), offset)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for descriptor, _ in self._files.values():
             os.close(descriptor)
         self._files.clear()
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry of a folder is a regular file; a link to itself is none. Raises `OSError`."""
+    """Return whether an entry is a regular file, `False` for a link to itself; raises `OSError`."""
     try:
         return entry.is_file()
     except OSError as error:
@@ -162,37 +168,40 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 class FolderDisk:
-    """The files of a real folder, which must exist. `check` raises `OSError` if it is not the one it was."""
+    """The files of a real folder, which must exist.
+
+    `check` raises `OSError` if the folder was replaced or moved.
+    """
 
     def __init__(self, path: Path, check: Callable[[], None] = lambda: None) -> None:
         self._path = path
         self._check = check
 
     def names(self) -> list[str]:
-        """Return the names of the regular files, in order."""
+        """Return the sorted names of the regular files."""
         return sorted(entry.name for entry in os.scandir(self._path) if _is_file(entry))
 
     def size(self, name: str) -> int:
-        """Return how many bytes a file has."""
+        """Return the size of a file in bytes."""
         return (self._path / name).stat().st_size
 
     def read(self, name: str, offset: int = 0, nbytes: int | None = None) -> Buffer:
-        """Read a file, or a part of it."""
+        """Return up to `nbytes` of a file from `offset`."""
         return read_regular(self._path / name, offset, -1 if nbytes is None else nbytes)
 
     def create(self, name: str) -> File:
-        """Make an empty file that only its owner may read."""
+        """Create an empty file that only its owner can read."""
         self._check()
         return _FolderFile(create_file(self._path / name), self._check)
 
     def reopen(self, name: str) -> File:
-        """Open a file that there is, to append to it."""
+        """Open an existing file to append to it."""
         self._check()
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
         return _FolderFile(os.open(self._path / name, flags), self._check)
 
     def truncate(self, name: str, nbytes: int) -> None:
-        """Cut a file and sync it."""
+        """Truncate a file and sync it."""
         descriptor = os.open(self._path / name, os.O_WRONLY | os.O_NOFOLLOW)
         try:
             os.ftruncate(descriptor, nbytes)
@@ -201,7 +210,7 @@ class FolderDisk:
             os.close(descriptor)
 
     def rename(self, source: str, target: str) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         (self._path / source).replace(self._path / target)
 
     def remove(self, name: str) -> None:

@@ -1,7 +1,8 @@
-"""Files that are replaced as a whole, folders that one process uses, and who may read them: their owner alone.
+"""Replace files atomically, lock folders, and restrict both to their owner.
 
-A file is written beside the old one, synced, and renamed: a power cut leaves the old one or the new one, never
-a torn one. Another user of the machine may have put a link where that file goes; it is never followed.
+A file is written next to the old one, synced and renamed. After a power cut either the old or the
+new file is complete. Another user of the machine may create a link at that path, so links are never
+followed.
 """
 
 import contextlib
@@ -17,16 +18,16 @@ from edgeasync.file_lock import FILE_MODE, FileLock, find_holders
 from edgeasync.protocol.wire import Buffer
 
 FOLDER_MODE = 0o700
-"""Of everything that is kept: a run tells who takes part, and a device's state that it is that device."""
+"""Mode of all folders. A run names its participants, and a device's state proves its identity."""
 
 _OTHERS = 0o077
 
 LOOKS_MAX, LOOK_S = 10, 0.01
-"""How often a lock is tried, and how long to wait in between: somebody may only look whether it is taken."""
+"""Attempts to lock, and the delay between them: another process may only be checking the lock."""
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder for its owner alone, whatever the umask, unless there is one; raises `OSError`."""
+    """Create a folder for its owner alone, regardless of the umask; raises `OSError`."""
     if path.is_dir():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,18 +37,19 @@ def make_folder(path: Path) -> None:
         if not path.is_dir():
             raise
     else:
-        with contextlib.suppress(OSError):  # a file system without modes
+        with contextlib.suppress(OSError):  # the file system may not support modes
             path.chmod(FOLDER_MODE)
 
 
 def create_file(path: Path, *, private: bool = True) -> int:
-    """Return the descriptor of a new file to append to, in place of one of that name.
+    """Create a file to append to, replacing any file of that name; return its descriptor.
 
-    Only its owner may read a `private` one, whatever the umask. Raises `OSError`, and so for a link in its place.
+    Only its owner may read a `private` file, regardless of the umask. Raises `OSError`, also if the
+    path is a link.
     """
     try:
         descriptor = _create(path, private=private)
-    except FileExistsError:  # a crash has left it
+    except FileExistsError:  # left by a crash
         refuse_link(path)
         path.unlink()
         descriptor = _create(path, private=private)
@@ -63,22 +65,23 @@ def _create(path: Path, *, private: bool) -> int:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise `OSError` if a path is a link: another user may have made it, to have another file overwritten."""
+    """Raise `OSError` if a path is a link, by which another user could redirect the write."""
     if path.is_symlink():
-        raise OSError(errno.ELOOP, f"{path} is a link that nothing here has made; remove it")
+        raise OSError(errno.ELOOP, f"{path} is a link that edgeasync did not create; remove it")
 
 
 def narrow(folder: Path) -> list[str]:
-    """Take from others what they may do with a folder and its files; return a sentence if they could do anything.
+    """Remove other users' access to a folder and its files; return a warning if they had any.
 
-    A folder that all users share, as /tmp, is left as it is. Where modes cannot be changed, the sentence says so.
+    A folder that all users share, such as /tmp, is not changed. If modes cannot be changed, the
+    warning says so.
     """
     folder = folder.resolve()
     narrowed, trouble = False, ""
     try:
         if folder.stat().st_mode & stat.S_ISVTX:
-            return [f"{folder}: is shared with others, who can see what is kept there; choose a folder of its own"]
-        # The folder first: then nobody can put another file in the place of one.
+            return [f"{folder}: all users share this folder and can read its files; choose a private folder"]
+        # The folder is first: afterwards nobody else can replace a file in it.
         paths = [folder, *[Path(e.path) for e in os.scandir(folder) if e.is_file(follow_symlinks=False)]]
         for path in paths:
             narrowed = _narrow(path) or narrowed
@@ -86,20 +89,20 @@ def narrow(folder: Path) -> list[str]:
         trouble = error.strerror or str(error)
     if trouble:
         return [
-            f"{folder}: others may read it, and that cannot be changed ({trouble}); keep it where they cannot go"
+            f"{folder}: other users may read it, and its mode cannot be changed ({trouble}); choose another folder"
         ]
-    return [f"{folder}: others could read it or its files; from now on only its owner can"] if narrowed else []
+    return [f"{folder}: other users could read it or its files; now only its owner can"] if narrowed else []
 
 
 def _narrow(path: Path) -> bool:
-    """Take from others what they may do with a file or folder; return whether that was anything."""
+    """Remove other users' access to a file or folder; return whether they had any."""
     if not path.lstat().st_mode & _OTHERS:
         return False
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         os.fchmod(descriptor, os.fstat(descriptor).st_mode & 0o700)
         if os.fstat(descriptor).st_mode & _OTHERS:
-            raise OSError(errno.ENOTSUP, "the file system has no modes")
+            raise OSError(errno.ENOTSUP, "the file system does not support modes")
     finally:
         os.close(descriptor)
     return True
@@ -108,7 +111,7 @@ def _narrow(path: Path) -> bool:
 def replace_file(path: Path, *content: Buffer, private: bool = True) -> None:
     """Write the parts of `content` to `path` atomically; raises `StorageError`.
 
-    With `private` only its owner may read it, and the folder if that has to be made.
+    With `private`, only the owner may read the file, and the folder if it is created.
     """
     temporary = path.with_name(path.name + ".part")
     made = False
@@ -128,26 +131,26 @@ def replace_file(path: Path, *content: Buffer, private: bool = True) -> None:
         if made:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-        cure = "" if error.errno == errno.ELOOP else "; free space or fix its rights"
+        cure = "" if error.errno == errno.ELOOP else "; free disk space or check its permissions"
         raise StorageError(f"{path}: cannot be written: {error.strerror}{cure}") from error
 
 
 def check_out(name: str, out: Path, *read: Path, run: Path | None = None) -> None:
-    """Raise `ConfigError` if `out`, given as `name`, is a folder, is read itself, or lies in a `run` that is read.
+    """Raise `ConfigError` if `out` is a folder, an input file, or inside the `run` that is read.
 
-    There may be no other copy of what is read.
+    `name` is the argument in the message. An input may be the only copy of its data.
     """
     if out.is_dir():
-        raise ConfigError(f"{name} {out}: is a folder; give the name of a file")
+        raise ConfigError(f"{name} {out}: is a folder; choose a file name")
     place = Path(os.path.realpath(out))
     if run is not None and place.is_relative_to(os.path.realpath(run)):
-        raise ConfigError(f"{name} {out}: {run} is a folder that is read; give a place outside it")
+        raise ConfigError(f"{name} {out}: is inside the input folder {run}; choose a path outside it")
     if str(place) in map(os.path.realpath, read):
-        raise ConfigError(f"{name} {out}: is read here: its old content would be lost; give another name")
+        raise ConfigError(f"{name} {out}: is also an input file and would be overwritten; choose another name")
 
 
 def sync_folder(path: Path) -> None:
-    """Sync a folder itself: the names of the files in it; raises `OSError`."""
+    """Sync a folder, that is the names of its files; raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -156,9 +159,9 @@ def sync_folder(path: Path) -> None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a process holds a folder's lock. To see that it is shared for a moment, and given back."""
+    """Return whether a process has locked a folder. This takes a shared lock for a moment."""
     try:
-        lock = FileLock(folder / "lock", os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait
+        lock = FileLock(folder / "lock", os.O_RDONLY | os.O_NONBLOCK)  # opening a FIFO would block
     except OSError:
         return False
     try:
@@ -171,9 +174,10 @@ def is_locked(folder: Path) -> bool:
 
 
 class FolderLock:
-    """A folder that one process at a time may use, made if it is missing; `flag` is what chooses another.
+    """A folder that one process at a time may use, created if missing.
 
-    Only its owner may use it, and the files in it: `remarks` has sentences for a person about what was otherwise.
+    `flag` names the flag for another folder in messages. Other users lose their access to the
+    folder and its files; `remarks` contains warnings about that.
     """
 
     def __init__(self, path: Path, flag: str) -> None:
@@ -183,7 +187,7 @@ class FolderLock:
         self._lock: FileLock | None = None
 
     def take(self, taken: str) -> None:
-        """Lock the folder; raises `StorageError`, with the sentence `taken` if another process has it."""
+        """Lock the folder; raises `StorageError`, with the message `taken` if it is locked already."""
         try:
             make_folder(self.path)
             refuse_link(self.path / "lock")
@@ -196,12 +200,12 @@ class FolderLock:
             raise StorageError(f"{self.path}: {_why_taken(self.path / 'lock', taken)}") from None
         except OSError as error:
             self.close()
-            cure = "" if error.errno == errno.ELOOP else f"; choose another {self._flag} folder"
+            cure = "" if error.errno == errno.ELOOP else f"; choose another folder for {self._flag}"
             raise StorageError(f"{self.path}: cannot be used: {error.strerror}{cure}") from error
         self.remarks = narrow(self.path)
 
     def check(self) -> None:
-        """Raise `FileNotFoundError` if the folder was moved or removed: nobody would find what is written."""
+        """Raise `FileNotFoundError` if the folder was moved or removed."""
         assert self._lock is not None
         try:
             same = os.path.samestat(os.fstat(self._lock.descriptor), (self.path / "lock").stat())
@@ -211,13 +215,13 @@ class FolderLock:
             raise FileNotFoundError(errno.ENOENT, "the folder was moved or removed")
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Unlock the folder."""
         if self._lock is not None:
             self._lock.close()
 
 
 def _take(lock: FileLock) -> None:
-    """Lock a file; wait a little, for somebody may only look whether it is locked (`is_locked`)."""
+    """Lock a file. Retry for a moment, because another process may only be checking it."""
     for look in range(LOOKS_MAX):
         try:
             lock.take(fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -230,11 +234,11 @@ def _take(lock: FileLock) -> None:
 
 
 def _why_taken(path: Path, taken: str) -> str:
-    """Return the sentence `taken`; or who holds the lock if its owner has ended."""
+    """Return the message `taken`, or the lock's holders if its owner has ended."""
     holders = find_holders(path)
     if os.getpid() in holders.processes:
-        return f"{taken}, or stop it first: it belongs to this process"
+        return f"{taken}, or stop the other one first: it runs in this process"
     if not holders.processes or holders.owner in holders.processes:
         return taken
     names = " and ".join(f"process {process} ({name})" for process, name in holders.processes.items())
-    return f"{names} still holds the lock, though its owner has ended; end it, or choose another folder"
+    return f"{names} still holds the lock of a process that has ended; stop it, or choose another folder"

@@ -1,8 +1,9 @@
-"""The history of a run: one row for each update that the hub decided about, and for each evaluation.
+"""The format of a run's history: one row per decided update, and one per evaluation.
 
-The file `history` is a header and blocks, which are appended. A block is a header and a msgpack array of some
-hundred rows, deflated, and stands for itself. But what became of an update that waited is in a later block, as a
-correction. So who reads or copies the file while a hub writes it has all blocks up to one that is not whole.
+The file `history` consists of a header and appended blocks. A block is a header and a deflated
+msgpack array of some hundred rows, and can be read by itself. If an update waited for a fold, its
+outcome follows in a later block, as a correction. Reading or copying the file while a hub writes
+yields all blocks up to the first incomplete one.
 
 `docs/reference/files.md` describes every byte.
 """
@@ -24,14 +25,14 @@ HISTORY_FILE = "history"
 FORMAT = 2
 
 ROWS_MAX = 200_000
-"""How many rows a hub keeps by default: some 6 MB."""
+"""Default for the maximum number of rows, about 6 MB."""
 
 ROWS_READ_MAX = 2_000_000
-"""Twice the most that a hub can be told to keep."""
+"""Twice the highest maximum that a hub can be set to."""
 
 BLOCK_ROWS_MAX = 512
 BLOCK_BYTES_MAX = 16 << 20
-"""A block's bytes, inflated: what is longer was not written by a hub."""
+"""Maximum inflated size of a block. No hub writes longer blocks."""
 
 FILE_BYTES_MAX = 1 << 30
 
@@ -46,12 +47,12 @@ _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class UpdateRow(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False):
-    """An update.
+    """A row for an update.
 
-    `row` counts the updates of the run from 1; the numbers of those that were thinned out are missing. `entry` is
-    the number of the journal's entry, 0 without a journal. `version` is the newest after it, and `updates` is how
-    many are part of the model then. `number` counts the device's updates. `nbytes` are those of the coded update.
-    A value that nobody knows is `None`.
+    `row` counts the updates of the run from 1; rows that were thinned out are missing. `entry` is
+    the number of the journal entry, 0 without a journal. `version` is the newest version after the
+    update, and `updates` the number of updates in the model then. `number` counts the device's
+    updates. `nbytes` is the size of the encoded update. Unknown values are `None`.
     """
 
     row: _Count
@@ -71,7 +72,7 @@ class UpdateRow(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False):
 
 
 class EvaluationRow(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """An evaluation of a version; `row` counts them."""
+    """A row for an evaluation of a version; `row` counts the evaluations."""
 
     row: _Count
     entry: _Count
@@ -82,7 +83,10 @@ class EvaluationRow(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=Fals
 
 
 class Correction(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """What became of an update that waited: the outcome of an earlier `row` from then on. It is not counted."""
+    """The final outcome of a buffered update, for an earlier `row`.
+
+    Corrections do not count as rows.
+    """
 
     row: _Count
     entry: _Count
@@ -94,9 +98,9 @@ Row = UpdateRow | EvaluationRow | Correction
 
 
 class BlockPlace(msgspec.Struct, frozen=True):
-    """Where a block lies in the file, and how many rows it has.
+    """The position of a block in the file, and its number of rows.
 
-    `synced` bytes of the file would have outlived a power cut when it was written.
+    `synced` is the number of bytes of the file that were synced when the block was written.
     """
 
     start: int
@@ -106,7 +110,7 @@ class BlockPlace(msgspec.Struct, frozen=True):
 
 
 class Rows(msgspec.Struct):
-    """Updates and evaluations, in their order; `trouble` says why there may be fewer."""
+    """Updates and evaluations in order; `trouble` explains why some may be missing."""
 
     updates: list[UpdateRow] = []
     evaluations: list[EvaluationRow] = []
@@ -114,7 +118,7 @@ class Rows(msgspec.Struct):
 
 
 class Scan(msgspec.Struct):
-    """The blocks that are whole, and where they end; `trouble` if more than an unfinished write follows."""
+    """The complete blocks and where they end; `trouble` is set if more than a torn write follows."""
 
     places: list[BlockPlace] = []
     end: int = 0
@@ -128,7 +132,7 @@ _decode = msgspec.msgpack.Decoder(list[Row]).decode
 
 
 def write_blocks(rows: Sequence[Row], synced: int) -> list[bytes]:
-    """Return rows as blocks; `synced` bytes of the file before them would outlive a power cut."""
+    """Return rows as blocks; `synced` is the number of synced bytes of the file before them."""
     parts = []
     for start in range(0, len(rows), BLOCK_ROWS_MAX):
         some = rows[start : start + BLOCK_ROWS_MAX]
@@ -139,12 +143,12 @@ def write_blocks(rows: Sequence[Row], synced: int) -> list[bytes]:
 
 
 def count_rows(rows: Sequence[Row]) -> int:
-    """Return how many rows there are, without corrections."""
+    """Return the number of rows, without corrections."""
     return sum(type(row) is not Correction for row in rows)
 
 
 def scan(content: Buffer) -> Scan:
-    """Return what of a history's file is whole; nothing is inflated."""
+    """Find the complete blocks of a history file, without inflating them."""
     view, found = memoryview(content), Scan()
     if (trouble := _trouble_at_the_start(view)) is not None:
         found.trouble = trouble
@@ -153,7 +157,7 @@ def scan(content: Buffer) -> Scan:
     while (whole := _block_at(view, found.end)) is not None:
         found.places.append(whole)
         found.end = whole.end
-    # Pages reach a disk in any order: a block behind what is not whole is damage only if that had been synced.
+    # Pages reach a disk in any order. An incomplete block is damage only if it had been synced.
     place = found.end
     raw = bytes(view[place:])
     start = raw.find(_BLOCK_MAGIC, 1)
@@ -167,7 +171,7 @@ def scan(content: Buffer) -> Scan:
 
 
 def blocks(content: Buffer, places: Sequence[BlockPlace]) -> Iterator[list[Row]]:
-    """Yield the rows of blocks; raises `StorageError` for what no hub has written."""
+    """Yield the rows of each block; raises `StorageError` if a block is invalid."""
     view = memoryview(content)
     for place in places:
         inflate = zlib.decompressobj()
@@ -176,26 +180,26 @@ def blocks(content: Buffer, places: Sequence[BlockPlace]) -> Iterator[list[Row]]
         except (zlib.error, msgspec.DecodeError, ValueError) as error:
             raise StorageError(f"damaged at byte {place.start}: {error}") from error
         if place.rows != count_rows(rows):
-            raise StorageError(f"damaged at byte {place.start}: its rows are not as many as it says")
+            raise StorageError(f"damaged at byte {place.start}: its number of rows differs from its header")
         yield rows
 
 
 def correct(row: UpdateRow, corrected: Mapping[int, str]) -> UpdateRow:
-    """Return a row with the outcome that corrections give it; `corrected` has them by the number of the row."""
+    """Return a row with its outcome from `corrected`, which maps row numbers to outcomes."""
     outcome = corrected.get(row.row)
     return row if outcome is None else msgspec.structs.replace(row, outcome=outcome)
 
 
 def read_rows(disk: ReadableDisk, nbytes: int | None = None) -> Rows:
-    """Return the history on a disk, or what is in its first bytes; raises nothing for a damaged one."""
+    """Return the history on a disk, or of its first `nbytes`. A damaged file sets `trouble`."""
     rows = Rows()
     try:
         if disk.size(HISTORY_FILE) > FILE_BYTES_MAX:
-            rows.trouble = "it is longer than any history"
+            rows.trouble = "the history is too long to be written by a hub"
             return rows
         content = disk.read(HISTORY_FILE, 0, nbytes)
     except FileNotFoundError:
-        rows.trouble = "there is no history in this folder: no hub has run there, or history_rows_max is 0"
+        rows.trouble = "no history in this folder: no hub has run there, or history_rows_max is 0"
         return rows
     except OSError as error:
         rows.trouble = f"the history cannot be read: {error.strerror or error}"
@@ -203,7 +207,7 @@ def read_rows(disk: ReadableDisk, nbytes: int | None = None) -> Rows:
     found = scan(content)
     rows.trouble = found.trouble
     if sum(place.rows for place in found.places) > ROWS_READ_MAX:
-        rows.trouble = "it has more rows than any hub keeps"
+        rows.trouble = "the history has more rows than a hub writes"
         return rows
     corrected: dict[int, str] = {}
     try:
@@ -218,19 +222,19 @@ def read_rows(disk: ReadableDisk, nbytes: int | None = None) -> Rows:
 
 
 def _trouble_at_the_start(view: memoryview) -> str | None:
-    """Return why nothing of a file can be read; nothing for a header that is sound."""
+    """Return an error about the file's header, `""` for a torn header, `None` for a valid one."""
     if len(view) < _FILE_HEADER.size:
-        return ""  # an unfinished write
+        return ""  # a torn write
     magic, version, digest = _FILE_HEADER.unpack_from(view)
     if magic != _MAGIC or digest != checksum(view[:12]):
         return "damaged at byte 0"
     if version != FORMAT:
-        return f"it is of format {version}, and this edgeasync reads format {FORMAT}"
+        return f"it has format {version}, but this edgeasync reads format {FORMAT}"
     return None
 
 
 def _block_at(view: memoryview, start: int) -> BlockPlace | None:
-    """Return the block that begins there; `None` if it is not whole."""
+    """Return the block that starts at `start`, or `None` if it is incomplete."""
     if start + _BLOCK_HEADER.size > len(view):
         return None
     magic, nbytes, rows, synced, digest = _BLOCK_HEADER.unpack_from(view, start)

@@ -1,4 +1,4 @@
-"""The writing end of a history: appended to, cut back to where a hub resumes, and thinned where it is too long."""
+"""Write a history file: append rows, truncate it where a hub resumes, and thin it when too long."""
 
 import contextlib
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ _PART = f"{HISTORY_FILE}.part"
 
 
 class HistoryFile:
-    """A history on a disk, used by one thread at a time; it is kept closed between two writes.
+    """A history on a disk, used by one thread at a time. The file is closed between writes.
 
-    What raises `OSError` may be called again. A file that cannot be read is put aside. So is one that is damaged
-    while it is written; that raises `StorageError`, and the next call begins a new one.
-    After `resume`, `updates` and `evaluations` are the numbers of the last rows, and `buffered` has the rows of
-    updates that still wait, by their devices.
+    Calls that raise `OSError` may be repeated. An unreadable file is renamed to `history.aside`. So
+    is one that is found damaged during a write; that raises `StorageError`, and the next call
+    begins a new file. After `resume`, `updates` and `evaluations` are the numbers of the last rows,
+    and `buffered` maps each device to the rows of its updates that still wait.
     """
 
     def __init__(self, disk: Disk, rows_max: int) -> None:
@@ -47,23 +47,23 @@ class HistoryFile:
         self._torn = self._in_doubt = False
 
     def begin(self) -> str:
-        """Begin a run's history; put one aside that is there, and return a sentence about that."""
+        """Begin the history of a new run. Rename an existing file, and return a warning about that."""
         if HISTORY_FILE not in self._disk.names():
             return ""
-        return self._put_aside("is of another run")
+        return self._put_aside("belongs to another run")
 
     def resume(self, entry: int, time_s: float) -> tuple[list[Row], str]:
-        """Cut off what came after an entry or, of rows without an entry, after a time.
+        """Truncate the history after a journal entry or, for rows without an entry, after a time.
 
-        Return the rows of the block that was cut through, and a sentence if the file was put aside. The file stays
-        as it is until `append`, which must be given these rows, or `sync` has written it once more: nobody knows
-        what of it the last process has synced.
+        Return the remaining rows of the block that was cut, and a warning if the file was renamed.
+        Pass these rows to `append` or call `sync`; until then the file is unchanged. That call
+        rewrites the whole file, because it is unknown what the last process has synced.
         """
         disk = self._disk
         if HISTORY_FILE not in disk.names():
             return [], ""
         if disk.size(HISTORY_FILE) > FILE_BYTES_MAX:
-            return [], self._put_aside("is longer than any history")
+            return [], self._put_aside("is too long to be written by a hub")
         content = disk.read(HISTORY_FILE)
         found = scan(content)
         if found.trouble:
@@ -90,7 +90,7 @@ class HistoryFile:
         return again, ""
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Append rows; after an error none of them counts as written."""
+        """Append rows; after an error, none of them counts as written."""
         thinned = self._rows > 0 and self._rows + count_rows(rows) > self._rows_max
         if self._in_doubt or thinned:
             self._rewrite(rows, thinned=thinned)
@@ -98,7 +98,7 @@ class HistoryFile:
             self._append(rows)
 
     def sync(self) -> None:
-        """Return once all rows so far would outlive a power cut."""
+        """Sync all appended rows to disk."""
         if self._in_doubt:
             self._rewrite((), thinned=False)
         elif self._torn or not self._nbytes:
@@ -109,7 +109,7 @@ class HistoryFile:
         try:
             file.sync()
         except BaseException:
-            self._in_doubt = True  # the disk may hold any part of it, and does not say so again
+            self._in_doubt = True  # any part may be on disk, and the next sync would not report it
             raise
         finally:
             file.close()
@@ -134,15 +134,15 @@ class HistoryFile:
         self._rows += count_rows(rows)
 
     def _rewrite(self, more: Sequence[Row], *, thinned: bool) -> None:
-        """Write the file once more, with more rows at its end, and with fewer before them if it is too long.
+        """Rewrite the file with more rows appended, and with older rows thinned if it is too long.
 
-        The old file stays until the new one is whole.
+        The old file stays until the new one is complete.
         """
         disk = self._disk
         content = disk.read(HISTORY_FILE, 0, self._nbytes)
         found = scan(content)
         places, rows = found.places, sum(place.rows for place in found.places)
-        # After a failed sync the disk may have lost the last blocks; otherwise all that was written must be there.
+        # After a failed sync the disk may have lost the last blocks. Otherwise all written blocks must be there.
         if found.trouble or (rows < self._rows and not self._in_doubt):
             self._begin_again(found.trouble or f"damaged at byte {found.end}")
         older: list[bytes] = []
@@ -164,7 +164,7 @@ class HistoryFile:
                 file.sync()
             disk.rename(_PART, HISTORY_FILE)
         except BaseException:
-            with contextlib.suppress(OSError):  # what is half written would fill a full disk
+            with contextlib.suppress(OSError):  # a partial file would fill a full disk
                 disk.remove(_PART)
             raise
         self._nbytes, self._rows = sum(map(len, parts)), rows + count_rows(more)
@@ -174,10 +174,10 @@ class HistoryFile:
     def _thin(
         self, content: Buffer, places: list[BlockPlace], half: int
     ) -> tuple[list[bytes], int, list[BlockPlace]]:
-        """Return new blocks of the older half, with one row of several, how many rows they have, and later blocks.
+        """Thin the older half; return its new blocks, their number of rows, and the later blocks.
 
-        Rows stay whose number is a multiple of a power of two. So what is left of the older half
-        lies evenly over all updates since the run began, however often this is done.
+        It keeps the rows whose number is a multiple of a power of two. So the remaining rows are
+        evenly spaced since the run began, however often the file is thinned.
         """
         older, rows = 0, 0
         while rows < max(1, half):
@@ -205,14 +205,14 @@ class HistoryFile:
         return parts + write_blocks(waiting, 0), stay, places[older:]
 
     def _begin_again(self, why: str) -> NoReturn:
-        """Put a damaged file aside while it is written; raises `StorageError`."""
+        """Rename a file that is found damaged during a write; raises `StorageError`."""
         raise StorageError(self._put_aside(why))
 
     def _put_aside(self, why: str) -> str:
         self._disk.rename(HISTORY_FILE, ASIDE_FILE)
         self._nbytes = self._synced = self._rows = 0
         self._torn = self._in_doubt = False
-        return f"{HISTORY_FILE}: {why}; it is now {ASIDE_FILE}, and a new one begins"
+        return f"{HISTORY_FILE}: {why}; renamed it to {ASIDE_FILE} and started a new one"
 
 
 class _Seen:
@@ -223,7 +223,7 @@ class _Seen:
         self._waiting: dict[int, str] = {}
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add rows, which come in their order."""
+        """Add rows in their order."""
         for row in rows:
             if isinstance(row, UpdateRow):
                 self.updates = row.row
@@ -235,7 +235,7 @@ class _Seen:
                 self._waiting.pop(row.row, None)
 
     def buffered(self) -> dict[str, list[int]]:
-        """Return the rows of updates that wait, by their devices."""
+        """Return the rows of updates that still wait, by device."""
         found: dict[str, list[int]] = {}
         for number, device in self._waiting.items():
             found.setdefault(device, []).append(number)

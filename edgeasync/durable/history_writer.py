@@ -1,9 +1,10 @@
-"""Writes a run's history as the core decides: rows are gathered on the loop, and written in another thread.
+"""Write a run's history: rows are collected on the event loop and written in another thread.
 
-A row is written once its entry of the journal is durable, and before a checkpoint that covers it. So after a crash
-the file has what the checkpoint covers, and a replay of the journal gives the rows after it once more, and once.
+A row is written once its journal entry is durable, and before a checkpoint that covers it. After a
+crash the file contains the rows up to the checkpoint, and replaying the journal adds each later row
+exactly once.
 
-The history is the first to give way: where it cannot be written, training continues without it.
+If the history cannot be written, training continues without it.
 """
 
 import math
@@ -26,47 +27,53 @@ from edgeasync.policies.aggregation import Contribution
 from edgeasync.protocol.messages import Applied, Push
 
 FLUSH_S = 2.0
-"""How long a row waits until it is written, with those of the same time."""
+"""How long a row may wait before it is written together with others."""
 
 WAITING_MAX = 16_384
-"""Rows that may wait; while the disk cannot be written the oldest of them are lost."""
+"""Maximum number of waiting rows. While the disk fails, the oldest ones are dropped."""
 
 METRICS_MAX, METRIC_NAME_MAX = 16, 64
-"""Metrics of a row, and characters of the name of one."""
+"""Maximum number of metrics per row, and of characters per metric name."""
 
 REPLAYED_ROWS = 4_096
-"""Rows of a replay that are written at a time."""
+"""Number of rows that a replay writes at once."""
 
 Result = TypeVar("Result")
 
 Noted = tuple[int, tuple[Any, ...] | EvaluationRow | Correction]
-"""The entry, and a row. Of an update it is the fields: an object would take the loop longer."""
+"""The entry and a row. An update is a tuple of fields, because creating an object costs loop time.
+"""
 
 
 class HistoryWriter:
-    """A run's history. `note` is called in one thread, `resume` and `flush` in one, which may be another."""
+    """The history of a run.
+
+    One thread calls `note`, and one thread calls `resume` and `flush`. They may be different
+    threads.
+    """
 
     def __init__(self, disk: Disk, rows_max: int) -> None:
         self.trouble = ""
         """Why the history cannot be written at the moment."""
         self.lost = 0
-        """Rows that could not be kept until the disk could be written again."""
+        """Number of rows that were dropped while the disk failed."""
         self._file = HistoryFile(disk, rows_max)
         self._off = False
         self._waiting: deque[Noted] = deque(maxlen=WAITING_MAX)
         self._unwritten: list[Row] = []
         self._updates = self._evaluations = 0
         self._buffered: dict[int, int] = {}
-        """The rows of updates that wait to be folded, by their handles."""
+        """The rows of buffered updates, by payload handle."""
 
     def begin(self) -> list[str]:
-        """Begin the history of a new run; return sentences for a person."""
+        """Begin the history of a new run; return warnings."""
         return self._start(lambda: ([], self._file.begin()))
 
     def resume(self, entry: int, now_s: float, waiting: Sequence[Contribution] = ()) -> list[str]:
-        """Continue a history behind this entry of the journal, or this time; return sentences for a person.
+        """Continue a history after this journal entry, or this time; return warnings.
 
-        The updates that are `waiting` then are the last ones of their devices that have no other outcome yet.
+        `waiting` are the updates that wait for a fold. They match the last rows of their devices
+        without a final outcome.
         """
         remarks = self._start(partial(self._file.resume, entry, now_s))
         for one in reversed(waiting):
@@ -75,7 +82,7 @@ class HistoryWriter:
         return remarks
 
     def note_folded(self, entry: int, now_s: float) -> None:
-        """Note that all updates that waited were folded, where no event says so."""
+        """Record that all buffered updates were folded, if no event has reported it."""
         for handle in tuple(self._buffered):
             self._correct(handle, "applied", entry, now_s)
 
@@ -84,12 +91,12 @@ class HistoryWriter:
             self._unwritten, remark = start()
         except OSError as error:
             self._off = True
-            remark = f"the history cannot be read, so this start writes no rows: {error.strerror or error}"
+            remark = f"cannot read the history, so this start adds no rows to it: {error.strerror or error}"
         self._updates, self._evaluations = self._file.updates, self._file.evaluations
         return [remark] if remark else []
 
     def note(self, core: HubCore, entry: int, event: object, effects: Sequence[HubEffect], now_s: float) -> bool:
-        """Gather the rows of an event that the core has decided about, if any; return whether there are some."""
+        """Collect the rows of an event that the core has decided; return whether there are any."""
         noted = False
         if type(event) is PushArrived:
             outcome, member = first_outcome(effects), core.members.by_peer(event.peer)
@@ -97,7 +104,7 @@ class HistoryWriter:
                 push, state = event.push, core.policy_engine.state
                 name = "applied"
                 staleness: int | None = member.measurements.staleness
-                if type(outcome) is not Applied:  # calls take time here
+                if type(outcome) is not Applied:  # avoids two calls on the event loop
                     name, staleness = outcome_name(outcome), staleness if is_weighed(outcome) else None
                 self._updates = number = self._updates + 1
                 row = (
@@ -137,13 +144,12 @@ class HistoryWriter:
         return noted
 
     def _correct(self, handle: int, outcome: str, entry: int, now_s: float) -> None:
-        """Gather the outcome of an update that waited; nothing for one that did not wait."""
+        """Collect the final outcome of a buffered update; ignore other updates."""
         row = self._buffered.pop(handle, None)
         if row is not None:
             self._gather((entry, Correction(row, entry, now_s, outcome)))
 
     def _add_evaluation(self, entry: int, now_s: float, found: Evaluated) -> None:
-        """Gather an evaluation."""
         self._evaluations += 1
         row = EvaluationRow(self._evaluations, entry, now_s, found.number, found.loss, found.accuracy)
         self._gather((entry, row))
@@ -161,11 +167,11 @@ class HistoryWriter:
 
     @property
     def waiting(self) -> int:
-        """How many rows wait, but for those that could not be written before."""
+        """Number of waiting rows, without those of failed writes."""
         return len(self._waiting)
 
     def flush(self, through: float = math.inf, *, sync: bool = False) -> None:
-        """Write the rows up to that entry, and with `sync` sync them; `trouble` says if that could not be done."""
+        """Write the rows through an entry, and sync them if `sync`; set `trouble` if that fails."""
         waiting, rows = self._waiting, self._unwritten
         count = len(waiting)
         while count and waiting[count - 1][0] > through:
@@ -188,7 +194,7 @@ class HistoryWriter:
 
 
 def _corrected(rows: list[Row]) -> list[Row]:
-    """Return rows with the outcomes of the corrections among them, and the corrections of earlier rows."""
+    """Apply corrections to the rows among them; keep only corrections of earlier rows."""
     corrected = {row.row: row.outcome for row in rows if isinstance(row, Correction)}
     if not corrected:
         return rows
@@ -201,7 +207,7 @@ def _corrected(rows: list[Row]) -> list[Row]:
 
 
 def metrics_of(push: Push) -> dict[str, float] | None:
-    """Return the metrics that a device tells of an update, as many as a row may have."""
+    """Return the metrics of an update, limited to what a row may have."""
     if not push.metrics:
         return None
     told = islice(push.metrics.items(), METRICS_MAX)
@@ -209,26 +215,26 @@ def metrics_of(push: Push) -> dict[str, float] | None:
 
 
 def row_of(noted: Noted) -> Row:
-    """Return the row of what was noted on the loop."""
+    """Return the row of a collected tuple or object."""
     row = noted[1]
     return UpdateRow(*row) if isinstance(row, tuple) else row
 
 
 class HistoryShell(Protocol):
-    """What a history needs done in the world."""
+    """The callbacks that a history needs from its shell."""
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Call `action` on the loop in `delay_s` seconds."""
+        """Call `action` on the event loop after `delay_s` seconds."""
 
     def save_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` in the thread that writes checkpoints, in order, then call `then` on the loop."""
+        """Run `work` in the save thread, in order, then call `then` on the event loop."""
 
     def report(self, report: HubReport) -> None:
-        """Tell people what happened."""
+        """Report an event."""
 
 
 class HistoryLog:
-    """Sees every event of a hub's core, on its loop, and has the rows written now and then."""
+    """Observes every event of a hub's core on its event loop, and schedules writes."""
 
     def __init__(self, writer: HistoryWriter, core: HubCore, log: Log | None, shell: HistoryShell) -> None:
         self._writer = writer
@@ -239,7 +245,7 @@ class HistoryLog:
         self._told = ""
 
     def __call__(self, event: HubEvent, effects: list[HubEffect], now_s: float) -> None:
-        """See an event with its effects."""
+        """Observe an event and its effects."""
         entry = 0 if self._log is None else self._log.last
         if self._writer.note(self._core, entry, event, effects, now_s) and not self._due:
             self._due = True
@@ -252,7 +258,7 @@ class HistoryLog:
     def _flushed(self, _: None) -> None:
         trouble = self._writer.trouble
         if trouble and not self._told:
-            detail = f"the history cannot be written: {trouble}; training continues without it"
+            detail = f"cannot write the history: {trouble}; training continues without it"
             self._shell.report(HubReport("warning", detail=detail))
         self._told = trouble
         self._due = self._writer.waits

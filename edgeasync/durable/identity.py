@@ -1,4 +1,4 @@
-"""A device's identity, in a folder of its own that one agent uses."""
+"""A device's identity, stored in its state folder."""
 
 import re
 import secrets
@@ -17,7 +17,7 @@ from edgeasync.protocol.messages import COUNT_MAX
 class DeviceIdentity(msgspec.Struct, frozen=True):
     """A device's identity: its random state id, and the incarnation, the number of this start.
 
-    `machine` is a mark of the machine of the last start, empty if that is not known.
+    `machine` identifies the machine of the last start, empty if unknown.
     """
 
     device_id: str
@@ -27,9 +27,9 @@ class DeviceIdentity(msgspec.Struct, frozen=True):
 
 
 class DeviceFolder:
-    """A device's state folder. At most one running agent holds it.
+    """A device's state folder. At most one running agent may have it open.
 
-    After `open`, `remarks` lists the other users who could read the folder.
+    After `open`, `remarks` warns about other users who could read the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,12 +39,12 @@ class DeviceFolder:
     def open(self, device_id: str, machine: str = "") -> DeviceIdentity:
         """Lock the folder, write the identity of this start to disk, and return it.
 
-        `machine` is a mark of this machine. Raises `StorageError` if another agent holds the folder, or if it is
-        not readable.
+        `machine` identifies this machine. Raises `StorageError` if another agent uses the folder,
+        or if it is not readable.
         """
         file = self._path / "identity.json"
         self._lock.take(
-            f"another agent runs as {device_id!r} here; give this one a name and a state folder of its own "
+            f"another agent runs as {device_id!r} with this folder; choose another name and another state folder "
             "(--device-id and --state, name= and state= in Python)"
         )
         try:
@@ -59,18 +59,18 @@ class DeviceFolder:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences for a person."""
+        """Warnings for the user."""
         return self._lock.remarks
 
     def close(self) -> None:
-        """Release the folder, so that another agent can open it."""
+        """Unlock the folder, so that another agent can open it."""
         self._lock.close()
 
 
 def _next_incarnation(file: Path, device_id: str) -> DeviceIdentity:
-    """Return the identity of the start after the one on disk, or a new one for another device."""
+    """Return the identity for the next start, or a new one for another device id."""
     try:
-        known = read_json(file, DeviceIdentity, remedy="delete it to begin with a new identity")
+        known = read_json(file, DeviceIdentity, remedy="delete it to create a new identity")
     except FileNotFoundError:
         known = None
     if known is None or known.device_id != device_id:
@@ -79,6 +79,6 @@ def _next_incarnation(file: Path, device_id: str) -> DeviceIdentity:
 
 
 def default_device_id() -> str:
-    """Return the host's name, cut to what a device id may hold."""
+    """Return the host name, converted to a valid device id."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64].lstrip("._-")
     return name or "device"

@@ -1,23 +1,24 @@
-"""The journal of a run: what the hub received, in order, synced before anyone is told so.
+"""The journal of a run: what the hub received, in order, synced before the hub answers.
 
-Records are numbered 1, 2, 3 … over the life of a run and lie in segments, files named `journal-00000001` upward.
-A segment begins with a header that says which number its first record has; a record is a header, an entry and a
-payload. All numbers are little-endian:
+Records are numbered 1, 2, 3 and so on over the whole run. They are stored in segments, files named
+`journal-00000001` upward. A segment starts with a header that contains the number of its first
+record. A record consists of a header, an entry and a payload. All numbers are little-endian:
 
     segment header   magic `EAJOURNL`, format u32, first record's number u64, XXH3-64 of these
-    record header    number u64, that of the last record synced before u64, bytes of the entry u32, bytes of the
-                     payload u32, XXH3-64 of these and both parts
+    record header    number u64, number of the last record synced before u64, bytes of the entry
+                     u32, bytes of the payload u32, XXH3-64 of these and both parts
 
-Three things leave bytes that are no record behind, and all are normal: a crash in the middle of a write, a failed
-write, and a failed sync, after which nobody knows what is on disk. A writer then leaves the segment as it is and
-writes the same records, with the same numbers, to a new one; so a segment is read only as far as the number that
-a later one begins with. What a record behind such bytes says was synced before tells damage from a crash.
+Three normal failures leave invalid bytes behind: a crash during a write, a failed write and a
+failed sync, after which it is unknown what is on disk. The writer then abandons the segment and
+writes the same records, with the same numbers, to a new one. So a segment is read only up to the
+first number of a later segment. If a valid record follows invalid bytes, its "synced before" number
+distinguishes damage from a crash.
 
-Nor does another process know if the last batch that it reads is on disk, or the name of its segment: the process
-that wrote them may have been killed before the sync, or the sync may have failed. So the next writer writes that
-batch again and syncs the folder before anybody is shown what was read. Every segment is written with its first
-batch under another name, and gets its own name once it is synced. Until then the records of the segment before it
-count.
+A reader does not know whether the last batch is on disk, nor the name of its segment. The process
+that wrote them may have been killed before the sync, or the sync may have failed. So the next
+writer writes that batch again and syncs the folder before anything that was read becomes visible. A
+new segment is written with its first batch under a temporary name, and renamed after the sync.
+Until then the records of the previous segment count.
 """
 
 import contextlib
@@ -33,17 +34,19 @@ from edgeasync.errors import StorageError
 from edgeasync.protocol.wire import Buffer, checksum
 
 SEGMENT_BYTES_MAX = 64 << 20
-"""A segment that is longer is followed by another; a batch of records is never split."""
+"""A longer segment is followed by a new one; a batch of records is never split."""
 
 BEHIND_MAX = 1 << 10
-"""How far to scan past an unreadable record, to tell damage from an unfinished write."""
+"""How many records to scan past an unreadable one, to distinguish damage from a torn write."""
 
 WINDOW_BYTES = 1 << 20
-"""Bytes that are read at a time: reading needs this, two records and the last batch, however long segments are."""
+"""Bytes per read. Reading needs this, two records and the last batch in memory, whatever the length
+of a segment.
+"""
 
 _MAGIC = b"EAJOURNL"
 _FORMAT = 1
-"""The only format that is read. Increase it when an entry changes."""
+"""The only supported format. Increase it when an entry changes."""
 
 _SEGMENT_HEADER = struct.Struct("<8sIQQ")
 _RECORD_HEADER = struct.Struct("<QQIIQ")
@@ -52,11 +55,11 @@ _PART = "journal.part"
 
 
 Appended = tuple[Buffer, Buffer | None]
-"""A record to append: an entry, and perhaps a payload."""
+"""A record to append: an entry, and a payload or `None`."""
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One record; its parts may be views of a buffer that is up to `WINDOW_BYTES` longer: copy what you keep."""
+    """A record. Its parts may be views of a larger buffer: copy what you keep."""
 
     number: int
     entry: Buffer
@@ -64,7 +67,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct):
-    """A file of records: the number of its first, and the bytes that are header and records for certain."""
+    """A file of records: the number of its first record, and the bytes known to be valid."""
 
     name: str
     first: int
@@ -72,7 +75,7 @@ class Segment(msgspec.Struct):
 
 
 class TornTail(msgspec.Struct, frozen=True):
-    """Bytes at the end of a segment that are no record, from `offset` on; at offset 0 nothing else is in it."""
+    """Invalid bytes at the end of a segment, from `offset` on; with offset 0, no part is valid."""
 
     segment: str
     offset: int
@@ -80,11 +83,12 @@ class TornTail(msgspec.Struct, frozen=True):
 
 
 class JournalReading:
-    """One pass over the records with numbers above `after`; what it found is known once `records` is exhausted.
+    """A pass over the records with numbers above `after`.
 
-    `last` is the number of the last record, or `after` if none followed; `segments` are those with a readable
-    header, in order, and `unsynced` the records of the last batch: what a `JournalWriter` is told at its start.
-    `torn` is what a crash left behind it.
+    Its results are complete once `records` is exhausted. `last` is the number of the last record,
+    or `after` if none followed. `segments` are those with a readable header, in order. `unsynced`
+    are the records of the last batch. A `JournalWriter` needs these three at its start. `torn` are
+    the invalid bytes that crashes left.
     """
 
     def __init__(self, disk: ReadableDisk, after: int = 0) -> None:
@@ -96,10 +100,10 @@ class JournalReading:
         self.finished = False
 
     def records(self) -> Iterator[Record]:
-        """Yield the records after the given number, in order and without a gap.
+        """Yield the records after the given number, in order and without gaps.
 
-        Raises `StorageError` when records are missing or damaged that a crash cannot have cost, when a segment
-        is of another format, and when the disk cannot be read.
+        Raises `StorageError` if records are missing or damaged for another reason than a crash, if
+        a segment has another format, or if the disk cannot be read.
         """
         causes = self._scan()
         ends: list[int | None] = [None]
@@ -107,11 +111,11 @@ class JournalReading:
             ends.append(later.first if ends[-1] is None else min(later.first, ends[-1]))
         for segment, end in zip(self.segments, reversed(ends), strict=False):
             if end is not None and end <= self.last + 1:
-                continue  # all that counts of it is before what was asked for
+                continue  # it has no records above `after`
             if segment.first > self.last + 1:
                 cause = f" ({', '.join(causes)})" if causes else ""
                 raise StorageError(
-                    f"{segment.name}: begins with record {segment.first}, but {_missing(self.last, segment.first)}"
+                    f"{segment.name}: starts with record {segment.first}, but {_missing(self.last, segment.first)}"
                     f"{cause}; {_REMEDY}"
                 )
             valid = yield from self._of(segment, end)
@@ -120,7 +124,7 @@ class JournalReading:
             if end is None:
                 if self._was_synced(segment, valid):
                     raise StorageError(
-                        f"{segment.name}: damaged at byte {valid}: record {self.last + 1} was synced, and cannot "
+                        f"{segment.name}: damaged at byte {valid}: record {self.last + 1} was synced but cannot "
                         f"be read; {_REMEDY}"
                     )
                 self.torn.append(TornTail(segment.name, valid, segment.nbytes - valid))
@@ -130,7 +134,7 @@ class JournalReading:
         self.finished = True
 
     def _scan(self) -> list[str]:
-        """Read all segments' headers; return a complaint about each that has none."""
+        """Read the headers of all segments; return an error for each invalid one."""
         unreadable = []
         try:
             for name in segment_names(self._disk):
@@ -144,18 +148,19 @@ class JournalReading:
                     self.torn.append(TornTail(name, 0, nbytes))
         except OSError as error:
             raise _unreadable("the journal", error) from error
-        # A header is synced before records follow it: a crash does not leave records behind a bad one.
+        # A header is synced before records follow it, so a crash does not leave records after a bad one.
         last = self.segments[-1].name if self.segments else ""
         short = {tail.segment for tail in self.torn}
         for name in unreadable:
             if _ordinal(name) > _ordinal(last) and name not in short:
-                raise StorageError(f"{name}: has no valid header, but more bytes follow it; {_REMEDY}")
-        return [f"{name} has no valid header" for name in unreadable]
+                raise StorageError(f"{name}: invalid header, followed by more bytes; {_REMEDY}")
+        return [f"{name} has an invalid header" for name in unreadable]
 
     def _was_synced(self, segment: Segment, offset: int) -> bool:
-        """Return whether a record behind a place says that the next one, which cannot be read there, was synced.
+        """Return whether a later record states that the unreadable record at `offset` was synced.
 
-        Pages reach a disk in any order, so a crash may leave later records of one write without earlier ones.
+        Pages reach a disk in any order, so a crash may leave later records of a write without
+        earlier ones.
         """
         try:
             rest = bytes(self._disk.read(segment.name, offset))
@@ -171,7 +176,10 @@ class JournalReading:
         return False
 
     def _of(self, segment: Segment, end: int | None) -> Generator[Record, None, int]:
-        """Yield a segment's records after `last` and before `end`; return at which byte the valid ones end."""
+        """Yield a segment's records after `last` and before `end`.
+
+        Return the offset at which its valid bytes end.
+        """
         walk = _Walk(self._disk, segment)
         for record in walk.records(end):
             if end is None:
@@ -182,12 +190,15 @@ class JournalReading:
                 self.last = record.number
                 yield record
         if end is None and walk.number <= self.last:
-            self.unsynced = []  # a checkpoint goes further
+            self.unsynced = []  # a checkpoint covers them
         return walk.offset
 
 
 class _Walk:
-    """A walk over one segment's records, a window of bytes at a time; `offset` is where the valid ones end."""
+    """Iterates over the records of a segment, one window of bytes at a time.
+
+    `offset` is where the valid records end.
+    """
 
     def __init__(self, disk: ReadableDisk, segment: Segment) -> None:
         self._disk = disk
@@ -195,13 +206,13 @@ class _Walk:
         self._window = memoryview(b"")
         self._start = 0
         self.synced = 0
-        """What the record read last says was synced before it was written."""
+        """The number of the last synced record, according to the record read last."""
         self.number = segment.first
-        """That of the next record."""
+        """The number of the next record."""
         self.offset = _SEGMENT_HEADER.size
 
     def records(self, end: int | None) -> Iterator[Record]:
-        """Yield valid records up to the first that is not, or is number `end`."""
+        """Yield valid records up to the first invalid one, or up to number `end`."""
         while self.number != end:
             header = self._bytes(_RECORD_HEADER.size)
             if header is None:
@@ -220,7 +231,7 @@ class _Walk:
             yield Record(found, entry, payload)
 
     def _bytes(self, nbytes: int) -> memoryview | None:
-        """Return the next bytes without passing them, or None where the file has fewer."""
+        """Return the next bytes without advancing, or `None` at the end of the file."""
         if self.offset + nbytes > self._segment.nbytes:
             return None
         if self.offset + nbytes > self._start + len(self._window):
@@ -234,9 +245,9 @@ class _Walk:
 
 
 def _places_of(numbers: range, content: bytes) -> Iterator[tuple[int, int]]:
-    """Yield every place at which one of these numbers stands as a u64, aligned or not, with that number.
+    """Yield each offset at which one of `numbers` occurs as a u64, aligned or not, and that number.
 
-    To search for one number after the other takes seconds for a large model's unfinished write.
+    Searching for each number separately would take seconds for a large torn write.
     """
     for shift in range(min(8, max(0, len(content) - 7))):
         found = np.frombuffer(content, "<u8", (len(content) - shift) // 8, shift)
@@ -245,7 +256,7 @@ def _places_of(numbers: range, content: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _may_be_record(content: bytes, place: int) -> bool:
-    """Return whether the numbers there may be a record's header: payloads hold many that may not."""
+    """Return whether a record header may start at `place`; excludes most matches inside payloads."""
     if len(content) - place < _RECORD_HEADER.size:
         return False
     number, synced, entry_bytes, payload_bytes, _ = _RECORD_HEADER.unpack_from(content, place)
@@ -254,12 +265,12 @@ def _may_be_record(content: bytes, place: int) -> bool:
 
 
 def segment_names(disk: ReadableDisk) -> list[str]:
-    """Return the names of the segments there are, in order; raises `OSError`."""
+    """Return the names of the existing segments, in order; raises `OSError`."""
     return sorted(filter(_ordinal, disk.names()), key=_ordinal)
 
 
 def remove_torn_headers(disk: Disk, reading: JournalReading) -> None:
-    """Remove segments of which a crash left no more than a torn header; raises `StorageError`."""
+    """Remove segments that consist of a torn header only; raises `StorageError`."""
     assert reading.finished
     try:
         for tail in reading.torn:
@@ -267,15 +278,15 @@ def remove_torn_headers(disk: Disk, reading: JournalReading) -> None:
                 disk.remove(tail.segment)
     except OSError as error:
         raise StorageError(
-            f"the journal cannot be tidied up: {error}; check the disk and the folder's rights"
+            f"cannot clean up the journal: {error}; check the disk and the folder's permissions"
         ) from error
 
 
 class JournalWriter:
-    """The writing end of a journal, used by one thread at a time.
+    """Appends records to a journal; used by one thread at a time.
 
-    `first` is the number of the next record, `segments` those there are already. It never writes to a segment of
-    another writer.
+    `first` is the number of the next record, `segments` are the existing ones. A writer never
+    appends to a segment of another writer.
     """
 
     def __init__(
@@ -289,18 +300,18 @@ class JournalWriter:
         self._next = first
         self._segments = list(segments)
         self._segment_bytes_max = segment_bytes_max
-        self._file: File | None = None  # writes to the last of the segments
+        self._file: File | None = None  # the last segment
         self._ordinal = 0
 
     @property
     def next_number(self) -> int:
-        """The number the next record will have."""
+        """The number of the next record."""
         return self._next
 
     def secure(self, unsynced: Sequence[Appended]) -> None:
-        """Return once all that a reading found would outlive a power cut; raises `OSError`.
+        """Make everything that a reading found durable; raises `OSError`.
 
-        Call it before the first `append`, with the records that the reading says may not be on disk.
+        Call it before the first `append`, with the `unsynced` records of the reading.
         """
         if not unsynced:
             self._disk.sync_folder()
@@ -314,10 +325,10 @@ class JournalWriter:
         self.close()
 
     def append(self, records: Sequence[Appended]) -> None:
-        """Write records, each an entry and perhaps a payload, and return once they would outlive a power cut.
+        """Write and sync records, each an entry and a payload or `None`.
 
-        Raises `OSError` as the disk does. Then none of them counts as written, and the same batch may be
-        appended again: it goes to a new segment, under the same numbers.
+        Raises `OSError` if the disk fails. Then none of them counts as written, and the same batch
+        may be appended again. It goes to a new segment, under the same numbers.
         """
         if not records:
             return
@@ -335,9 +346,9 @@ class JournalWriter:
         self._next += len(records)
 
     def drop_through(self, number: int) -> None:
-        """Remove the segments that hold no record above `number`; raises `OSError`, and may be called again.
+        """Remove segments without records above `number`; raises `OSError`, and may be repeated.
 
-        The segment being written stays, whatever is in it.
+        The current segment stays.
         """
         dropped = False
         while self._segments:
@@ -353,16 +364,16 @@ class JournalWriter:
             self._disk.sync_folder()
 
     def close(self) -> None:
-        """Let go of the segment being written; all that was appended is synced already."""
+        """Close the current segment. All appended records are already synced."""
         if self._file is not None:
             file, self._file = self._file, None
             with contextlib.suppress(OSError):
                 file.close()
 
     def _begin(self, first: int, parts: Sequence[Buffer]) -> None:
-        """Make the next segment of these records; all of them are there once it has its name, or none."""
+        """Start the next segment with these records. They become valid together when it is renamed."""
         self.close()
-        # Not only above what is there: a removal that is not synced yet may be undone by a power cut.
+        # Also above removed segments: a power cut may undo a removal that is not synced yet.
         self._ordinal = 1 + max(self._ordinal, *(_ordinal(name) for name in self._disk.names()), 0)
         name = f"journal-{self._ordinal:08}"
         header = _SEGMENT_HEADER.pack(_MAGIC, _FORMAT, first, 0)[:-8]
@@ -374,7 +385,7 @@ class JournalWriter:
             self._disk.rename(_PART, name)
         except BaseException:
             file.close()
-            with contextlib.suppress(OSError):  # what is half written would fill a full disk
+            with contextlib.suppress(OSError):  # a partial file would fill a full disk
                 self._disk.remove(_PART)
             raise
         self._file = file
@@ -382,16 +393,17 @@ class JournalWriter:
         self._disk.sync_folder()
 
     def _abandon(self, first: int) -> None:
-        """Give up the segment being written: it is unknown how much of the last write reached the disk.
+        """Abandon the current segment after a failed write.
 
-        `first` is the number of the first record of that write.
+        It is unknown how much of that write reached the disk. `first` is the number of its first
+        record.
         """
         if self._file is None:
             return
         self.close()
         segment = self._segments[-1]
-        # Best effort, which frees space on a full disk: the next segment begins with the number that failed here,
-        # so what stays is not read.
+        # This frees space on a full disk. If it fails, the rest is ignored: the next segment starts with the
+        # number that failed here.
         with contextlib.suppress(OSError):
             if segment.first == first:
                 self._disk.remove(segment.name)
@@ -400,11 +412,11 @@ class JournalWriter:
                 self._disk.truncate(segment.name, segment.nbytes)
 
 
-_REMEDY = "put the journal back from a backup, or move it away and start from a checkpoint alone"
+_REMEDY = "restore the journal from a backup, or move it away and start from a checkpoint alone"
 
 
 def _records(first: int, records: Sequence[Appended]) -> list[Buffer]:
-    """Return the bytes of records in one batch, which are numbered from `first` on."""
+    """Return the bytes of a batch of records, numbered from `first`."""
     parts: list[Buffer] = []
     for number, (entry, payload) in enumerate(records, first):
         content = [entry] if payload is None else [entry, payload]
@@ -415,13 +427,13 @@ def _records(first: int, records: Sequence[Appended]) -> list[Buffer]:
 
 
 def _missing(last: int, following: int) -> str:
-    """Say which records are missing between two numbers."""
+    """Return which records are missing between two numbers."""
     count = following - last - 1
     return f"record {last + 1} is missing" if count == 1 else f"records {last + 1} to {following - 1} are missing"
 
 
 def _unreadable(name: str, error: OSError) -> StorageError:
-    return StorageError(f"{name}: cannot be read: {error}; check the disk and the folder's rights")
+    return StorageError(f"{name}: cannot be read: {error}; check the disk and the folder's permissions")
 
 
 def _nbytes(parts: Iterable[Buffer]) -> int:
@@ -429,13 +441,13 @@ def _nbytes(parts: Iterable[Buffer]) -> int:
 
 
 def _ordinal(name: str) -> int:
-    """Return which segment a name is, or 0 if it is none."""
+    """Return the number of a segment by its name, or 0 for another name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else 0
 
 
 def _read_header(name: str, header: Buffer) -> int | None:
-    """Return the number of a segment's first record, or None if its header is torn or damaged."""
+    """Return the number of a segment's first record, or `None` if its header is torn or damaged."""
     if len(header) < _SEGMENT_HEADER.size:
         return None
     magic, version, first, digest = _SEGMENT_HEADER.unpack(header)
@@ -443,7 +455,7 @@ def _read_header(name: str, header: Buffer) -> int | None:
         return None
     if version != _FORMAT:
         raise StorageError(
-            f"{name}: is of journal format {version}, and this edgeasync reads format {_FORMAT}; "
-            "start the version of edgeasync that wrote it, or choose another run folder"
+            f"{name}: has journal format {version}, but this edgeasync reads format {_FORMAT}; "
+            "use the version of edgeasync that wrote it, or choose another run folder"
         )
     return int(first)

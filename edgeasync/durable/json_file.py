@@ -1,4 +1,4 @@
-"""Reads the JSON files that edgeasync keeps. Somebody may have damaged one, or made it on purpose."""
+"""Read the JSON files of edgeasync, which may be damaged or manipulated."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -12,22 +12,22 @@ Kind = TypeVar("Kind")
 
 
 def read_json(path: Path, kind: type[Kind], *, remedy: str) -> Kind:
-    """Read a JSON file into a type; raises `FileNotFoundError`, and `StorageError` for all else that is wrong.
+    """Read a JSON file into a type; raises `FileNotFoundError`, or `StorageError` for other errors.
 
-    `remedy` says what a person does about a file that cannot be read.
+    `remedy` tells the user what to do if the file cannot be read.
     """
     try:
         content = read_regular(path)
     except FileNotFoundError:
         raise
     except OSError as error:
-        cure = "fix its rights" if isinstance(error, PermissionError) else remedy
+        cure = "check its permissions" if isinstance(error, PermissionError) else remedy
         raise StorageError(f"{path}: cannot be read: {error.strerror}; {cure}") from error
     return check_json(content, kind, where=str(path), remedy=remedy)
 
 
 def check_json(content: Buffer, kind: type[Kind], *, where: str, remedy: str) -> Kind:
-    """Parse the JSON of a file into a type; raises `StorageError` that says where, and the `remedy`."""
+    """Parse the JSON of a file into a type; raises `StorageError` with `where` and `remedy`."""
     try:
         return parse_json(content, kind)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Named arrays of one device in a file, replaced as a whole: with a format, a checksum, and whose they are."""
+"""Store named arrays of a device in a file with a format, a checksum and the device's state id."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 class KeptArrays:
-    """A file of arrays and texts in a device's state folder, for the device of this state id."""
+    """A file of arrays and texts in a device's state folder, tied to the device's state id."""
 
     def __init__(self, path: Path, made: str, state_id: str) -> None:
         self.path = path
@@ -26,9 +26,10 @@ class KeptArrays:
         self._state_id = state_id
 
     def read(self) -> tuple[dict[str, str], Arrays] | None:
-        """Return texts and arrays, checked; `None` if there is no file.
+        """Return texts and arrays after verifying them; `None` if the file is missing.
 
-        Raises `StorageError` if it cannot be read, `ProtocolError` if it is damaged or not this device's.
+        Raises `StorageError` if it cannot be read, `ProtocolError` if it is damaged or another
+        device's.
         """
         path = self.path
         try:
@@ -40,32 +41,29 @@ class KeptArrays:
             return None
         except OSError as error:
             raise StorageError(
-                f"{path}: cannot be read: {error.strerror or error}; repair or delete it"
+                f"{path}: cannot be read: {error.strerror or error}; check its permissions, or delete it"
             ) from error
         except (MemoryError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
             raise ProtocolError(f"damaged ({error})") from error
         if metadata.get("format") != self._format:
-            raise ProtocolError("of another version of this software")
+            raise ProtocolError("written by another version of edgeasync")
         checksum = metadata.pop("checksum", "")
         if checksum != _checksum(metadata, arrays):
-            raise ProtocolError("damaged (it does not have its checksum)")
+            raise ProtocolError("damaged (wrong checksum)")
         if metadata.get("state_id") != self._state_id:
-            raise ProtocolError("of another device")
+            raise ProtocolError("written by another device")
         return metadata, arrays
 
     def write(self, metadata: dict[str, str], arrays: Arrays) -> None:
-        """Keep these in place of what was kept before; returns when they would outlive a power cut.
-
-        Raises `StorageError`.
-        """
+        """Replace the file's content, synced to disk; raises `StorageError`."""
         metadata = {"format": self._format, **metadata, "state_id": self._state_id}
         metadata["checksum"] = _checksum(metadata, arrays)
         replace_file(self.path, safetensors.numpy.save(arrays, metadata))
 
     def put_aside(self) -> Path:
-        """Rename the file, so that a person may look at it. It replaces one that was put aside before.
+        """Rename the file for inspection, replacing an earlier renamed one; return its new path.
 
-        Returns its new path; raises `StorageError`.
+        Raises `StorageError`.
         """
         aside = self.path.with_name(self.path.name + ".damaged")
         try:
@@ -76,7 +74,7 @@ class KeptArrays:
 
 
 def _checksum(metadata: dict[str, str], arrays: Arrays) -> str:
-    """Return the XXH3 of everything in the file but itself, in an order of its own."""
+    """Return the XXH3 of texts and arrays in sorted order, without the checksum itself."""
     parts: list[wire.Buffer] = [msgspec.json.encode(sorted(metadata.items()))]
     for name, array in sorted(arrays.items()):
         parts += [f"{name} {array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).data.cast("B")]

@@ -1,7 +1,7 @@
-"""Keys as people and files hold them: their text, a hub's folder of keys, its tokens.
+"""Keys, tokens and the hub's folder of keys.
 
-A key is 32 bytes of Curve25519; in text it is 64 hexadecimal digits. A *fingerprint* is short enough to be
-compared by eye, and long enough that nobody finds a second key with it.
+A key is 32 bytes of Curve25519, written as 64 hexadecimal digits. A *fingerprint* is short enough
+to compare by eye, and long enough that nobody can find a second key with the same one.
 """
 
 import base64
@@ -29,26 +29,29 @@ from edgeasync.errors import ConfigError, StorageError
 from edgeasync.structs import resolve_type
 
 TOKEN_S = 600.0
-"""How long a token may be used, unless it is made for longer."""
+"""How long a token is valid by default."""
 
 TOKEN_S_MAX = 604_800.0
-"""How long at most: a week, for cards that are written today and put into boards later."""
+"""The longest validity of a token: a week, for cards that are written now and used later."""
 
 TOKENS_KEPT_S = 86_400.0
-"""How long the hub remembers a token that was used or has expired, to say so."""
+"""How long the hub remembers a used or expired token, to report it as such."""
 
-TOKEN_PREFIX = "edgeasync1_"  # noqa: S105 - it is no password
+TOKEN_PREFIX = "edgeasync1_"  # noqa: S105 - not a password
 
 PENDING_MAX = 64
-"""How many keys may wait to be accepted. Of more, the address with most keys loses its oldest one."""
+"""Maximum number of keys that wait for acceptance.
+
+Above it, the address with most keys loses its oldest one.
+"""
 
 PENDING_S = 86_400.0
-"""How long a key that has not come again waits."""
+"""How long a key waits after its last knock."""
 
 ALLOW_LIST_FILE = "allowed"
 TOKENS_FILE = "tokens"
 OWNER = "owner"
-"""Name of the operator key that `keys init` makes."""
+"""Name of the operator key that `keys init` creates."""
 
 _HUB_KEY = "hub.key"
 _HUB_PUBLIC = "hub.pub"
@@ -58,11 +61,11 @@ _ADDRESS = "address"
 Line = TypeVar("Line")
 
 _TIME_S_MAX = 1e11
-"""A time after the year 5000 is none."""
+"""Times after the year 5000 are invalid."""
 
 _HEADER = """\
-# Who may talk to this hub, a line each: NAME ROLE KEY. Roles: device, operator, revoked.
-# The hub reads this file again when it changes; while a line cannot be read, nobody new comes in.
+# Who may connect to this hub, one line each: NAME ROLE KEY. Roles: device, operator, revoked.
+# The hub reads this file again when it changes. While a line is invalid, it admits no new keys.
 """
 
 
@@ -74,22 +77,22 @@ class KeyPair(msgspec.Struct, frozen=True):
 
     @classmethod
     def make(cls) -> "KeyPair":
-        """Make a pair from the system's randomness."""
+        """Create a random key pair."""
         public, secret = zmq.curve_keypair()
         return cls(z85.decode(public), z85.decode(secret))
 
     @classmethod
     def of(cls, secret: bytes) -> "KeyPair":
-        """Return the pair of a secret key."""
+        """Return the key pair of a secret key."""
         return cls(z85.decode(zmq.curve_public(z85.encode(secret))), secret)
 
     def __repr__(self) -> str:
-        """Show the public key alone."""
+        """Show only the public key."""
         return f"KeyPair({self.public.hex()})"
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
-    """What a device needs to enrol: a temporary secret key, the hub's key and addresses, and the device's name."""
+    """An enrolment token: a temporary secret key, the hub's key and addresses, a device's name."""
 
     secret: bytes
     hub: Key
@@ -97,15 +100,15 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     addresses: tuple[str, ...]
 
     def text(self) -> str:
-        """Return the token as text that needs no quoting in a shell or an URL."""
+        """Return the token as text that needs no quoting in a shell or URL."""
         content = msgspec.msgpack.encode(self)
         return TOKEN_PREFIX + base64.urlsafe_b64encode(_digest(content) + content).decode().rstrip("=")
 
     @classmethod
     def read(cls, text: str) -> "Token":
-        """Read a token; raises `ConfigError`, which never quotes it."""
+        """Parse a token; raises `ConfigError`, whose message never contains the token."""
         wrong = ConfigError(
-            "enrol (--enrol) is not a whole enrolment token; copy all that 'edgeasync keys enrol NAME' printed"
+            "enrol (--enrol) is not a complete token; copy the whole line that 'edgeasync keys enrol NAME' printed"
         )
         body = text.strip().removeprefix(TOKEN_PREFIX)
         if not text.strip().startswith(TOKEN_PREFIX):
@@ -122,12 +125,12 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
         return token
 
     def __repr__(self) -> str:
-        """Show nothing of the secret."""
+        """Show only the name."""
         return f"Token({self.name})"
 
 
 class IssuedToken(msgspec.Struct, frozen=True):
-    """What the hub keeps of a token: not the secret."""
+    """The hub's record of a token, without its secret."""
 
     key: Key
     name: str
@@ -136,7 +139,7 @@ class IssuedToken(msgspec.Struct, frozen=True):
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A key that has knocked: from where, when last, and whether it was refused."""
+    """A key that has knocked: its address, the time of its last knock, and whether it was refused."""
 
     key: Key
     address: str
@@ -155,10 +158,15 @@ class HubKeys:
 
     @classmethod
     def init(cls, folder: Path) -> "HubKeys":
-        """Make the hub's key, the owner's operator key and an allow-list; raises `StorageError` if there are."""
+        """Create the hub's key, the owner's operator key and an allow-list.
+
+        Raises `StorageError` if the folder already contains a hub's key.
+        """
         keys = cls(private_folder(folder))
         if (folder / _HUB_KEY).exists():
-            raise StorageError(f"{folder}: holds a hub's keys already; they are left as they are")
+            raise StorageError(
+                f"{folder}: already contains a hub's keys, which were not changed; choose another folder"
+            )
         hub, owner = KeyPair.make(), KeyPair.make()
         with locked(folder):
             allowed = AllowList(_HEADER).with_entry(Allowed(OWNER, "operator", owner.public))
@@ -172,39 +180,45 @@ class HubKeys:
         """Return the hub's own key pair; raises `StorageError`."""
         check_private(self.folder)
         if not (self.folder / _HUB_KEY).exists():
-            raise StorageError(f"{self.folder}: holds no hub's key; make one with 'edgeasync keys init'")
+            raise StorageError(
+                f"{self.folder}: does not contain a hub's key; create one with 'edgeasync keys init'"
+            )
         return KeyPair.of(_read_key_file(self.folder / _HUB_KEY))
 
     def allow_list(self) -> AllowList:
-        """Return the allow-list; raises `StorageError` naming every line that cannot be read."""
+        """Return the allow-list; raises `StorageError` that lists every invalid line."""
         allowed = self.read_allow_list()
         if allowed.unreadable:
             raise StorageError(
-                f"{self.allow_list_file}: {allowed.trouble}; correct the file: until then nobody new comes in"
+                f"{self.allow_list_file}: {allowed.trouble}; correct it, the hub admits no new keys until then"
             )
         return allowed
 
     def read_allow_list(self) -> AllowList:
-        """Return the allow-list as it is, with what is wrong with its lines; raises `StorageError`."""
+        """Return the allow-list, which may have invalid lines; raises `StorageError`."""
         return AllowList.read(self.allow_list_file)
 
     # -- changes ---------------------------------------------------------------------------------------------
 
     def check_role(self, name: str, role: Role) -> None:
-        """Raise `StorageError` if a name has another role: its key would be lost by a slip."""
+        """Raise `StorageError` if a name has another role, to protect its key from a typing error."""
         _check_role(self.allow_list(), name, role)
 
     def allow(self, name: str, role: Literal["device", "operator"], key: Key) -> None:
-        """Let a key in under a name, whose former key of that role it replaces; raises `StorageError`."""
+        """Admit a key under a name; raises `StorageError`.
+
+        It replaces that name's key of the same role.
+        """
         with locked(self.folder):
             allowed = self.allow_list()
             _check_role(allowed, name, role)
             self._write(allowed.with_entry(Allowed(name, role, key)))
 
     def revoke(self, name: str) -> int:
-        """Shut the key of a name out, even if another line cannot be read, and forget the tokens for that name.
+        """Revoke the key of a name and its tokens, even if another line is invalid.
 
-        Return how many tokens that were. Raises `StorageError`, also for a name without a key or a token.
+        Return the number of revoked tokens. Raises `StorageError`, also if the name has neither a
+        key nor a token.
         """
         unknown = None
         with locked(self.folder):
@@ -225,7 +239,7 @@ class HubKeys:
     def issue_token(
         self, name: str, addresses: tuple[str, ...], now_s: float, *, valid_s: float = TOKEN_S
     ) -> Token:
-        """Make a token by which one device may enrol under a name; raises `StorageError`."""
+        """Create a token with which one device may enrol under a name; raises `StorageError`."""
         _check_role(self.allow_list(), name, "device")
         temporary = KeyPair.make()
         issued = IssuedToken(temporary.public, name, now_s + valid_s)
@@ -237,13 +251,13 @@ class HubKeys:
 
     def tokens(self) -> list[IssuedToken]:
         """Return the tokens of the last day; raises `StorageError`."""
-        return _read_lines(self.tokens_file, _read_token, "delete it and make new tokens")
+        return _read_lines(self.tokens_file, _read_token, "delete it and create new tokens")
 
     def use_token(self, token: Key, key: Key, now_s: float) -> str | None:
-        """Let a device's own key in by a token, once; return its name.
+        """Admit a device's own key by an unused token; return the device's name.
 
-        `None` if the token was used, has expired or is not known, for a key that is somebody else's or weak, and
-        for a name that is an operator's by now. Raises `StorageError`.
+        `None` if the token is used, expired or unknown, if the key is weak or belongs to another
+        name, or if the name now belongs to an operator. Raises `StorageError`.
         """
         self.spend_expired(now_s)
         with locked(self.folder):
@@ -258,14 +272,14 @@ class HubKeys:
                 return None
             if key in {each.key for each in tokens} | {self.pair().public}:
                 return None
-            # The token is used before it counts: after a crash between the two nobody can use it again.
+            # Mark the token as used first, so that nobody can use it again after a crash in between.
             used = msgspec.structs.replace(found, used=True)
             self._write_tokens([used if each is found else each for each in tokens])
             self._write(allowed.with_entry(Allowed(found.name, "device", key)))
         return found.name
 
     def spend_expired(self, now_s: float) -> None:
-        """Record tokens that have expired as used, so that a clock that goes back does not make them valid again.
+        """Mark expired tokens as used, so that a clock set back does not make them valid again.
 
         Raises `StorageError`.
         """
@@ -274,16 +288,16 @@ class HubKeys:
             if (spent := _spent(tokens, now_s)) != tokens:
                 self._write_tokens(spent)
 
-    # -- keys that knock -------------------------------------------------------------------------------------
+    # -- pending keys ----------------------------------------------------------------------------------------
 
     def pending(self) -> list[Pending]:
-        """Return the keys that have knocked, the refused ones among them; raises `StorageError`."""
+        """Return the keys that have knocked, including refused ones; raises `StorageError`."""
         return _read_lines(self._pending_file, _read_pending, "delete it")
 
     def knock(self, key: Key, address: str, now_s: float) -> None:
-        """Note a key that has knocked; raises `StorageError`.
+        """Record a key that has knocked; raises `StorageError`.
 
-        If too many wait, the oldest key of the address with most of them is forgotten.
+        If too many keys wait, the address with most of them loses its oldest one.
         """
         if is_weak(key):
             return
@@ -298,7 +312,10 @@ class HubKeys:
             self._write_pending(kept)
 
     def clear_pending(self) -> int:
-        """Forget the keys that wait, but not those that were refused; return how many. Raises `StorageError`."""
+        """Remove the waiting keys, but not refused ones; return their number.
+
+        Raises `StorageError`.
+        """
         with locked(self.folder):
             pending = self.pending()
             refused = [one for one in pending if one.refused]
@@ -306,7 +323,7 @@ class HubKeys:
         return len(pending) - len(refused)
 
     def accept(self, shown: str, name: str) -> Allowed:
-        """Let the key of a fingerprint in under a name; raises `StorageError`."""
+        """Admit the key with this fingerprint under a name; raises `StorageError`."""
         key = self._knocked(shown).key
         self.allow(name, "device", key)
         with locked(self.folder):
@@ -314,7 +331,7 @@ class HubKeys:
         return Allowed(name, "device", key)
 
     def refuse(self, shown: str) -> None:
-        """Show the key of a fingerprint no more; raises `StorageError`."""
+        """Refuse the key with this fingerprint, and hide it from now on; raises `StorageError`."""
         with locked(self.folder):
             refused = self._knocked(shown)
             others = [one for one in self.pending() if one.key != refused.key]
@@ -323,36 +340,38 @@ class HubKeys:
     def _knocked(self, shown: str) -> Pending:
         found = next((one for one in self.pending() if fingerprint(one.key) == shown.strip().lower()), None)
         if found is None:
-            raise StorageError(f"{shown}: no key has knocked with it; look at 'edgeasync keys pending'")
+            raise StorageError(
+                f"{shown}: no pending key has this fingerprint; list them with 'edgeasync keys pending'"
+            )
         return found
 
     def _write_pending(self, pending: list[Pending]) -> None:
         write_secret(self._pending_file, "".join(map(_pending_line, pending)).encode(), replace=True)
 
     def make_operator(self, name: str) -> Path:
-        """Make an operator's keys; return their folder, to be moved to that person. The owner's is this one.
+        """Create an operator's keys; return their folder, to be moved to that person.
 
-        Raises `StorageError`.
+        The owner's keys are in this folder. Raises `StorageError`.
         """
         pair, hub = KeyPair.make(), self.pair().public
-        self.check_role(name, "operator")  # a name that is refused leaves no folder
+        self.check_role(name, "operator")  # before any folder is created
         folder = self.folder
         if name != OWNER:
             folder = private_folder(private_folder(folder / "operators") / name)
         write_secret(folder / _HUB_PUBLIC, _line(hub), replace=True)
         with staged_secret(folder / _OPERATOR_KEY, _line(pair.secret), replace=True):
-            self.allow(name, "operator", pair.public)  # whatever fails before, the former key is there and counts
+            self.allow(name, "operator", pair.public)  # if anything fails before, the old key stays valid
         return folder
 
-    # -- the address that tokens name ------------------------------------------------------------------------
+    # -- the addresses in tokens -----------------------------------------------------------------------------
 
     def addresses(self) -> tuple[str, ...]:
-        """Return the addresses that devices reach the hub at, as they were given last."""
+        """Return the hub's addresses for devices, as they were set last."""
         file = self.folder / _ADDRESS
         return tuple(read_secret(file).decode(errors="replace").split()) if file.exists() else ()
 
     def remember_addresses(self, addresses: tuple[str, ...]) -> None:
-        """Keep the addresses for the tokens to come; raises `StorageError`."""
+        """Store the addresses for later tokens; raises `StorageError`."""
         content = "".join(f"{address}\n" for address in addresses)
         write_secret(self.folder / _ADDRESS, content.encode(), replace=True)
 
@@ -371,31 +390,31 @@ def operator_keys(folder: Path) -> tuple[KeyPair, Key]:
 
 
 def fingerprint(key: Key) -> str:
-    """Return what people compare a key by: 20 hexadecimal digits of its hash, in fives of four."""
+    """Return a key's fingerprint: 20 hexadecimal digits of its hash, in groups of four."""
     digits = hashlib.sha256(key).hexdigest()[:20]
     return "-".join(digits[place : place + 4] for place in range(0, 20, 4))
 
 
 def _other_role(allowed: AllowList, name: str, role: Role) -> Role | None:
-    """Return the role of a name's entry if it is neither this one nor revoked."""
+    """Return the role of a name's entry if it is neither `role` nor revoked."""
     entry = allowed.entries.get(name)
     return None if entry is None or entry.role in (role, "revoked") else entry.role
 
 
 def _check_role(allowed: AllowList, name: str, role: Role) -> None:
-    """Raise `StorageError` if a name has another role: its key would be lost by a slip."""
+    """Raise `StorageError` if a name has another role, to protect its key from a typing error."""
     if (other := _other_role(allowed, name, role)) is not None:
         article = "an" if other == "operator" else "a"
-        raise StorageError(f"{name} is {article} {other}; revoke it first, or give another name")
+        raise StorageError(f"{name} is {article} {other}; revoke it first, or choose another name")
 
 
 def _spent(tokens: list[IssuedToken], now_s: float) -> list[IssuedToken]:
-    """Return tokens, those that have expired marked as used."""
+    """Return tokens, with expired ones marked as used."""
     return [msgspec.structs.replace(one, used=one.used or one.until_s < now_s) for one in tokens]
 
 
 def _network(address: str) -> str:
-    """Return whose an address is: an IPv6 one is of its /64, in which one machine may have any number."""
+    """Return the network of an address: the /64 of an IPv6 address, which one machine may own."""
     try:
         number = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:
@@ -415,11 +434,11 @@ def _read_key_file(path: Path) -> bytes:
     try:
         return read_key(read_secret(path).decode().strip())
     except ValueError:
-        raise StorageError(f"{path}: holds no key; put back a copy, or make new keys") from None
+        raise StorageError(f"{path}: does not contain a key; restore a copy, or create new keys") from None
 
 
 def _read_lines(path: Path, read: Callable[[str], Line], remedy: str) -> list[Line]:
-    """Return what the lines of a file say, if there is one; raises `StorageError`."""
+    """Parse the lines of a file, if it exists; raises `StorageError`."""
     if not path.exists():
         return []
     try:
@@ -429,9 +448,9 @@ def _read_lines(path: Path, read: Callable[[str], Line], remedy: str) -> list[Li
 
 
 def _read_time(text: str) -> float:
-    """Return seconds since 1970; raises `ValueError`, also for what no calendar has."""
+    """Return seconds since 1970; raises `ValueError`, also if they are out of range."""
     if not 0.0 <= (time_s := float(text)) <= _TIME_S_MAX:
-        raise ValueError(f"{text} is no time")
+        raise ValueError(f"{text} is not a valid time")
     return time_s
 
 

@@ -1,11 +1,12 @@
-"""The file of peers: who averages with whom, a TOML file that is the same on all of them.
+"""The file of peers: which devices average, a TOML file that is equal on all of them.
 
     peer = [
         {name = "pi-1", address = "tcp://192.168.1.11:5600", key = "2d9f..."},
         {name = "pi-2", address = "tcp://192.168.1.12:5600", key = "81c4..."},
     ]
 
-Nobody else comes in. A device listens at its own entry's address. To take an entry out shuts that key out.
+Only these devices may connect. A device listens on the address of its own entry. Removing an entry
+revokes its key.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from edgeasync.protocol.messages import PEERS_MAX, DeviceId
 
 
 class PeerEntry(Section, frozen=True):
-    """An entry of `peer`: one peer's name, its address for the others, and its public key."""
+    """An entry of `peer`: a peer's name, its address for the others, and its public key."""
 
     name: DeviceId
     address: str
@@ -34,21 +35,21 @@ class PeerEntry(Section, frozen=True):
             read_key(self.key)
         except ValueError as error:
             raise ValueError(
-                f"peer {self.name}: {error}; it prints its entry itself if it is not in the file"
+                f"peer {self.name}: {error}; remove the entry and start that peer, which then prints its entry"
             ) from None
 
     @property
     def public(self) -> Key:
-        """The key's bytes."""
+        """The key as bytes."""
         return read_key(self.key)
 
     def text(self) -> str:
-        """Return the entry as it stands in the list of a file."""
+        """Return the entry in the syntax of the file."""
         return f'{{name = "{self.name}", address = "{self.address}", key = "{self.key}"}}'
 
 
 class Peers(Section, frozen=True):
-    """The file: every name and every key once."""
+    """The list of peers. Every name, key and address occurs once."""
 
     peer: Annotated[tuple[PeerEntry, ...], Meta(max_length=PEERS_MAX)] = ()
 
@@ -59,21 +60,22 @@ class Peers(Section, frozen=True):
             ("address", [entry.address for entry in self.peer]),
         ):
             if twice := _first_repeated(values):
-                raise ValueError(f"{what} {twice} stands there twice; each peer has its own")
+                raise ValueError(f"duplicate {what} {twice}; each peer needs its own {what}")
 
     def of(self, name: str) -> PeerEntry | None:
-        """Return the entry of a name, if there is one."""
+        """Return the entry of a name, or `None`."""
         return next((entry for entry in self.peer if entry.name == name), None)
 
     def with_found(self, found: Sequence[PeerEntry]) -> "Peers":
-        """Return the list with what is found of peers, which counts more than what stood there.
+        """Return the list with the found peers.
 
-        Raises `ValueError` for a name, key or address that is found twice, and for too many peers.
+        They replace entries with an equal name, address or key. Raises `ValueError` for duplicates
+        among them, and for too many peers.
         """
         taken = {value for each in found for value in (each.name, each.address, each.public)}
         kept = [each for each in self.peer if taken.isdisjoint((each.name, each.address, each.public))]
         if len(kept) + len(found) > PEERS_MAX:
-            raise ValueError(f"over {PEERS_MAX} peers with those of before; delete the list of before")
+            raise ValueError(f"more than {PEERS_MAX} peers, including those found earlier; delete the stored list")
         return Peers(tuple(sorted([*kept, *found], key=lambda each: each.name)))
 
 
@@ -84,32 +86,37 @@ def write_peers(path: Path, peers: Peers) -> None:
 
 
 def read_peers(path: Path) -> Peers:
-    """Read the file; raises `ConfigError`. The path of an `ipc://` address is relative to the file's folder."""
+    """Read the file; raises `ConfigError`. A path in `ipc://` is relative to the file's folder."""
     peers, folder = read_toml(path, Peers), path.parent
     return Peers(tuple([replace(entry, address=whole_address(entry.address, folder)) for entry in peers.peer]))
 
 
 def read_first_peers(path: Path, name: str, key: Key) -> Peers:
-    """Read the file at a device's start; raises `ConfigError`, with what to write if there is no file yet."""
+    """Read the file when a device starts.
+
+    Raises `ConfigError`, which contains the entry to write if the file is missing.
+    """
     try:
         path.stat()
     except FileNotFoundError:
         entry = _wanted(name, key).text()
-        raise ConfigError(f"{path}: no such file; make it, the same on every device: peer = [{entry}]") from None
+        raise ConfigError(
+            f"{path}: no such file; create it with equal content on every device: peer = [{entry}]"
+        ) from None
     except OSError:
-        pass  # reading it says why
+        pass  # reading the file raises the error
     return read_peers(path)
 
 
 def own_entry(path: Path, peers: Peers, name: str, key: Key) -> PeerEntry:
-    """Return this device's entry; raises `ConfigError`, with the entry to write, if it is not there."""
+    """Return this device's entry; raises `ConfigError`, which contains a missing entry to write."""
     entry = peers.of(name)
     if entry is None:
         wanted = _wanted(name, key)
-        raise ConfigError(f"{path}: has no peer {name}; add to its list, on every device: {wanted.text()}")
+        raise ConfigError(f"{path}: peer {name} is missing; add it to the list on every device: {wanted.text()}")
     if entry.public != key:
         raise ConfigError(
-            f'{path}: the key of {name} is not this device\'s; write key = "{key.hex()}", on every device'
+            f'{path}: the key of {name} differs from this device\'s key; set key = "{key.hex()}" on every device'
         )
     return entry
 

@@ -1,4 +1,4 @@
-"""A device's count of the day's bytes on disk, so that a restart does not begin another day."""
+"""Store a device's daily byte count on disk, so that a restart does not begin a new day."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,20 +26,20 @@ class _Quota(_Format):
 
 
 class QuotaFile:
-    """The count in a device's state folder, under 100 bytes, replaced as a whole."""
+    """The byte count in a device's state folder, under 100 bytes, replaced as a whole."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / QUOTA_FILE
 
     def read(self) -> QuotaRecord:
-        """Return what was kept, or a new day; raises `StorageError`, and changes nothing, if it cannot."""
+        """Return the stored count, or a new day if the file is missing; raises `StorageError`."""
         remedy = "delete it to begin a new day"
         try:
             written = read_json(self.path, _Format, remedy=remedy).format
             if written != QUOTA_FORMAT:
                 raise StorageError(
-                    f"{self.path}: has format {written}, and this version knows {QUOTA_FORMAT}; "
-                    f"install the newer edgeasync again, or {remedy}"
+                    f"{self.path}: has format {written}, but this edgeasync reads format {QUOTA_FORMAT}; "
+                    f"use the version of edgeasync that wrote it, or {remedy}"
                 )
             day = read_json(self.path, _Quota, remedy=remedy)
         except FileNotFoundError:
@@ -47,6 +47,6 @@ class QuotaFile:
         return QuotaRecord(day.used_bytes, day.remaining_s)
 
     def write(self, record: QuotaRecord) -> None:
-        """Keep this instead; raises `StorageError`."""
+        """Replace the stored count; raises `StorageError`."""
         day = _Quota(QUOTA_FORMAT, record.used_bytes, record.remaining_s)
         replace_file(self.path, msgspec.json.encode(day))

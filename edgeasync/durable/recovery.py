@@ -1,4 +1,4 @@
-"""A hub's run on disk: its state as a checkpoint has it, and what the journal says came after."""
+"""Recover a hub's state: load a checkpoint, then replay the journal."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -31,13 +31,14 @@ from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
 
 NO_CODE = Trust()
-"""A command that only reads a folder imports nothing that it names."""
+"""Commands that only read a folder import no code that it names."""
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What decides the future of a hub's state, beside what happens to it.
+    """Everything except events that determines how a hub's state evolves.
 
-    Rules that are not `recordable` may have parts that cannot be named: nobody can open such a run again.
+    If the rules are not `recordable`, they may have parts without a name. Nobody can reopen such a
+    run.
     """
 
     spec: ParameterSpec
@@ -55,9 +56,11 @@ class Rules(msgspec.Struct, frozen=True):
         training: dict[str, Any] | None = None,
         graph: ShippedGraph | None = None,
     ) -> HubCore:
-        """Return a core that knows nothing yet. Without a `graph` one that ships any has an empty one.
+        """Return a new core.
 
-        Whether there is a graph decides what becomes of who asks for it; which one it is decides nothing.
+        If the rules ship a graph and `graph` is `None`, the core gets an empty graph.
+
+        Whether there is a graph affects decisions, but its content does not.
         """
         if graph is None and self.ships_graph:
             graph = ShippedGraph(b"")
@@ -73,7 +76,7 @@ class Rules(msgspec.Struct, frozen=True):
         )
 
     def table(self) -> dict[str, Any]:
-        """Return them as plain values, without a policy that cannot be written down."""
+        """Return the rules as plain values, without a policy that cannot be recorded."""
         return {
             "spec": to_table(self.spec),
             "policy": to_table(self.policy) if self.recordable else None,
@@ -83,16 +86,16 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 def read_rules(manifest: Manifest, where: str, trust: Trust = NO_CODE) -> Rules:
-    """Return the rules that a checkpoint was written under.
+    """Return the rules of a checkpoint.
 
-    Raises `StorageError` if they cannot be read, and `PluginError` if one of their plugins is not here, or may not
-    be imported.
+    Raises `StorageError` if they cannot be read. Raises `PluginError` if a plugin is not installed
+    or may not be imported.
     """
     table = manifest.rules
     try:
         if table["policy"] is None:
             raise StorageError(
-                f"{where}: was written by a hub with a policy of its own code, which is not known here; "
+                f"{where}: the run used policy objects from a program, which cannot be recreated here; "
                 "choose another run folder"
             )
         policy = convert(table["policy"], Policy, where="policy", find=trust.find_policy)
@@ -103,28 +106,28 @@ def read_rules(manifest: Manifest, where: str, trust: Trust = NO_CODE) -> Rules:
         raise PluginError(f"{where}: {error}") from error
     except (KeyError, ConfigError) as error:
         raise StorageError(
-            f"{where}: was written under settings that this edgeasync does not know ({error}); "
-            "start the version of edgeasync that wrote it, or a newer one"
+            f"{where}: contains settings that this edgeasync cannot read ({error}); "
+            "use the version of edgeasync that wrote it, or a newer one"
         ) from error
     return Rules(spec, policy, settings, ships_graph)
 
 
 MakeCore = Callable[[Rules, ModelVersion, float, Sessions], HubCore]
-"""Makes a core that knows nothing yet, of a version and at a time: `Rules.make_core`, or more around it."""
+"""Creates a new core for a version and a time: `Rules.make_core`, or a wrapper of it."""
 
 OnEntry = Callable[[int, Entry, Sequence[HubEffect]], bool]
-"""Is told each entry with its number, once it is applied; says whether to continue."""
+"""Receives each entry with its number after it is applied; returns whether to continue."""
 
 
 class Recovered:
-    """A hub's state: what holds it, and how it was come by.
+    """A hub's recovered state.
 
-    `last` is the number of the last entry, `segments` the journal's, `unsynced` those of its records that must be
-    written again, `remarks` sentences for a person. If it `branches` off, the journal does not lead here: a
-    checkpoint must be written before anything else is.
+    `last` is the number of the last entry, `segments` are the journal's. `unsynced` are its records
+    that must be written again, `remarks` are warnings. If it `branches`, the journal does not lead
+    to this state, so a checkpoint must be written before anything else.
 
-    If there are `plugins`, they were not imported: the state is that of the checkpoint for people to read, and
-    nothing can be replayed from there.
+    If there are `plugins`, they were not imported. The state is then that of the checkpoint, for
+    display only, and nothing can be replayed from it.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class Recovered:
         self.branches = False
 
     def replay(self, reading: JournalReading, on_entry: OnEntry) -> None:
-        """Apply what the journal has, until `on_entry` says no; raises `StorageError`."""
+        """Apply the journal's entries until `on_entry` returns false; raises `StorageError`."""
         assert not self.plugins
         replay = self._replay()
         for record in reading.records():
@@ -166,10 +169,11 @@ class Recovered:
                 return
 
     def go_on_under(self, rules: Rules, make_core: MakeCore) -> None:
-        """Let other rules hold from now on, if they are others.
+        """Switch to `rules`, if they differ from the present ones.
 
-        A new policy, or new codecs, begin without what the old ones kept, but with the model as it is, all
-        acknowledged updates included. Who the devices are, and what they were answered, stays in any case.
+        A new policy, or new codecs, start without the state of the old ones, but with the current
+        model including all acknowledged updates. The devices and their last outcomes are kept in
+        any case.
 
         Raises `ModelMismatchError` if the hub's model has other frozen arrays than the run's.
         """
@@ -184,7 +188,7 @@ class Recovered:
         if keeps:
             load_state(core, dump_state(old))
             if rules.settings.stop != self.rules.settings.stop:
-                core.policy_engine.state.evaluations.reached = ""  # what was enough then need not be now
+                core.policy_engine.state.evaluations.reached = ""  # the new stop condition may not be met
             core.lifecycle.state.save_at_s = self.now_s + rules.settings.checkpoint.every_s
             if minutes[0] is None or minutes[1] is None:
                 core.lifecycle.state.stop_at_s = math.inf if minutes[1] is None else self.now_s + 60.0 * minutes[1]
@@ -210,7 +214,7 @@ def open_checkpoint(
 
 
 def look_at_checkpoint(chosen: ChosenCheckpoint) -> Recovered:
-    """Return the state of a checkpoint for people to read. Plugins are named, not imported."""
+    """Return the state of a checkpoint for display. Plugins are listed, not imported."""
     manifest = chosen.manifest
     policy, settings = manifest.rules.get("policy"), manifest.rules.get("settings")
     codec = settings.get("codec") if isinstance(settings, dict) else None
@@ -249,13 +253,14 @@ def recover(
     history: HistoryWriter | None = None,
     trust_code: bool = False,
 ) -> Recovered | None:
-    """Return the state that a run's folder holds, or `None` if it holds none.
+    """Return the state of a run's folder, or `None` if it has no checkpoint.
 
-    The folder may name plugins that `rules` have, and installed ones; with `trust_code` any.
+    With `recovery` "latest", this is everything that was ever durable. With "best" or a name, it is
+    the state of one checkpoint. The `history` is moved to the same state. The folder may name the
+    plugins of `rules` and installed ones, with `trust_code` any plugin.
 
-    With `recovery` "latest" that is all that was ever durable; with "best" or a name it is that of one checkpoint.
-    The `history` is led to the same state.
-    Raises `StorageError` if something durable cannot be had back, `ModelMismatchError` for another model's run.
+    Raises `StorageError` if durable data cannot be recovered, `ModelMismatchError` for another
+    model's run.
     """
     chosen = folder.checkpoints.choose(recovery, rules.spec.fingerprint)
     if chosen is None:
@@ -276,7 +281,7 @@ def recover(
         found.unsynced = reading.unsynced
         for tail in filter(lambda tail: tail.nbytes, reading.torn):
             found.remarks.append(
-                f"{tail.segment}: the last {tail.nbytes} bytes, of an unfinished write, were left out"
+                f"{tail.segment}: ignored the last {tail.nbytes} bytes, which belong to an unfinished write"
             )
     else:
         found.branches = True
@@ -286,7 +291,7 @@ def recover(
 
 
 def _noting(history: HistoryWriter, found: Recovered, on_entry: OnEntry) -> OnEntry:
-    """Return `on_entry` with a row in the history for what was replayed."""
+    """Return an `on_entry` that also adds rows to the history."""
 
     def noted(number: int, entry: Entry, effects: Sequence[HubEffect]) -> bool:
         history.note(found.core, number, entry.event, effects, entry.now_s)
@@ -298,12 +303,14 @@ def _noting(history: HistoryWriter, found: Recovered, on_entry: OnEntry) -> OnEn
 
 
 def _last_number(reading: JournalReading, folder: RunFolder) -> int:
-    """Return the last number that the journal or a checkpoint has, as far as they can be read."""
+    """Return the last number in the journal or a checkpoint, as far as they are readable."""
     numbers = [manifest.journal for _, manifest in folder.checkpoints.manifests()[0]]
     try:
         numbers += [record.number for record in reading.records()]
     except StorageError:
-        numbers += [segment.first for segment in reading.segments]  # who names a checkpoint knows of it
+        numbers += [
+            segment.first for segment in reading.segments
+        ]  # the user chose a checkpoint, so this is no error
     return max(numbers)
 
 
@@ -312,14 +319,14 @@ def _check_frozen(before: HubCoreSettings, now: HubCoreSettings) -> None:
     if now.frozen == "warn" or old is None or new is None or old.framework != new.framework or old == new:
         return
     raise ModelMismatchError(
-        "the run in this folder was trained with other frozen arrays than the hub's model has: load the same base "
-        "model, choose another run folder, or set hub.frozen = 'warn'"
+        "this run was trained with other frozen arrays than those of the hub's model; load the same base model, "
+        "choose another run folder, or set hub.frozen = 'warn'"
     )
 
 
 def _refuse_journal_alone(folder: RunFolder) -> None:
     for record in folder.journal().records():
         raise StorageError(
-            f"the journal begins with record {record.number}, but there is no checkpoint to begin from: "
-            "put the checkpoints back, or choose another run folder"
+            f"the journal starts with record {record.number}, but its checkpoints are missing; restore them from "
+            "a backup, or choose another run folder"
         )

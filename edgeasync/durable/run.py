@@ -1,4 +1,4 @@
-"""A hub's run in one folder: opened where it was left, begun where there is none, and saved."""
+"""Open, begin and save a hub's run in a folder."""
 
 import math
 from collections.abc import Callable
@@ -25,14 +25,16 @@ Durability = Literal["journal", "checkpoint"]
 
 
 class HubRun:
-    """A run under these rules, on a disk that nobody else writes to. After `open` it holds the hub's state.
+    """A run under `rules`, on a disk that nobody else writes to.
 
-    Raises `ConfigError` for a policy that cannot be written down.
+    After `open` it has the hub's state.
 
-    The `journal` is what writes on from there. `now_s` is the core's time when it stood still, `entries` how
-    many were replayed, `checkpoint` the name of the one it resumed from, if it did, and `remarks` are
-    sentences for a person. The `history` is `None` if the run keeps no rows. With `trust_code` plugins that
-    only the folder names are imported.
+    Raises `ConfigError` for a policy that cannot be recorded.
+
+    The `journal` writes the following entries. `now_s` is the core's time at the end of the last
+    start, `entries` the number of replayed entries. `checkpoint` is the name of the one that was
+    resumed, or empty, and `remarks` are warnings. The `history` is `None` if the run records no
+    rows. With `trust_code`, plugins that only the folder names are imported.
     """
 
     core: HubCore
@@ -76,9 +78,9 @@ class HubRun:
     ) -> None:
         """Recover the state, or begin with the `initial` model and its version, in a new lineage.
 
-        When this returns, all that was found outlives a power cut. What the journal does not lead to is in a
-        checkpoint, dated `created_s`. Raises `StorageError`, and `ModelMismatchError` if the folder is another
-        model's.
+        On return, everything that was recovered is durable. A state that the journal does not reach
+        is in a checkpoint, dated `created_s`. Raises `StorageError`, and `ModelMismatchError` for
+        another model's folder.
         """
         self._software = f"edgeasync {VERSION}"
         rules = self._rules
@@ -118,16 +120,16 @@ class HubRun:
                 self.journal.secure(found.unsynced)
         except OSError as error:
             raise StorageError(
-                f"the run's folder cannot be written: {error}; free space or fix its rights"
+                f"cannot write to the run's folder: {error}; free disk space or check its permissions"
             ) from error
 
     def save(self, state: HubState, created_s: float) -> int:
-        """Write a checkpoint, dated `created_s` by the wall clock, and before it the history; raises `OSError`.
+        """Write the history, then a checkpoint dated `created_s`; raises `OSError`.
 
         Returns the number through which the journal may be dropped.
         """
         if state.entry is None:
-            self._last += 1  # so that no journal of a later start is taken to follow on an earlier checkpoint
+            self._last += 1  # so that no later journal seems to continue an earlier checkpoint
         if self.history is not None:
             self.history.flush(math.inf if state.entry is None else state.entry, sync=True)
         evaluation = state.evaluation

@@ -1,4 +1,4 @@
-"""What a replay tells: a line for each event of a run, as `edgeasync replay` prints them."""
+"""Describe replayed entries as lines of `edgeasync replay`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,10 @@ from edgeasync.protocol.messages import Duplicate, FirstOutcome, Push, Refuse, R
 class ReplayedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """An update that arrived, and its outcome.
 
-    `staleness` is in versions. `version` is the newest version after the event. `reason` says why the hub
-    rejected or ignored the update. For a duplicate it is the earlier outcome. `metrics` are the device's. Of its
-    `local_steps` the device took the first `delay_steps` before it used the answer to its update before.
+    `staleness` is in versions. `version` is the newest version after the event. `reason` explains
+    why the hub rejected or ignored the update. For a duplicate it is the earlier outcome. `metrics`
+    are the device's. `delay_steps` are the first of its `local_steps`, which the device took before
+    it used the answer to its previous update.
     """
 
     event: str = "update"
@@ -55,7 +56,7 @@ class ReplayedEvaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Any other event: a device joins or is lost, an alarm, a new lineage.
+    """Any other event: a device joins or expires, an alarm, a new lineage.
 
     `version` is the newest version after the event. `figures` are those of an alarm.
     """
@@ -74,14 +75,14 @@ Line = ReplayedUpdate | ReplayedEvaluation | RunEvent
 
 
 class RunDescriber:
-    """Makes lines of entries that have been applied to a core."""
+    """Describes entries that have been applied to a core."""
 
     def __init__(self, core: HubCore) -> None:
         self._core = core
         self._duplicates = core.duplicates
 
     def lines(self, number: int, entry: Entry, effects: Sequence[HubEffect]) -> Iterator[Line]:
-        """Yield what is to be told of an entry: first what came in, then what followed."""
+        """Yield the lines of an entry: first the received event, then its consequences."""
         core, event = self._core, entry.event
         repeated, self._duplicates = core.duplicates > self._duplicates, core.duplicates
         if isinstance(event, PushArrived):
@@ -93,7 +94,7 @@ class RunDescriber:
         ):
             yield self._update(number, entry, effects, received.message, None, repeated=True)
         elif isinstance(event, Resumed):
-            detail = "resumed, in a lineage of its own" if event.lineage else "the folder can be written again"
+            detail = "resumed in a new lineage" if event.lineage else "the folder is writable again"
             yield self._happening(number, entry, "resumed", detail=detail)
         for effect in effects:
             match effect:
@@ -104,10 +105,10 @@ class RunDescriber:
                         number, entry, effect.event, effect.device_id, effect.detail, figures=effect.figures
                     )
                 case Restore():
-                    detail = f"an earlier model is now version {effect.number}"
+                    detail = f"restored an earlier model as version {effect.number}"
                     yield self._happening(number, entry, "rolled_back", detail=detail)
                 case Fold() if not isinstance(event, PushArrived):
-                    detail = f"{len(effect.handles)} updates that waited are now version {effect.number}"
+                    detail = f"folded {len(effect.handles)} buffered updates into version {effect.number}"
                     yield self._happening(number, entry, "folded", detail=detail)
 
     def _update(
@@ -189,7 +190,7 @@ class RunDescriber:
 
 
 def _outcome(effects: Sequence[HubEffect]) -> tuple[str, str]:
-    """Return what an update was answered, and why."""
+    """Return an update's outcome and its reason."""
     outcome = outcome_of(effects)
     if outcome is None:
         answers = [effect.message for effect in effects if isinstance(effect, SendToDevice)]

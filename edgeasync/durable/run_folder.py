@@ -1,6 +1,7 @@
-"""A run's folder: the names of its files, and what opens them to be read.
+"""The files of a run's folder, and how to open them for reading.
 
-Nothing here writes or holds a lock. So the folder may be another user's, a copy, or one in which a hub is at work.
+This module neither writes nor locks. So the folder may belong to another user, be a copy, or be in
+use by a hub.
 """
 
 from pathlib import Path
@@ -27,16 +28,16 @@ FORWARD_FILE = "forward.onnx"
 TRAINING_FILE = "training.onnx"
 
 ATTEMPTS = 10
-"""How often a folder that changes while it is looked at is looked at again."""
+"""How often to retry reading a folder that changes meanwhile."""
 
 Kind = TypeVar("Kind")
 
 
 class RunFolder:
-    """The files of a run: its checkpoints, journal, history, and the settings of its last start.
+    """The files of a run: checkpoints, journal, history and the settings of its last start.
 
-    `disk` holds the files; without one it is the folder at `path`, which also names the run in messages. A
-    hub, which writes checkpoints, says how many to `keep`.
+    `disk` contains the files; by default it is the folder at `path`, which messages name. A hub,
+    which writes checkpoints, sets how many to `keep`.
     """
 
     def __init__(self, path: Path = Path(), disk: Disk | None = None, *, keep: int = 1) -> None:
@@ -46,28 +47,31 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Return the run at a path, and import no module from there; raises `StorageError` without a folder."""
+        """Return the run at a path, and forbid importing modules from it.
+
+        Raises `StorageError` if the folder is missing.
+        """
         if not path.is_dir():
-            raise StorageError(f"{path}: no such folder; give the folder of a hub's run")
+            raise StorageError(f"{path}: no such folder; pass the folder of a hub's run")
         refuse_modules_in(path)
         return cls(path)
 
     @property
     def in_use(self) -> bool:
-        """Whether a hub is at work in the folder."""
+        """Whether a hub is using the folder."""
         return is_locked(self.path)
 
     @property
     def is_known(self) -> bool:
-        """Whether a hub has begun a run here, or left its model."""
+        """Whether a hub has begun a run here, or saved its model."""
         try:
             return any((self.path / name).exists() for name in (RECORD_FILE, MODEL_FILE))
-        except OSError:  # what reads the folder says what is wrong
+        except OSError:  # reading the folder raises the error
             return False
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is anything that a hub could resume; raises `StorageError`."""
+        """Whether there is a checkpoint, readable or not; raises `StorageError`."""
         return self.path.is_dir() and any(self.checkpoints.manifests())
 
     def record(self, kind: type[Kind], remedy: str = "") -> Kind:
@@ -79,13 +83,14 @@ class RunFolder:
         return JournalReading(self.disk, after)
 
     def history(self) -> Rows:
-        """Return the history; raises nothing for one that is damaged or missing."""
+        """Return the history; a damaged or missing one sets `trouble`."""
         return read_rows(self.disk)
 
     def snapshot(self) -> "RunSnapshot":
         """Return checkpoints and journal as they are at one moment; raises `StorageError`.
 
-        A hub drops what its checkpoints cover. So the journal is opened between two equal looks at them.
+        A hub drops journal entries that its checkpoints cover. So the journal is opened between two
+        equal listings of the checkpoints.
         """
         checkpoints = self.checkpoints.manifests()
         for _ in range(ATTEMPTS):
@@ -93,17 +98,20 @@ class RunFolder:
                 journal = FolderSnapshot(self.path, segment_names(self.disk))
             except OSError as error:
                 raise StorageError(
-                    f"{self.path}: the journal cannot be read: {error.strerror}; fix its rights"
+                    f"{self.path}: the journal cannot be read: {error.strerror}; check its permissions"
                 ) from error
             before, checkpoints = checkpoints, self.checkpoints.manifests()
             if before == checkpoints:
                 return RunSnapshot(journal, *checkpoints)
             journal.close()
-        raise StorageError(f"{self.path}: changes faster than it can be read; look at a copy")
+        raise StorageError(f"{self.path}: changes faster than it can be read; use a copy of the folder")
 
 
 class JournalPart(msgspec.Struct, frozen=True):
-    """Checkpoints, oldest first, from which the journal leads to entry `last`, and why it leads no further."""
+    """Checkpoints, oldest first, from which the journal leads to entry `last`.
+
+    `trouble` explains why it leads no further.
+    """
 
     starts: list[tuple[str, Manifest]]
     last: int
@@ -118,7 +126,7 @@ class JournalPart(msgspec.Struct, frozen=True):
 class RunSnapshot:
     """A run's checkpoints, newest first, and its journal, which stays open until `close`.
 
-    `unreadable` has the names of checkpoints that cannot be read, and what is wrong with each.
+    `unreadable` are the names of unreadable checkpoints, with the error of each.
     """
 
     def __init__(
@@ -133,10 +141,10 @@ class RunSnapshot:
         self.journal.close()
 
     def follow(self) -> tuple[Manifest, str]:
-        """Return what the journal leads to from the newest checkpoint, and why it leads no further.
+        """Return the newest manifest, updated by the journal, and why the journal ends.
 
-        Of the manifest that is returned, version, lineage and count of updates are those after the last entry. The
-        entries are read, and nothing is computed again.
+        Version, lineage and count of updates are those after the last entry. The entries are read,
+        but nothing is recomputed.
         """
         start = self.manifests[0][1]
         version, updates_applied, lineage, trouble = start.version, start.updates_applied, start.lineage, ""
@@ -152,10 +160,11 @@ class RunSnapshot:
         return replace(start, version=version, updates_applied=updates_applied, lineage=lineage), trouble
 
     def parts(self, starts: list[tuple[str, Manifest]]) -> list[JournalPart]:
-        """Read the journal from the first of these checkpoints, and again from each it does not lead to.
+        """Split the journal into parts that lead from one checkpoint to others.
 
-        The checkpoints come oldest first. The journal leads to one if it has what comes between, and the same
-        version there.
+        `starts` are the checkpoints, ordered oldest first. A part reaches a checkpoint if it
+        contains all entries up to it, and leads to the same version. The next part begins at the
+        first checkpoint that the last part does not reach.
         """
         found = []
         while starts:
@@ -165,7 +174,7 @@ class RunSnapshot:
                 for record in JournalReading(self.journal, last).records():
                     version = read_entry(record.entry).version
                     if versions.get(record.number, version) != version:
-                        trouble = f"entry {record.number} does not lead to the checkpoint that was written there"
+                        trouble = f"entry {record.number} leads to another version than its checkpoint"
                         break
                     last = record.number
             except StorageError as error:

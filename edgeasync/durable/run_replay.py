@@ -1,8 +1,8 @@
-"""The story of a run, from its folder alone: the journal replayed, each entry told, nothing written.
+"""Replay a run from its folder alone: apply each journal entry and describe it, without writing.
 
-It may be told while a hub writes to the folder, and of a copy. A journal need not lead on from every checkpoint
-that is kept: where a hub went back to a checkpoint, or resumed under other rules, its numbers leap, and only the
-checkpoint written then bridges that.
+This works while a hub writes to the folder, and on a copy. The journal does not continue from every
+checkpoint. If a hub went back to a checkpoint, or resumed under other rules, the entry numbers have
+a gap, which only the checkpoint written then bridges.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,9 +33,9 @@ from edgeasync.protocol.wire import checksum
 
 
 class Beginning(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the replay begins: after entry `entry`, at the state of `checkpoint`.
+    """Where the replay begins: after entry `entry`, with the state of `checkpoint`.
 
-    `remarks` are sentences for a person.
+    `remarks` are warnings.
     """
 
     event: str = "begins"
@@ -49,7 +49,7 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunReplay:
-    """The story of a run. Close it when it is told."""
+    """A replay of a run. Close it after use."""
 
     def __init__(
         self,
@@ -60,14 +60,16 @@ class RunReplay:
         trust_code: bool = False,
         verify: bool = False,
     ) -> None:
-        """Look for where to begin: at `checkpoint`, or as early as can be; it is to end after entry `until`.
+        """Find where to begin: at `checkpoint`, or as early as possible.
 
-        The `checkpoint` may be "latest": what a hub that is started again resumes from. Without `trust_code` no
-        plugin is imported, so a run under plugins is told up to its last checkpoint only. With `verify` the whole
-        state is compared with that of each checkpoint on the way.
+        It ends after entry `until`.
 
-        Raises `StorageError` for a folder that is no run or has nothing to begin from, `ConfigError` if entry
-        `until` is not to be had.
+        The `checkpoint` may be "latest", from which a restarted hub resumes. Without `trust_code`,
+        no plugin is imported, so a run with plugins is replayed up to its last checkpoint only.
+        With `verify`, the whole state is compared with each checkpoint on the way.
+
+        Raises `StorageError` if the folder is not a run or has no usable checkpoint, `ConfigError`
+        if entry `until` is not available.
         """
         self._until = until
         self._verify = verify
@@ -76,12 +78,14 @@ class RunReplay:
         self._files = self._folder.snapshot()
         self._checkpoints = {one[1].journal: one for one in reversed(self._files.manifests)}
         self.created_s = 0.0
-        """When the checkpoint that it begins with was written, by the wall clock."""
+        """Wall-clock time at which the first checkpoint was written."""
         self.remarks: list[str] = []
         self.compared: list[str] = []
         """The checkpoints that the state was compared with."""
         self.earlier: int | None = None
-        """The last entry of the part of the story before this one, which `until` tells; `None` without one."""
+        """The last entry of the previous part of the journal, for `until`; `None` for the first
+        part.
+        """
         try:
             self._state = self._begin_early() if checkpoint is None else self._begin_at(checkpoint)
         except BaseException:
@@ -100,7 +104,7 @@ class RunReplay:
 
     @classmethod
     def of_parts(cls, run: Path, *, trust_code: bool = False, verify: bool = False) -> Iterator[Self]:
-        """Yield a replay of each part of the story, the last part first; the next one closes it."""
+        """Yield a replay of each part of the journal, last part first. The next one closes it."""
         until: int | None = None
         while True:
             with closing(cls(run, until=until, trust_code=trust_code, verify=verify)) as replay:
@@ -110,7 +114,7 @@ class RunReplay:
                 return
 
     def close(self) -> None:
-        """Let go of the journal."""
+        """Close the journal."""
         self._files.close()
 
     @property
@@ -120,30 +124,30 @@ class RunReplay:
 
     @property
     def core(self) -> HubCore:
-        """The hub's core where the story has come to."""
+        """The hub's core at the current entry."""
         return self._state.core
 
     @property
     def last(self) -> int:
-        """The number of the entry that the story has come to."""
+        """The number of the current entry."""
         return self._state.last
 
     @property
     def plugins(self) -> Sequence[str]:
-        """The plugins that were not imported: what they decided is not told."""
+        """The plugins that were not imported, whose decisions are not replayed."""
         return self._state.plugins
 
     @property
     def snapshot(self) -> Snapshot:
-        """The model where the story has come to."""
+        """The model at the current entry."""
         return self._state.model.current
 
     def tell(self, on_line: Callable[[Line], bool]) -> int:
-        """Tell every entry until one is the last or `on_line` says no; return the bytes of an unfinished write.
+        """Replay until entry `until` or until `on_line` returns false.
 
-        Raises `StorageError` where the journal is damaged or, if it is verified, does not lead to a checkpoint's
-        state, and `PluginError` where a plugin decides differently than in the run; what came before has been told
-        then.
+        Return the bytes of a torn write. Raises `StorageError` if the journal is damaged or, with
+        `verify`, leads to another state than a checkpoint. Raises `PluginError` if a plugin decides
+        differently than in the run. Lines before the error have been passed to `on_line`.
         """
         state, until = self._state, self._until
         if state.plugins or (until is not None and until <= state.last):
@@ -160,9 +164,10 @@ class RunReplay:
         return sum(tail.nbytes for tail in reading.torn)
 
     def _compare(self, number: int) -> None:
-        """Compare the state with that of the checkpoint here, if there is one; raises `PluginError`.
+        """Compare the state with the checkpoint of this entry, if there is one.
 
-        That is for runs with plugins, and for those to verify: these raise `StorageError`, too.
+        This applies to runs with plugins, and with `verify` to all runs. Raises `PluginError`, and
+        with `verify` also `StorageError`.
         """
         state, (name, manifest) = self._state, self._checkpoints.get(number, ("", None))
         if manifest is None or not (self._verify or plugins_of(state.rules.policy)):
@@ -174,7 +179,7 @@ class RunReplay:
         except (StorageError, ModelMismatchError):
             if self._verify and name in dict(self._folder.checkpoints.manifests()[0]):
                 raise
-            return  # a running hub has dropped it
+            return  # a running hub has removed it
         chosen = ChosenCheckpoint(name, manifest, tensors, [])
         saved = open_checkpoint(chosen, Rules.make_core, lambda: bytes(16), self._trust)
         check_state(state.core, state.model, saved.core, saved.model, number)
@@ -182,18 +187,18 @@ class RunReplay:
             now, then = [capture(one.core, one.model, one.publisher, number, 0.0) for one in (state, saved)]
             if difference := find_difference(now, then, self.spec):
                 raise StorageError(
-                    f"{name}: the journal leads to another state at entry {number}: {difference}; put the folder "
-                    "back from a backup, or resume from another checkpoint"
+                    f"{name}: the journal leads to another state at entry {number}: {difference}; restore the "
+                    "folder from a backup, or resume from another checkpoint"
                 )
             self.compared.append(name)
 
     def devices(self) -> list[dict[str, Any]]:
-        """Return what the status says of the devices at the point that the story has come to."""
+        """Return the devices' part of the status at the current entry."""
         found: list[dict[str, Any]] = self._state.core.status(self._state.now_s)["devices"]
         return found
 
     def summary(self) -> dict[str, Any]:
-        """Return the state that the story has come to, for people and scripts."""
+        """Return the state at the current entry, for people and scripts."""
         core, state = self._state.core, self._state
         judged = core.policy_engine.describe()
         return {
@@ -213,14 +218,16 @@ class RunReplay:
         }
 
     def _begin_at(self, checkpoint: str) -> Recovered:
-        """Begin at the checkpoint that was asked for."""
+        """Begin at a named checkpoint, "latest" or "best"."""
         fingerprint = dict(self._files.manifests).get(checkpoint, self._newest).fingerprint
         chosen = self._folder.checkpoints.choose(checkpoint, fingerprint)
         if chosen is None:
-            raise StorageError(f"{self._folder.path}: has no checkpoint to begin from")
+            raise StorageError(f"{self._folder.path}: no checkpoint to begin from; pass the folder of a hub's run")
         number = chosen.manifest.journal
         if self._until is not None and self._until < number:
-            raise ConfigError(f"--until {self._until}: {chosen.name} is of entry {number} already; begin earlier")
+            raise ConfigError(
+                f"--until {self._until}: {chosen.name} already contains entry {number}; choose an older checkpoint"
+            )
         if self._until is not None and self._until > number:
             (part, *_) = self._files.parts([(chosen.name, chosen.manifest)])
             if part.last < self._until:
@@ -229,7 +236,7 @@ class RunReplay:
         return self._open(chosen)
 
     def _begin_early(self) -> Recovered:
-        """Begin at the oldest checkpoint from which the journal leads on to the end, or to entry `until`."""
+        """Begin at the oldest checkpoint that leads to entry `until`, or to the journal's end."""
         fingerprint = self._newest.fingerprint
         # Oldest first. Of several checkpoints at one number, the journal follows the newest.
         ours = [one for one in reversed(self._files.manifests) if one[1].fingerprint == fingerprint]
@@ -254,21 +261,22 @@ class RunReplay:
         if troubles:
             raise StorageError(f"no checkpoint can be used: {' | '.join(troubles)}")
         raise ConfigError(
-            f"--until {self._until}: is not to be had any more; the story begins behind entry {parts[-1].first}"
+            f"--until {self._until}: the journal no longer contains that entry; use a number from "
+            f"{parts[-1].first} to {parts[-1].last}"
         )
 
     @property
     def _newest(self) -> Manifest:
-        """The newest checkpoint; raises `StorageError` without one."""
+        """The newest checkpoint's manifest; raises `StorageError` if there is none."""
         if self._files.manifests:
             return self._files.manifests[0][1]
         if self._files.unreadable:
             reasons = " | ".join(reason for _, reason in self._files.unreadable)
             raise StorageError(f"no checkpoint can be used: {reasons}")
-        raise StorageError(f"{self._folder.path}: holds no checkpoint; give the folder of a hub's run")
+        raise StorageError(f"{self._folder.path}: no checkpoint; pass the folder of a hub's run")
 
     def _refuse_end(self, last: int) -> None:
-        raise ConfigError(f"--until {self._until}: the journal leads to entry {last} and no further")
+        raise ConfigError(f"--until {self._until}: the journal ends at entry {last}")
 
     def _open(self, chosen: ChosenCheckpoint) -> Recovered:
         self.created_s = chosen.manifest.created_s
@@ -284,23 +292,25 @@ class RunReplay:
 
 
 def _stops_at(chosen: ChosenCheckpoint, plugins: Sequence[str]) -> str:
-    """Return why a replay goes no further than its checkpoint."""
+    """Return a warning that a replay ends at its checkpoint because of plugins."""
     return (
-        f"stops at {chosen.name}, version {chosen.manifest.version}: what came later was decided by "
-        f"{', '.join(plugins)}, and no code that a run's folder names is imported; if you trust the folder, allow "
-        "it with trust_code=True (--trust-code)"
+        f"stops at {chosen.name}, version {chosen.manifest.version}: later entries need the plugins "
+        f"{', '.join(plugins)}, which are not imported from a run's folder; if you trust the folder, pass "
+        "trust_code=True (--trust-code)"
     )
 
 
 def _earlier_parts(parts: list[JournalPart]) -> list[str]:
-    """Say of each part but the last, if it leads anywhere, why it does not lead further."""
+    """Return a remark for each part but the last that has entries, on how to replay it."""
     remarks = []
     for part, following in pairwise(parts):
         if part.last == part.first:
-            continue  # what came after it was dropped, as is usual
+            continue  # its later entries were removed, as usual
         name, manifest = following.starts[0]
-        why = f"the hub resumed from {name} then" if manifest.journal == part.last + 1 else part.trouble
-        remarks.append(f"--until {part.last} tells an earlier part, from entry {part.first} on; behind it: {why}")
+        why = f"the hub then resumed from {name}" if manifest.journal == part.last + 1 else part.trouble
+        remarks.append(
+            f"use --until {part.last} to replay an earlier part, from entry {part.first} on; it ends there: {why}"
+        )
     return remarks
 
 

@@ -1,7 +1,7 @@
-"""Files that nobody but their owner may read or write: keys, tokens, and the folders they lie in.
+"""Files and folders for keys and tokens that only their owner may read or write.
 
-A secret is written to a new file that is never opened through a link, and read from a plain file alone. What
-others can read is refused: a secret that somebody may have seen is none.
+A secret is written to a new file, never through a link, and read from a regular file only. A file
+that other users can read is refused, because its secret may be known to them.
 """
 
 import contextlib
@@ -21,21 +21,21 @@ _PRIVATE = 0o700
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that only its owner may enter, if it is missing, as the one above it; return it.
+    """Create a folder that only its owner may enter, and its parent, if missing; return it.
 
-    Raises `StorageError` if it cannot be made, is a link, or is open to others.
+    Raises `StorageError` if it cannot be created, is a link, or is open to other users.
     """
     try:
         path.parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             path.mkdir(_PRIVATE)
     except OSError as error:
-        raise StorageError(f"{path}: cannot be made: {error.strerror}; choose another folder") from error
+        raise StorageError(f"{path}: cannot be created: {error.strerror}; choose another folder") from error
     check_private(path)
     return path
 
 
-HUB_KEYS = "make a hub's keys with 'edgeasync keys init', or give the right folder (--keys)"
+HUB_KEYS = "create a hub's keys with 'edgeasync keys init', or set the right folder (--keys)"
 
 
 def check_private(path: Path) -> None:
@@ -47,37 +47,37 @@ def check_private(path: Path) -> None:
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}; choose another folder") from error
     if not stat.S_ISDIR(found.st_mode):
-        raise StorageError(f"{path}: is a link or a file; give a folder of its own")
-    _check_owner(path, found, remedy=f"chmod 700 {path}")
+        raise StorageError(f"{path}: is a link or a file; choose a folder")
+    _check_owner(path, found, remedy=f"run chmod 700 {path}")
 
 
 def read_secret(path: Path, *, public: bool = False, absent: str = HUB_KEYS) -> bytes:
-    """Return what a secret file holds; one that is `public` others may read, but not write.
+    """Return the content of a secret file. Other users may read a `public` file, but not write it.
 
-    Raises `StorageError` if it cannot be read, is a link, or is open to others. `absent` is what to do if there is
-    no such file.
+    Raises `StorageError` if it cannot be read, is a link, or is open to other users. `absent` is
+    the remedy if the file is missing.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a path would follow links
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
-                raise StorageError(f"{path}: is no plain file")
-            remedy = f"chmod 600 {path}, or better make new keys"
+                raise StorageError(f"{path}: not a regular file; replace it")
+            remedy = f"create new keys, or run chmod 600 {path} if nobody else knows them"
             _check_owner(path, found, remedy=remedy, forbidden=0o022 if public else 0o077)
             return file.read()
     except FileNotFoundError:
         raise StorageError(f"{path}: no such file; {absent}") from None
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+        raise StorageError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
     except MemoryError:
-        raise StorageError(f"{path}: cannot be read: Longer than this machine's memory") from None
+        raise StorageError(f"{path}: too large for this machine's memory; not a file of keys") from None
 
 
 def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:
-    """Write a secret to a file of its own, synced.
+    """Write a secret to a file and sync it.
 
-    With `replace` it takes the place of the one that is there; without, that is left alone. Raises `StorageError`.
+    Without `replace`, an existing file is not changed, and raises `StorageError`.
     """
     with staged_secret(path, content, replace=replace):
         pass
@@ -85,7 +85,7 @@ def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:
 
 @contextlib.contextmanager
 def staged_secret(path: Path, content: bytes, *, replace: bool = False) -> Iterator[None]:
-    """Write a secret as `write_secret` does, but name the file after the block, unless that raises."""
+    """Write a secret like `write_secret`, but rename the file only after the block has succeeded."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
         with open(temporary, "xb", opener=_create) as file:
@@ -99,7 +99,11 @@ def staged_secret(path: Path, content: bytes, *, replace: bool = False) -> Itera
             os.link(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
-        remedy = "it is left as it is" if isinstance(error, FileExistsError) else "free space or fix its rights"
+        remedy = (
+            "it was not changed"
+            if isinstance(error, FileExistsError)
+            else "free disk space or check its permissions"
+        )
         raise StorageError(f"{path}: cannot be written: {error.strerror}; {remedy}") from error
     finally:
         with contextlib.suppress(OSError):
@@ -108,13 +112,13 @@ def staged_secret(path: Path, content: bytes, *, replace: bool = False) -> Itera
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of secrets, so that one process at a time changes what is in it."""
+    """Lock a folder of secrets, so that one process at a time changes its content."""
     try:
         lock = FileLock(folder / "lock", os.O_RDWR | os.O_CREAT)
     except FileNotFoundError:
         raise StorageError(f"{folder}: no such folder; {HUB_KEYS}") from None
     except OSError as error:
-        raise StorageError(f"{folder}: cannot be locked: {error.strerror}") from error
+        raise StorageError(f"{folder}: cannot be locked: {error.strerror}; check its permissions") from error
     try:
         lock.take(fcntl.LOCK_EX)
         yield
@@ -128,7 +132,7 @@ def _create(path: str, flags: int) -> int:
 
 def _check_owner(path: Path, found: os.stat_result, *, remedy: str, forbidden: int = 0o077) -> None:
     if found.st_uid not in (os.geteuid(), 0):
-        raise StorageError(f"{path}: belongs to another user")
+        raise StorageError(f"{path}: belongs to another user; use a file or folder of your own")
     if found.st_mode & forbidden:
         what = "changed" if forbidden == 0o022 else "read"
         raise StorageError(f"{path}: other users may have {what} it (mode {found.st_mode & 0o777:o}); {remedy}")

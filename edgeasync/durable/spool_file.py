@@ -1,6 +1,6 @@
-"""A device's unanswered work and its model on disk, to resume with after a power cut: `spool = "full"`.
+"""Store a device's unanswered update and model on disk, for `spool = "full"`.
 
-Separate from `identity`, so that a device without a spool does not import this.
+This module is separate from `identity`, so that a device without a spool does not import it.
 """
 
 from pathlib import Path
@@ -22,19 +22,20 @@ from edgeasync.structs import parse_json
 SPOOL_FILE = "spool.safetensors"
 HELD_FILE = "model.safetensors"
 HELD_FORMAT = "edgeasync-held-1"
-"""A file of another format is not read: the hub sends the whole model."""
+"""A file of another format is not read; the hub then sends the whole model."""
 
 SPOOL_FORMAT = "edgeasync-spool-1"
-"""Another format is another software's, and is put aside; so is an update of another protocol version."""
+"""A file of another format, or with an update of another protocol version, is renamed and not read.
+"""
 
 _PAYLOAD, _RESIDUAL, _TRAINER, _MODEL = "payload", "residual", "trainer.", "model"
 
 
 class SpoolFile:
-    """What a device with `spool = "full"` keeps beside its identity: two files, each replaced as a whole.
+    """The files of a device with `spool = "full"`, each replaced as a whole.
 
-    The spool is about as long as payload, residual and trainer's state together, the other file as the model. Each
-    takes twice that while it is replaced.
+    The spool is about as large as payload, residual and trainer's state together, the other file as
+    the model. Each needs twice that space while it is replaced.
     """
 
     def __init__(self, folder: Path, state_id: str) -> None:
@@ -47,38 +48,35 @@ class SpoolFile:
         return self._spool.path
 
     def read(self) -> Spool | None:
-        """Return what was kept; `None` if there is nothing.
+        """Return the stored spool; `None` if there is no file.
 
-        Raises `StorageError` if it cannot be read, `ProtocolError` if it is damaged or not this device's: then
-        `put_aside` lets the device begin a new one.
+        Raises `StorageError` if it cannot be read. Raises `ProtocolError` if it is damaged or
+        another device's; then call `put_aside` to begin a new one.
         """
         found = self._spool.read()
         return None if found is None else _to_spool(*found)
 
     def read_model(self) -> HeldModel | None:
-        """Return the model that was kept; `None` if there is none, or none that is this device's and whole."""
+        """Return the stored model; `None` if it is missing, damaged or another device's."""
         try:
             found = self._held.read()
             return None if found is None else _to_held(*found)
         except (StorageError, ProtocolError):
-            return None  # the hub has the model: nothing is lost but a difference's saving
+            return None  # the hub sends the whole model instead of a delta
 
     def write(self, spool: Spool) -> None:
-        """Keep this in place of what was kept before; returns when it would outlive a power cut.
-
-        Raises `StorageError`.
-        """
+        """Replace the spool, synced to disk; raises `StorageError`."""
         arrays: dict[str, npt.NDArray[Any]] = {_PAYLOAD: np.frombuffer(spool.payload, np.uint8)}
         if spool.residual is not None:
             arrays[_RESIDUAL] = spool.residual
         arrays |= {_TRAINER + name: array for name, array in spool.trainer.items()}
-        # The update is repeated in another session, so this one need not lie on the disk.
+        # The update is repeated in another session, so the secret session id is not stored.
         push = wire.encode(msgspec.structs.replace(spool.push, session=bytes(16))).hex()
         model = msgspec.json.encode(spool.model).decode()
         self._spool.write({"model": model, "push": push}, arrays)
 
     def write_model(self, held: HeldModel) -> None:
-        """Keep this model in place of the one before; raises `StorageError`."""
+        """Replace the stored model; raises `StorageError`."""
         metadata = {
             "model": msgspec.json.encode(held.model).decode(),
             "version": msgspec.json.encode(held.version).decode(),
@@ -86,7 +84,7 @@ class SpoolFile:
         self._held.write(metadata, {_MODEL: held.values})
 
     def put_aside(self) -> Path:
-        """Rename the spool, so that a person may look at it; return its new path. Raises `StorageError`."""
+        """Rename the spool for inspection; return its new path. Raises `StorageError`."""
         return self._spool.put_aside()
 
 
@@ -98,9 +96,9 @@ def _to_spool(metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> 
         model = parse_json(metadata["model"], ModelKey)
         payload = arrays.pop(_PAYLOAD).data.cast("B")
     except (KeyError, ValueError, wire.UnsupportedVersionError) as error:
-        raise ProtocolError(f"of another version of this software ({error})") from error
+        raise ProtocolError(f"written by another version of edgeasync ({error})") from error
     if not isinstance(push, Push) or wire.checksum(payload) != push.checksum:
-        raise ProtocolError("of another version of this software (it holds no update)")
+        raise ProtocolError("written by another version of edgeasync (no update in it)")
     residual = arrays.pop(_RESIDUAL, None)
     return Spool(model, push, payload, residual, {n.removeprefix(_TRAINER): a for n, a in arrays.items()})
 

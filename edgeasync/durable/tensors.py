@@ -1,7 +1,7 @@
-"""Named arrays in the safetensors format, written from and read as views of memory: a model is never copied.
+"""Read and write named arrays in the safetensors format, as views of memory without copying.
 
-The format: length of the header u64 little-endian, a JSON header with each array's dtype, shape and place, padded
-with spaces to 8 bytes, and the arrays' memory, one after the other.
+The format: length of the header u64 little-endian, a JSON header with each array's dtype, shape and
+offsets, padded with spaces to 8 bytes, and the memory of the arrays in sequence.
 https://huggingface.co/docs/safetensors/index#format
 """
 
@@ -24,7 +24,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class _Place(msgspec.Struct):
-    """Where an array lies, in bytes behind the header."""
+    """The offsets of an array, in bytes after the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -39,14 +39,15 @@ def tensor_parts(
 ) -> list[memoryview]:
     """Return the parts of a safetensors file: the header, and each array's memory as bytes.
 
-    Arrays are ordered by dtype and name, so that float32 ones are aligned wherever the file is. One that is not
-    C-contiguous is copied. Raises `ValueError` for an array that is neither float32 nor uint8.
+    Arrays are ordered by dtype and name, so that float32 arrays are aligned wherever the file is.
+    Arrays that are not C-contiguous are copied. Raises `ValueError` for an array that is neither
+    float32 nor uint8.
     """
     places, parts, start = {}, [], 0
     for name in sorted(tensors, key=lambda name: (-tensors[name].itemsize, name)):
         tensor = tensors[name]
         if tensor.dtype not in _NAMES or name == _METADATA:
-            raise ValueError(f"array {name!r} of {tensor.dtype} cannot be stored, only float32 and uint8 can")
+            raise ValueError(f"array {name!r} has dtype {tensor.dtype}; only float32 and uint8 can be stored")
         part = np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
         places[name] = _Place(_NAMES[tensor.dtype], tensor.shape, (start, start + part.nbytes))
         parts.append(part)
@@ -57,24 +58,24 @@ def tensor_parts(
 
 
 def read_tensors(content: Buffer) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.uint8]]:
-    """Return the arrays of a safetensors file, as views of its content; raises `ValueError` if it is not one."""
+    """Return the arrays of a safetensors file as views of its content; raises `ValueError`."""
     if len(content) < _LENGTH.size:
-        raise ValueError("it is shorter than a header")
+        raise ValueError("shorter than a header")
     data = _LENGTH.size + _LENGTH.unpack_from(content)[0]
     try:
         places = parse_json(memoryview(content)[_LENGTH.size : data], dict[str, msgspec.Raw])
         places.pop(_METADATA, None)
         return {name: _view(content, data, _read_place(raw)) for name, raw in places.items()}
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"its header is damaged: {error}") from error
+        raise ValueError(f"damaged header: {error}") from error
 
 
 def _view(content: Buffer, data: int, place: _Place) -> npt.NDArray[np.float32] | npt.NDArray[np.uint8]:
-    """Return one array; `data` is where the arrays begin."""
+    """Return an array; `data` is the offset of the first array."""
     dtype = _DTYPES.get(place.dtype)
     if dtype is None or min(place.shape, default=0) < 0:
-        raise ValueError(f"it has an array of {place.dtype} and shape {place.shape}")
+        raise ValueError(f"unsupported array of dtype {place.dtype} and shape {place.shape}")
     count, (start, end) = math.prod(place.shape), place.data_offsets
     if not 0 <= start <= end <= len(content) - data or end - start != count * dtype.itemsize:
-        raise ValueError(f"an array of shape {place.shape} cannot lie at bytes {start} to {end}")
+        raise ValueError(f"an array of shape {place.shape} does not fit at bytes {start} to {end}")
     return np.frombuffer(content, dtype, count, data + start).reshape(place.shape)

@@ -1,4 +1,4 @@
-"""Verifies a run's folder: what its journal says leads to what its checkpoints hold."""
+"""Verify that a run's journal leads to the states in its checkpoints."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from edgeasync.errors import PluginError, StorageError
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """A verified run: its `entries` of the journal lead to the state of each checkpoint in `compared`.
+    """A verified run: its journal's `entries` lead to the state of each checkpoint in `compared`.
 
-    The checkpoints in `read` are undamaged: at these the replay begins, or no journal leads there any more.
-    `updates_applied` and `version` are those at the end. The last `unfinished_bytes` of the journal are of an
-    unfinished write.
+    The checkpoints in `read` are undamaged, but were not compared: the replay begins at them, or no
+    journal leads to them any more. `updates_applied` and `version` are those at the end. The last
+    `unfinished_bytes` of the journal belong to an unfinished write.
     """
 
     event: str = "verified"
@@ -27,22 +27,22 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verify_run(run: Path, *, trust_code: bool = False) -> Verified:
-    """Replay all that the journal of a run has, and compare the state with each checkpoint on the way.
+    """Replay a run's whole journal, and compare the state with each checkpoint on the way.
 
-    Raises `StorageError` if something is damaged, if the journal leads to another state than a checkpoint has, or
-    if the counts of updates contradict one another; `PluginError` if a plugin may not be imported without
-    `trust_code`, or decides differently than in the run.
+    Raises `StorageError` if something is damaged, if the journal leads to another state than a
+    checkpoint, or if the counts of updates are inconsistent. Raises `PluginError` if a plugin may
+    not be imported without `trust_code`, or decides differently than in the run.
     """
     entries, unfinished, compared = 0, 0, list[str]()
     last: RunReplay | None = None
     for replay in RunReplay.of_parts(run, trust_code=trust_code, verify=True):
         if replay.plugins:
-            raise PluginError(f"{run}: not verified: {' | '.join(replay.remarks)}")
+            raise PluginError(f"{run}: cannot be verified: {' | '.join(replay.remarks)}")
         unfinished += replay.tell(lambda _: True)
         if contradiction := replay.core.imbalance():
             raise StorageError(
-                f"{run}: the counts at entry {replay.last} contradict one another: {contradiction}; put the "
-                "folder back from a backup"
+                f"{run}: inconsistent counts at entry {replay.last}: {contradiction}; restore the folder from a "
+                "backup"
             )
         entries += replay.last - replay.beginning.entry
         compared += reversed(replay.compared)

@@ -1,1 +1,1 @@
-"""What a process asks of its machine: threads, clocks, shutdown, sensors, files that change, systemd."""
+"""Operating system services: threads, clocks, shutdown, sensors, watched files and systemd."""

@@ -1,10 +1,10 @@
-"""Ends what still runs when the program ends, before Python takes the threads away.
+"""Stop running hubs, agents and threads when the program ends, before Python stops its threads.
 
-A thread that returns from native code into an interpreter that is shut down aborts the process, and what was still
-to be written would not be on disk.
+A thread that returns from native code into an interpreter that has shut down aborts the process,
+and pending data would not be written to disk.
 """
 
-import concurrent.futures.thread  # before `_stop_all` is registered: Python calls that first, executors end later
+import concurrent.futures.thread  # imported before `_stop_all` is registered, so that executors end after it
 import logging
 import os
 import threading
@@ -18,13 +18,16 @@ from edgeasync.errors import EdgeAsyncError
 LOG = logging.getLogger("edgeasync.exit")
 
 EXIT_S = 10.0
-"""How long the end of the program waits for all of it."""
+"""How long a program that ends waits for everything to stop."""
 
 Done = concurrent.futures.Future[Any]
 
 
 class OwnThread(threading.Thread):
-    """A daemon thread, so that it keeps no program alive; one that ends waits for it, up to `EXIT_S`."""
+    """A daemon thread, which keeps no program alive.
+
+    A program that ends waits up to `EXIT_S` for it.
+    """
 
     def __init__(self, name: str, target: Callable[..., object], *args: object) -> None:
         super().__init__(target=target, args=args, name=name, daemon=True)
@@ -37,27 +40,27 @@ _ending = False
 
 
 def is_ending() -> bool:
-    """Return whether the program ends: its main thread has."""
+    """Return whether the program is ending, that is its main thread has ended."""
     return _ending
 
 
 def stop_at_exit(done: Done, stop: Callable[[], None], forget: Callable[[], None]) -> None:
-    """Call `stop` if the program ends before this is `done`, and wait for that.
+    """Call `stop` if the program ends before `done` is done, and wait for `done`.
 
-    A forked child, which has none of these threads, calls `forget` instead. Raises `EdgeAsyncError` if the program
-    ends already.
+    A forked child, which has none of these threads, calls `forget` instead. Raises `EdgeAsyncError`
+    if the program is already ending.
     """
     if _ending:
         raise EdgeAsyncError(
-            "the program is ending, and nothing can be started any more; let its main thread wait for this one, "
-            "by Thread.join for example"
+            "cannot start, because the program is ending; let its main thread wait for this thread, for example "
+            "with Thread.join"
         )
     _running[done] = stop, forget
     done.add_done_callback(lambda done: _running.pop(done, None))
 
 
 def _stop_all() -> None:
-    """Stop all, and wait until nothing runs and all threads have ended."""
+    """Stop everything, and wait until all threads have ended."""
     global _ending
     _ending, until_s = True, time.monotonic() + EXIT_S
     running = dict(_running)
@@ -68,7 +71,9 @@ def _stop_all() -> None:
         if thread.is_alive():
             thread.join(max(0.0, until_s - time.monotonic()))
     if late := sorted({thread.name for thread in _threads if thread.is_alive()}):
-        LOG.warning("the program ends, but these threads still run after %g s: %s", EXIT_S, ", ".join(late))
+        LOG.warning(
+            "the program ends, but these threads are still running after %g s: %s", EXIT_S, ", ".join(late)
+        )
 
 
 def _forget_all() -> None:
@@ -77,6 +82,6 @@ def _forget_all() -> None:
     _running.clear()
 
 
-# `atexit` would be too late: by then executors take no work, and an end needs them.
+# `atexit` would be too late, because executors reject work by then, and stopping needs them.
 threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # noqa: SLF001
 os.register_at_fork(after_in_child=_forget_all)

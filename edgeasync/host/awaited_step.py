@@ -1,4 +1,4 @@
-"""The local step of a trainer whose `step` is a coroutine, taken for a thread that waits for it."""
+"""Run a trainer's coroutine `step` on the event loop, for a thread that waits for it."""
 
 import asyncio
 import concurrent.futures
@@ -10,9 +10,10 @@ from edgeasync.training.trainer import StepResult
 
 
 class AwaitedStep:
-    """Takes steps on an event loop, one at a time; `cancel` abandons the one that is running.
+    """Takes steps on an event loop, one at a time; `cancel` abandons the running one.
 
-    Once `stopping` is set, every step is abandoned, and its thread gets `CancelledError` of `concurrent.futures`.
+    Once `stopping` is set, every step is abandoned, and its thread gets `CancelledError` of
+    `concurrent.futures`.
     """
 
     def __init__(self, stopping: threading.Event) -> None:
@@ -22,7 +23,10 @@ class AwaitedStep:
     def in_thread(
         self, loop: asyncio.AbstractEventLoop, step: Callable[[], StepResult | Awaitable[StepResult]]
     ) -> Callable[[], StepResult] | None:
-        """Return a function that takes a step on the loop and waits for it; None if `step` is no coroutine."""
+        """Return a function that takes a step on the loop and waits for it.
+
+        Returns `None` if `step` is not a coroutine function.
+        """
         if not inspect.iscoroutinefunction(step):
             return None
 
@@ -35,6 +39,6 @@ class AwaitedStep:
         return take
 
     def cancel(self) -> None:
-        """Abandon the step that is running, if there is one."""
+        """Abandon the running step, if there is one."""
         if self._running is not None:
             self._running.cancel()

@@ -1,4 +1,4 @@
-"""What a device says of a disk that fails: one warning, until the disk works again."""
+"""Warn once when a device's disk fails, until it works again."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,10 @@ from edgeasync.errors import StorageError
 
 
 class DiskWatch:
-    """Writes one kind of file, in one thread. If the disk fails, `warn` hears the error, and what that `costs`."""
+    """Writes one kind of file, in one thread.
+
+    If the disk fails, `warn` is called with the error and the consequence `costs`.
+    """
 
     def __init__(self, warn: Callable[[str], None], costs: str) -> None:
         self._warn = warn
@@ -14,7 +17,7 @@ class DiskWatch:
         self._fails = False
 
     def write(self, write: Callable[[], None]) -> None:
-        """Call `write`; warn of its `StorageError` unless the write before failed, too."""
+        """Call `write`; warn of its `StorageError` unless the previous write failed, too."""
         try:
             write()
             self._fails = False

@@ -1,4 +1,4 @@
-"""Which event loop hubs and agents run on: uvloop where it is installed and works. And which threads they need."""
+"""Choose the event loop of hubs and agents, and check that Python's threads are usable."""
 
 import asyncio
 import contextlib
@@ -10,21 +10,21 @@ from collections.abc import Callable
 from edgeasync.errors import ConfigError
 
 _uvloop: Callable[[], asyncio.AbstractEventLoop] | None = None
-with contextlib.suppress(ImportError):  # it has no wheel for some machines
+with contextlib.suppress(ImportError):  # uvloop has no wheel for some machines
     from uvloop import new_event_loop as _uvloop
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return what makes an event loop, `None` for asyncio's own.
+    """Return a function that creates an event loop, or `None` for asyncio's default.
 
-    Without standard input, output or error, a descriptor of the loop may get its number. uvloop then aborts the
-    process when it closes that, so such a process has asyncio's loop.
+    Without standard input, output or error, a descriptor of the loop may get its number. uvloop
+    then aborts the process when it closes that descriptor, so such a process uses asyncio's loop.
     """
     return _uvloop if _has_standard_streams() else None
 
 
 def check_threads() -> None:
-    """Raise `ConfigError` if a library has replaced Python's threads or queues: ours would wait for ever."""
+    """Raise `ConfigError` if a library has replaced Python's threads or queues, which would block."""
     for replaced, own in (
         (threading.get_ident, "_thread"),
         (threading.Lock, "_thread"),
@@ -33,14 +33,14 @@ def check_threads() -> None:
         if replaced.__module__ != own:
             library = replaced.__module__.partition(".")[0]
             raise ConfigError(
-                f"{library} has replaced Python's threads or queues, and edgeasync needs Python's own; run it in "
-                f"a process that {library} does not patch, or let it patch neither (with gevent: "
+                f"{library} has replaced Python's threads or queues, which edgeasync needs; use a process that "
+                f"{library} does not patch, or exclude both from patching (with gevent: "
                 "monkey.patch_all(thread=False, queue=False))"
             )
 
 
 def _has_standard_streams() -> bool:
-    """Return whether the numbers of standard input, output and error are taken."""
+    """Return whether standard input, output and error are open."""
     try:
         for descriptor in range(3):
             os.fstat(descriptor)

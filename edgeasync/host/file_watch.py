@@ -1,17 +1,17 @@
-"""Tells when a file that people edit has changed, and can be read."""
+"""Detect changes of a file that people edit."""
 
 import os
 from pathlib import Path
 
 Stamp = tuple[int, int, int]
-"""What changes when a file does: its inode, the time of its last change, and its size."""
+"""A file's inode, modification time and size, which change with its content."""
 
 
 class FileWatch:
-    """Looks at a file now and then.
+    """Checks a file for changes.
 
-    A file that has taken the place of another is whole. One that is written where it lies may be half written: it
-    counts as changed once it has stayed the same for one look.
+    A file that replaced another one is complete. A file that is written in place may be incomplete,
+    so it counts as changed once two checks in a row have found the same stamp.
     """
 
     def __init__(self, path: Path) -> None:
@@ -19,11 +19,11 @@ class FileWatch:
         self._read = self._seen = stamp_of(path)
 
     def note_read(self) -> None:
-        """Note that the file is read now."""
+        """Record that the file is being read now."""
         self._read = stamp_of(self.path)
 
     def has_changed(self, *, replaced: bool = False) -> bool:
-        """Return whether the file is to be read again; with `replaced`, only if it took the place of another."""
+        """Return whether to read the file again; with `replaced`, only if it replaced another one."""
         stamp = stamp_of(self.path)
         is_another = stamp is not None and self._read is not None and stamp[0] != self._read[0]
         if replaced and not is_another:
@@ -33,7 +33,7 @@ class FileWatch:
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Return what changes when a file does; `None` if there is none."""
+    """Return the stamp of a file; `None` if it cannot be read."""
     try:
         found = os.stat(path)  # noqa: PTH116 - five times a second, and for each stranger
     except OSError:

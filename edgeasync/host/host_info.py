@@ -1,4 +1,4 @@
-"""What this machine has, and how this process uses it."""
+"""Describe this machine's resources, and adjust this process's use of memory."""
 
 import ctypes
 import gc
@@ -12,23 +12,23 @@ from edgeasync.training.free_memory import field_bytes, memory_groups
 from edgeasync.version import VERSION
 
 BYTES_A_PARAMETER = 16
-"""Of memory: the parameters, their base, the gradient and a payload, of four bytes each."""
+"""Memory per parameter: the value, its base, the gradient and a payload, four bytes each."""
 
 KEPT_BYTES = 64 << 20
-"""The most freed memory that stays at the end of a heap."""
+"""Maximum freed memory that remains at the end of a heap."""
 
 HEAP_BYTES_MAX = 32 << 20
-"""Larger blocks never come from a heap, and are given back at once; glibc allows no higher threshold."""
+"""Larger blocks are allocated outside the heaps and freed at once; glibc's highest threshold."""
 
 COLLECTED_EVERY = (10_000, 50, 100)
-"""How many new objects, and then how many smaller collections, there are until Python's next collection."""
+"""Thresholds of Python's garbage collector: new objects, then smaller collections."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 
 
 def memory_bytes() -> int:
-    """Return how much memory there is, 0 where the system does not say."""
+    """Return the machine's memory in bytes, 0 if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -47,43 +47,47 @@ def describe_machine(examples: int) -> DeviceProfile:
 
 
 def parameters_that_fit() -> int:
-    """Return how many values a model may have for this machine to train it, by its memory."""
+    """Return the maximum number of parameters that this machine's memory allows for training."""
     return min(memory_bytes() // BYTES_A_PARAMETER, PARAMETERS_MAX) or PARAMETERS_MAX
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process has in use, 0 where that is not told."""
+    """Return this process's resident memory in bytes, 0 if unknown."""
     return field_bytes(Path("/proc/self/status"), "VmRSS:")
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that this process may use: the machine's, or what its cgroup allows; 0 if not known."""
+    """Return the memory limit of this process, by the machine and its cgroups; 0 if unknown."""
     limits = [memory_bytes(), *[group.limit_bytes for group in memory_groups(root)]]
     return min((limit for limit in limits if limit), default=0)
 
 
 def half_of_memory_bytes() -> int:
-    """Return half of the memory that this process may use: what building an unknown model gets; 0 if not known."""
+    """Return half of this process's memory limit, for building an unknown model; 0 if unknown."""
     return memory_limit_bytes() // 2
 
 
 def prepare_for_service() -> None:
-    """Make this process one that runs for long and must never stand still: a hub's."""
+    """Configure this process for long service with short pauses, as a hub needs it."""
     _collect_rarely()
     _keep_freed_memory()
 
 
 def _collect_rarely() -> None:
-    """Let the collector look at what lives now no more, and seldom at all objects: of 10,000 devices for 50 ms."""
+    """Exclude present objects from garbage collection, and collect all objects rarely.
+
+    A full collection with 10,000 devices takes 50 ms.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTED_EVERY)
 
 
 def _keep_freed_memory() -> None:
-    """Let this process keep up to `KEPT_BYTES` of freed memory in each heap; there is one for each of its threads.
+    """Keep up to `KEPT_BYTES` of freed memory in each heap, one per thread.
 
-    glibc would give it back, and every page of the next model would be a fault. Other allocators are left alone.
+    glibc would return it to the system, and every page of the next model would cause a page fault.
+    Other allocators are not changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -1,20 +1,21 @@
-"""What a service of `Type=notify` tells systemd: that it is ready, how it does, and that it is still alive."""
+"""Notify systemd from a service of `Type=notify`: ready, status, and still alive."""
 
 import contextlib
 import socket
 
 JOINED, AWAY = "joined", "looks for"
-"""How an agent's status begins, before its hub's address; an upgrade waits for the first of them."""
+"""The first word of an agent's status, before its hub's address; an upgrade waits for `JOINED`."""
 
 HUBLESS = "without a hub:"
-"""How a peer's status begins; an upgrade waits for this one, too."""
+"""The beginning of a peer's status, for which an upgrade waits, too."""
 
 
 class Notifier:
-    """Sends to systemd's socket, a path or `@` and an abstract name; sends nothing without an address.
+    """Sends to systemd's socket, a path or `@` and an abstract name.
 
-    `watchdog_s` is how long systemd waits for a sign of life; `None` if it does not wait for any. That nobody
-    reads the socket is no error: a service must not end because its supervisor is busy.
+    Without an address, it sends nothing. `watchdog_s` is how long systemd waits for a sign of life;
+    `None` without a watchdog. Errors of the socket are ignored, because a service must not end when
+    its supervisor is busy.
     """
 
     def __init__(self, address: str = "", watchdog_s: float | None = None) -> None:
@@ -23,21 +24,21 @@ class Notifier:
         self._status = ""
 
     def ready(self) -> None:
-        """Tell that the service has started."""
+        """Report that the service has started."""
         self._send("READY=1")
 
     def status(self, sentence: str) -> None:
-        """Tell how the service does, in words for `systemctl status`, if these are new ones."""
+        """Report the service's status for `systemctl status`, if it has changed."""
         if sentence != self._status:
             self._status = sentence
             self._send("STATUS=" + " ".join(sentence.split()))
 
     def alive(self) -> None:
-        """Tell that the service does not hang."""
+        """Report that the service does not hang."""
         self._send("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """Tell that the service is about to end."""
+        """Report that the service is about to end."""
         self._send("STOPPING=1")
 
     def _send(self, line: str) -> None:

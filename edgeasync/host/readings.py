@@ -1,7 +1,7 @@
-"""What the machine tells of itself in `/sys`, `/proc` and `/run`: the board, its heat, its power, its memory.
+"""Read the machine's state from `/sys`, `/proc` and `/run`: board, temperature, power and memory.
 
-Each reading is optional: `None`, or nothing, where this machine does not tell it. A test, and the agent of a test,
-gives another root folder.
+Each reading is optional: `None`, or empty, if this machine does not provide it. Tests pass another
+root folder.
 """
 
 import contextlib
@@ -27,7 +27,9 @@ THROTTLED = {
 """Bits of a Raspberry Pi's `get_throttled`."""
 
 PLAUSIBLE_C = (-40.0, 150.0)
-"""A sensor that says something else is broken, or not a thermometer."""
+"""Range of plausible temperatures. Other values come from a broken sensor, or not from a
+thermometer.
+"""
 
 TEXT_BYTES_MAX = 1 << 20
 
@@ -42,7 +44,7 @@ class Zone(msgspec.Struct, frozen=True):
 
 
 class Power(msgspec.Struct, frozen=True):
-    """What the machine runs on: whether a mains supply is online, and how full the battery is, from 0 to 1."""
+    """The machine's power supply: whether mains is online, and the battery's charge from 0 to 1."""
 
     mains: bool | None
     battery: float | None
@@ -50,28 +52,28 @@ class Power(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Bytes of memory in all, and those that a program can have without swapping."""
+    """Total memory in bytes, and what a program can allocate without swapping."""
 
     total_bytes: int
     available_bytes: int
 
 
 class Pressure(msgspec.Struct, frozen=True):
-    """Share of the last ten seconds, 0 to 1, in which some task, or each, waited for a resource."""
+    """Share of the last ten seconds, 0 to 1, in which some or all tasks waited for a resource."""
 
     some: float
     full: float
 
 
 class Processor(msgspec.Struct, frozen=True):
-    """The processor's name, if it says one, and the features of its instructions."""
+    """The processor's name, if available, and its instruction set features."""
 
     name: str
     features: frozenset[str]
 
 
 class Mount(msgspec.Struct, frozen=True):
-    """The file system that a path lies on."""
+    """The file system of a path."""
 
     point: str
     kind: str
@@ -79,19 +81,19 @@ class Mount(msgspec.Struct, frozen=True):
 
 
 class Readings:
-    """Reads below a root folder; nothing is kept between two readings."""
+    """Reads files below a root folder, without caching."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
 
     def board(self) -> str:
-        """Return the model of the board or machine, empty if it does not say."""
+        """Return the model of the board or machine, empty if unknown."""
         return self._first_text(
             "sys/firmware/devicetree/base/model", "proc/device-tree/model", "sys/class/dmi/id/product_name"
         )
 
     def serial(self) -> str:
-        """Return what tells this machine from another, even one with a copy of its card; empty if nothing does."""
+        """Return a serial number that differs even between copies of a card; empty if unknown."""
         return self._first_text(
             "sys/firmware/devicetree/base/serial-number",
             "proc/device-tree/serial-number",
@@ -100,12 +102,12 @@ class Readings:
         )
 
     def mark(self) -> str:
-        """Return 16 hexadecimal digits by which a folder knows its machine again; empty without a serial."""
+        """Return 16 hexadecimal digits that identify this machine; empty without a serial number."""
         serial = self.serial()
         return hashlib.sha256(b"edgeasync " + serial.encode()).hexdigest()[:16] if serial else ""
 
     def zones(self) -> tuple[Zone, ...]:
-        """Return the thermal zones that have a plausible temperature, in degrees Celsius."""
+        """Return the thermal zones with a plausible temperature, in degrees Celsius."""
         found = []
         for folder in self._folders("sys/class/thermal", "thermal_zone*"):
             millidegrees = parse_int(self._text(folder / "temp"))
@@ -114,18 +116,18 @@ class Readings:
         return tuple(found)
 
     def throttled(self) -> tuple[str, ...] | None:
-        """Return why a Raspberry Pi runs below its speed, now or since boot; `None` on another board."""
+        """Return why a Raspberry Pi is slowed down, now or since boot; `None` on another board."""
         for path in ("sys/devices/platform/soc/soc:firmware/get_throttled", "sys/firmware/get_throttled"):
             if text := self._text(path).strip():
                 return parse_throttled(text)
         return None
 
     def power(self) -> Power | None:
-        """Return what the machine runs on; `None` if it has neither a battery nor a mains supply that tells."""
+        """Return the power supply; `None` if neither a battery nor a mains supply is reported."""
         mains, battery, discharging = None, None, False
         for folder in self._folders("sys/class/power_supply", "*"):
             kind = self._text(folder / "type").strip()
-            # The battery of a mouse or of a keyboard is not the machine's.
+            # Ignore the batteries of mice and keyboards.
             if kind == "Battery" and self._text(folder / "scope").strip() != "Device":
                 percent = parse_int(self._text(folder / "capacity"))
                 if percent is not None and 0 <= percent <= 100:
@@ -143,11 +145,11 @@ class Readings:
         return Memory(total, available) if total and available else None
 
     def pressure(self, resource: Resource) -> Pressure | None:
-        """Return how much tasks wait for a resource; `None` for a kernel that does not measure that."""
+        """Return how much tasks wait for a resource; `None` if the kernel does not measure it."""
         return parse_pressure(self._text(f"proc/pressure/{resource}"))
 
     def metered(self) -> bool | None:
-        """Return whether the way to other networks is a mobile modem; `None` if there is no way."""
+        """Return whether the default route uses a mobile modem; `None` without a default route."""
         for line in self._text("proc/net/route").splitlines()[1:]:
             words = line.split()
             if len(words) > 7 and words[1] == words[7] == "00000000" and "/" not in words[0]:
@@ -159,7 +161,7 @@ class Readings:
         return parse_cpuinfo(self._text("proc/cpuinfo"))
 
     def clock_synchronized(self) -> bool | None:
-        """Return whether systemd-timesyncd has set the clock since boot; `None` where it does not run."""
+        """Return whether systemd-timesyncd has set the clock since boot; `None` if not running."""
         if not self._path("run/systemd/timesync").is_dir():
             return None
         return self._path("run/systemd/timesync/synchronized").exists()
@@ -172,13 +174,13 @@ class Readings:
         return self._root / path
 
     def _text(self, path: Path | str) -> str:
-        """Return the beginning of a file, empty if it cannot be read: a sensor may be gone at any moment."""
+        """Return the beginning of a file, empty if it cannot be read, as sensors may disappear."""
         with contextlib.suppress(OSError, ValueError), self._path(path).open("rb") as file:
             return file.read(TEXT_BYTES_MAX).decode(errors="replace")
         return ""
 
     def _first_text(self, *paths: str) -> str:
-        """Return the text of the first file that has one."""
+        """Return the text of the first file that is not empty."""
         return next((text for path in paths if (text := self._text(path).strip("\0 \n"))), "")
 
     def _folders(self, path: str, pattern: str) -> list[Path]:
@@ -188,12 +190,12 @@ class Readings:
 
 
 def parse_int(text: str) -> int | None:
-    """Return the number that a text is, if it is one that a machine could mean."""
+    """Return the integer in a text, or `None` if it is not one of up to 18 digits."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}\s*", text, re.ASCII) else None
 
 
 def parse_throttled(text: str) -> tuple[str, ...] | None:
-    """Return the reasons in a hexadecimal number of flags, `None` if it is not one."""
+    """Return the reasons in a hexadecimal number of flags, `None` if it is not a number."""
     with contextlib.suppress(ValueError):
         flags = int(text, 16)
         return tuple([reason for bit, reason in THROTTLED.items() if flags >> bit & 1])
@@ -201,20 +203,23 @@ def parse_throttled(text: str) -> tuple[str, ...] | None:
 
 
 def parse_pressure(text: str) -> Pressure | None:
-    """Return what a file of `/proc/pressure` says; of the processor older kernels tell no `full`."""
+    """Parse a file of `/proc/pressure`; older kernels report no `full` for the processor."""
     found = dict(re.findall(r"^(some|full) avg10=([0-9]+(?:\.[0-9]+)?) ", text, re.MULTILINE))
     return Pressure(float(found["some"]) / 100, float(found.get("full", 0)) / 100) if "some" in found else None
 
 
 def parse_cpuinfo(text: str) -> Processor:
-    """Return what `/proc/cpuinfo` says, on x86 and on ARM."""
+    """Parse `/proc/cpuinfo` of x86 or ARM."""
     names = re.findall(r"^(?:model name|Model|Hardware)\s*: (.+)$", text, re.MULTILINE)
     features = re.findall(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
     return Processor(names[0].strip() if names else "", frozenset(features[0].split() if features else ()))
 
 
 def find_mount(mounts: str, path: Path) -> Mount | None:
-    """Return the line of `/proc/self/mounts` with the longest folder above a path, the last of equal ones."""
+    """Return the line of `/proc/self/mounts` with the longest folder above a path.
+
+    Of equal folders, the last one counts.
+    """
     best: Mount | None = None
     for line in mounts.splitlines():
         words = line.split(" ")

@@ -1,4 +1,4 @@
-"""What a device's sensors tell its governor, from what the machine tells of itself."""
+"""Read a device's sensors for its throttle."""
 
 import asyncio
 import time
@@ -10,19 +10,19 @@ from edgeasync.host.readings import Power, Readings, Zone
 from edgeasync.training.free_memory import free_bytes
 
 CONSTANT_ZONES = ("PMIC",)
-"""Zones by the beginning of their names that tell no temperature: a Jetson's power chip always says 100 C."""
+"""Prefixes of zones that are no thermometers: a Jetson's power chip always reports 100 C."""
 
 NOW = " now"
-"""How a reason of a throttled board ends that holds now, and not only since boot."""
+"""Suffix of a throttling reason that applies now, and not only since boot."""
 
 CLOCK_YEAR_MIN = 2025
-"""A board without a clock of its own begins at an earlier one, and does not know whether it is night."""
+"""A board without a hardware clock starts in an earlier year, and does not know the time of day."""
 
 
 SENSE_EVERY_S = 1.0
 
 Sense = Callable[[], ThrottleReadings]
-"""Reads the sensors; called in a thread, since some take long."""
+"""Reads the sensors; called in a thread, because some sensors are slow."""
 
 
 class SensorWatch:
@@ -33,11 +33,11 @@ class SensorWatch:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, then: Callable[[ThrottleReadings], None], fail: Callable[[BaseException], None]) -> None:
-        """Give each reading to `then`; what goes wrong is given to `fail`, and ends the watch."""
+        """Pass each reading to `then`. An error is passed to `fail`, and ends the watch."""
         self._task = asyncio.get_running_loop().create_task(self._run(then, fail))
 
     def cancel(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         if self._task is not None:
             self._task.cancel()
 
@@ -46,12 +46,12 @@ class SensorWatch:
             while True:
                 then(await asyncio.to_thread(self._sense))
                 await asyncio.sleep(SENSE_EVERY_S)
-        except Exception as error:  # noqa: BLE001 - which would be lost with the task
+        except Exception as error:  # noqa: BLE001 - would be lost with the task
             fail(error)
 
 
 def make_sense(root: Path = Path("/"), localtime: Callable[[], time.struct_time] = time.localtime) -> Sense:
-    """Return what reads the sensors below a root folder."""
+    """Return a function that reads the sensors below a root folder."""
     readings = Readings(root)
 
     def sense() -> ThrottleReadings:
@@ -81,7 +81,7 @@ def _held(throttled: Sequence[str] | None) -> str:
 
 
 def _on_mains(power: Power | None) -> bool | None:
-    """Return whether there is power from outside; a machine without a battery can have no other."""
+    """Return whether external power is connected; `None` for a machine without a battery."""
     if power is None or power.battery is None:
         return None
     return not power.discharging if power.mains is None else power.mains

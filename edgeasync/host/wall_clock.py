@@ -1,8 +1,8 @@
-"""Times as people read them."""
+"""Format times for people."""
 
 from datetime import datetime
 
 
 def written(time_s: float) -> str:
-    """Return a time by the wall clock, seconds since 1970, as ISO 8601 has it: local, with the offset from UTC."""
+    """Return a wall-clock time in seconds since 1970 as local ISO 8601, with the offset from UTC."""
     return datetime.fromtimestamp(time_s).astimezone().isoformat(timespec="seconds")

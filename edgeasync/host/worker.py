@@ -1,4 +1,4 @@
-"""One background thread that does what it is given, in order."""
+"""A background thread that runs submitted work in order."""
 
 import contextlib
 import time
@@ -9,9 +9,10 @@ from edgeasync.host.at_exit import OwnThread
 
 
 class Worker:
-    """A daemon thread, so that a step of training that takes minutes never keeps a stopped process alive.
+    """A daemon thread, so that a long local step never keeps a stopped process alive.
 
-    `on_error` is called, in the thread, with whatever a piece of work raises, until the thread is abandoned.
+    `on_error` is called, in the thread, with any exception of the work, until the thread is
+    abandoned.
     """
 
     def __init__(self, name: str, on_error: Callable[[BaseException], None]) -> None:
@@ -19,7 +20,8 @@ class Worker:
         self._on_error = on_error
         self._abandoned = False
         self.begun_s: float | None = None
-        """When the thread began what it is doing, by the monotonic clock; `None` while it waits for work."""
+        """Monotonic time at which the current work began; `None` while the thread waits for work.
+        """
         self._thread = OwnThread(name, self._run)
 
     def start(self) -> None:
@@ -32,20 +34,20 @@ class Worker:
         return self._thread.ident is not None
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Do `work` after all that was submitted before."""
+        """Run `work` after all work that was submitted before."""
         self._queue.put(work)
 
     def close(self, timeout_s: float) -> bool:
-        """Let the thread end after the work it has; return whether it did so in time, else it is abandoned."""
+        """Let the thread finish its work; return whether it ended in time, otherwise abandon it."""
         self._queue.put(None)
         self._thread.join(timeout_s)
         self._abandoned = self._thread.is_alive()
         return not self._abandoned
 
     def abandon(self) -> None:
-        """Let the thread end after the work it has, without waiting for that, and hear of no error any more.
+        """Let the thread finish its work without waiting, and ignore its errors.
 
-        By then there may be no loop to hand anything to.
+        The event loop may no longer exist by then.
         """
         self._abandoned = True
         self._queue.put(None)
@@ -57,7 +59,7 @@ class Worker:
                 work()
             except BaseException as error:  # noqa: BLE001
                 if not self._abandoned:
-                    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is there to hear of it
+                    with contextlib.suppress(RuntimeError):  # the loop is closed
                         self._on_error(error)
             self.begun_s = None
-            del work  # while the thread waits for more: it may hold a payload as large as the model
+            del work  # frees a payload as large as the model while the thread waits

@@ -1,1 +1,1 @@
-"""All of ZeroMQ: sockets, keys on connections, bounds, and who may connect."""
+"""The network layer on ZeroMQ: sockets, encryption, connection limits and authorization."""

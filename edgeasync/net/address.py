@@ -1,4 +1,4 @@
-"""Addresses of hubs: `tcp://HOST:PORT`, `ipc://PATH`, or `inproc://NAME` within one process."""
+"""Parse and check addresses: `tcp://HOST:PORT`, `ipc://PATH`, or `inproc://NAME` within a process."""
 
 import ipaddress
 import socket
@@ -6,27 +6,27 @@ import socket
 from edgeasync.errors import AddressError
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:5555"
-"""Where a hub listens and is looked for, if nothing else is said."""
+"""The default address of a hub, for listening and connecting."""
 
 BIND, HUB = "bind (--bind)", "hub (--hub)"
-"""The arguments, and flags, that addresses are given by."""
+"""The settings and flags of addresses, for messages."""
 
 
 def check_bind(address: str, *, insecure: bool) -> None:
-    """Raise `AddressError` unless the address can be bound without keys: loopback only, or told `insecure`."""
+    """Raise `AddressError` unless the address is loopback, or `insecure` is true."""
     host = _read(address, BIND, any_port=True)
     if not insecure and not _is_loopback(address, host):
         raise AddressError(
-            f"{address}: anybody on that network could join; give the hub keys ('edgeasync keys init', then "
-            "--keys), bind to 127.0.0.1, or say insecure=True (--insecure) if you trust it"
+            f"{address}: anybody on that network could join; set up keys ('edgeasync keys init', then --keys), "
+            "bind to 127.0.0.1, or set insecure=True (--insecure) if you trust that network"
         )
 
 
 def is_within_machine(address: str) -> bool:
-    """Return whether an address to bind is TCP on loopback: no other machine reaches it, and it names no file.
+    """Return whether an address to bind is TCP on loopback.
 
-    No name is resolved but localhost: it could be another machine's a moment later. Raises `AddressError` for what
-    is not an address.
+    Names other than `localhost` are not resolved, because they may belong to another machine a
+    moment later. Raises `AddressError` for an invalid address.
     """
     host = (_read(address, BIND, any_port=True) or "").strip("[]")
     try:
@@ -36,29 +36,31 @@ def is_within_machine(address: str) -> bool:
 
 
 def check_connect(address: str, *, insecure: bool, name: str = HUB) -> None:
-    """Raise `AddressError` unless the address can be spoken to without keys: loopback only, or told `insecure`.
+    """Raise `AddressError` unless the address is safe to use without keys: loopback, or `insecure`.
 
-    `name` is what the address was given by.
+    `name` is the setting of the address, for the message.
     """
     host = host_of(address, name)
     if not insecure and not _is_loopback(address, host):
         raise AddressError(
-            f"{address}: is beyond this machine, where anybody on the way could read and change what is sent; "
-            "enrol this device ('edgeasync keys enrol NAME' at the hub, then --enrol TOKEN), or say insecure=True "
-            "(--insecure) if you trust that network"
+            f"{address}: is on another machine, and without keys anybody on the network path could read and "
+            "change messages; enrol this device ('edgeasync keys enrol NAME' at the hub, then --enrol TOKEN), or "
+            "set insecure=True (--insecure) if you trust that network"
         )
 
 
 def host_of(address: str, name: str = "") -> str | None:
-    """Return the host of an address to connect to, `None` if it is not a TCP address; raises `AddressError`."""
+    """Return the host of an address to connect to, or `None` if it is not TCP.
+
+    Raises `AddressError`.
+    """
     return _read(address, name, any_port=False)
 
 
 def is_ipv6(address: str) -> bool:
-    """Return whether an address is one of IPv6: in brackets, or a name that has no address of IPv4.
+    """Return whether an address is IPv6: in brackets, or a name without an IPv4 address.
 
-    A name may have both while its hub listens on one of them, which was IPv4 at all times. May block for as long
-    as names take to be resolved.
+    A name with addresses of both kinds counts as IPv4. Blocks while the name is resolved.
     """
     if "[" in address:
         return True
@@ -67,7 +69,7 @@ def is_ipv6(address: str) -> bool:
 
 
 def _has(host: str, family: int) -> bool:
-    """Return whether a name has an address of a family."""
+    """Return whether a name has an address of this family."""
     try:
         return bool(socket.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM))
     except (OSError, UnicodeError):
@@ -75,27 +77,30 @@ def _has(host: str, family: int) -> bool:
 
 
 def _read(address: str, name: str, *, any_port: bool) -> str | None:
-    """Return the host of a TCP address, `None` for the other transports; `name` is what it was given by."""
+    """Return the host of a TCP address, or `None` for other transports.
+
+    `name` is the setting of the address, for the message.
+    """
     transport, _, place = address.partition("://")
     if transport in ("ipc", "inproc") and place:
         return None
     host, _, port = place.rpartition(":")
-    # libzmq would cut a larger number to its last 16 bits, and take another port without a word.
+    # libzmq would silently truncate a larger number to 16 bits and use another port.
     valid = (port.isdecimal() and 0 < int(port) <= 65_535) or (any_port and port == "*")
-    # In the file of a hub's keys white space ends an address.
+    # In the file of a hub's keys, white space separates addresses.
     if transport != "tcp" or not host or any(map(str.isspace, host)) or not valid:
         where = f"{name}: " if name else ""
         raise AddressError(
-            f"{where}{address!r} is not an address; write tcp://HOST:PORT, such as tcp://127.0.0.1:5555"
+            f"{where}{address!r} is not an address; use tcp://HOST:PORT, such as tcp://127.0.0.1:5555"
         )
     return host
 
 
 def _is_loopback(address: str, host: str | None) -> bool:
-    """Return whether only this machine is reached: by a path, or by a host whose every address is loopback.
+    """Return whether an address is a path, or a host with only loopback addresses.
 
-    A socket in the abstract namespace, `ipc://@NAME`, has no rights: every user of the machine may use it. Raises
-    `AddressError` for a name that does not resolve.
+    A socket in the abstract namespace, `ipc://@NAME`, has no permissions, so every user of the
+    machine may use it. Raises `AddressError` for a name that does not resolve.
     """
     if host is None:
         return not address.startswith("ipc://@")
@@ -106,8 +111,8 @@ def _is_loopback(address: str, host: str | None) -> bool:
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise AddressError(
-            f"{address}: the name {host} does not resolve ({reason}), so it may be of another machine; "
-            "correct the address or the DNS, or say insecure=True (--insecure) if you trust the network"
+            f"{address}: cannot resolve the name {host} ({reason}), so it may belong to another machine; "
+            "correct the address or the DNS, or set insecure=True (--insecure) if you trust the network"
         ) from error
     return all(_names_loopback(str(place[0])) for *_, place in found)
 

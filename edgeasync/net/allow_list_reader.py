@@ -1,4 +1,4 @@
-"""Who may talk to a hub, by its folder of keys: read at the start, and again whenever the files change."""
+"""Authorize keys by a hub's folder of keys, and reread its files whenever they change."""
 
 import asyncio
 import logging
@@ -17,23 +17,23 @@ from edgeasync.host.file_watch import FileWatch, Stamp, stamp_of
 LOG = logging.getLogger("edgeasync.keys")
 
 POLL_S = 0.2
-"""How often the allow-list is looked at: a revoked key is out within a second."""
+"""How often the allow-list is checked, so that revoking a key takes effect within a second."""
 
 KNOCK_S = 0.5
-"""The least time between two knocks that are noted."""
+"""Minimum time between two recorded knocks."""
 
 REVOKED_MAX = 4096
-"""Keys of earlier lists that are remembered, to count who comes under one as revoked."""
+"""Number of keys of earlier lists to remember, to count their connections as revoked."""
 
 
 class AllowListReader:
-    """Lets keys in, by the allow-list. Used on the hub's loop.
+    """Authorizes keys by the allow-list. Used on the hub's event loop.
 
-    `on_revoked` is called with the keys that a change of the list has shut out, `on_trouble` with a sentence when
-    the list, or a line of it, cannot be read. `on_knock`, if given, is called with keys that are not
-    known, and where they come from, now and then. `on_expired` is called when a token is first seen expired: write
-    that down, lest a clock that goes back makes it valid again. `denied` counts who was not let in, by the
-    reason.
+    `on_revoked` is called with the keys that a change of the list has revoked. `on_trouble` is
+    called with a message if the list, or a line of it, is invalid. `on_knock`, if set, is called
+    with unknown keys and their addresses, at most every `KNOCK_S`. `on_expired` is called when a
+    token is first seen expired. The caller must record that, because a clock set back would make
+    the token valid again. `denied` counts rejections by reason.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class AllowListReader:
         self._tokens_stamp: Stamp | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    # -- who may come in -------------------------------------------------------------------------------------
+    # -- authorization ---------------------------------------------------------------------------------------
 
     def lets_in(self, key: Key, address: str) -> bool:
-        """Whether a key may connect; counts and logs it if not. It is asked once for each connection."""
+        """Return whether a key may connect; count and log a rejection. Call it once per connection."""
         user_id = key.hex()
         if user_id not in self._senders:
             self.poll(replaced=True)  # the list may have changed a moment ago
@@ -83,15 +83,15 @@ class AllowListReader:
         if reason == "unknown_key" and self._on_knock is not None and self._now_s() >= self._knocked_s + KNOCK_S:
             self._knocked_s = self._now_s()
             self._on_knock(key, address)
-        LOG.info("not let in: %s, key %s from %s", reason, fingerprint(key), address)
+        LOG.info("rejected a connection: %s, key %s from %s", reason, fingerprint(key), address)
         return False
 
     def sender(self, user_id: str) -> Sender | None:
-        """Return whose a message is; `None` for a key that is not in the list, or no more."""
+        """Return the sender of a message by its key, or `None` if the key is not admitted."""
         return self._senders.get(user_id)
 
     def token(self, user_id: str) -> IssuedToken | None:
-        """Return the token of a temporary key, `None` if it is of none that is remembered."""
+        """Return the token of a temporary key, or `None` if the key belongs to no remembered token."""
         self._look_at_tokens()
         token = self._tokens.get(bytes.fromhex(user_id))
         if token is not None and token.key in self._expired:
@@ -99,7 +99,7 @@ class AllowListReader:
         return token
 
     def _look_at_tokens(self) -> None:
-        """Read the tokens if they have changed, and see which have expired."""
+        """Reread the tokens if they have changed, and find expired ones."""
         stamp = stamp_of(self._keys.tokens_file)
         if stamp != self._tokens_stamp:
             try:
@@ -113,11 +113,13 @@ class AllowListReader:
             self._expired |= expired
             self._on_expired()
 
-    # -- the list changes ------------------------------------------------------------------------------------
+    # -- changes of the list ----------------------------------------------------------------------------------
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look at the list every `POLL_S` seconds, until `close`."""
-        self._timer = loop.call_later(POLL_S, self.watch, loop)  # first: an error must not end the watch
+        """Check the list every `POLL_S` seconds, until `close`."""
+        self._timer = loop.call_later(
+            POLL_S, self.watch, loop
+        )  # scheduled first, so that an error does not end the watch
         self.poll()
         self._look_at_tokens()
 
@@ -127,23 +129,23 @@ class AllowListReader:
             self._timer.cancel()
 
     def poll(self, *, replaced: bool = False) -> None:
-        """Read the list if it has changed; with `replaced` only if another file has taken its place."""
+        """Reread the list if it has changed; with `replaced`, only if the file was replaced."""
         if self._watch.has_changed(replaced=replaced):
             self.read()
 
     def read(self) -> None:
-        """Read the list now: it is known to be whole."""
+        """Reread the list now, because it is known to be complete."""
         self._watch.note_read()
         try:
             allowed = self._keys.read_allow_list()
         except StorageError as error:
-            self._on_trouble(f"{error}; the allow-list before counts until then")
+            self._on_trouble(f"{error}; the previous allow-list stays in force until then")
             return
         self._apply(allowed)
         if allowed.unreadable:
             self._on_trouble(
-                f"{self._keys.allow_list_file}: {allowed.trouble}; until every line can be read nobody new comes "
-                "in; who is taken out is out, and the names of these lines stay as they were"
+                f"{self._keys.allow_list_file}: {allowed.trouble}; correct these lines; until then the hub admits "
+                "no new keys, but revokes removed ones, and the names in these lines keep their keys"
             )
 
     def _apply(self, allowed: AllowList) -> None:
@@ -154,7 +156,7 @@ class AllowListReader:
             for entry in self._let_in.values()
             if entry.role != "revoked"
         }
-        # A key that has another name or role now loses what it has under the old one.
+        # A key with a new name or role loses its sessions under the old one.
         gone = {sender.key for sender in before - set(self._senders.values())}
         marked = {entry.key for entry in allowed.entries.values() if entry.role == "revoked"}
         for key in gone | marked:
@@ -166,10 +168,10 @@ class AllowListReader:
             self._on_revoked(gone)
 
     def holds(self, key: Key) -> bool:
-        """Whether a key is in the list and not revoked."""
+        """Return whether a key is in the list and not revoked."""
         return key.hex() in self._senders
 
     def gives(self, key: Key, device_id: str) -> bool:
-        """Whether the list gives a device to a key."""
+        """Return whether a key may use a device id, according to the list."""
         sender = self.sender(key.hex())
         return sender is not None and sender.speaks_for(device_id)

@@ -1,9 +1,9 @@
-"""A ZeroMQ socket on an asyncio loop: plain non-blocking calls, driven by the socket's file descriptor.
+"""A ZeroMQ socket on an asyncio loop: non-blocking calls, driven by the socket's file descriptor.
 
-The descriptor is edge-triggered: it becomes readable once, and stays silent until everything has been read.
-So every wake-up reads until the socket is empty, in batches that leave the loop air to breathe; and because
-a send, even one that fails, also consumes the descriptor's notices, every send outside a wake-up is followed by a
-read.
+The descriptor is edge-triggered. It becomes readable once, and stays silent until everything has
+been read. So every wake-up reads until the socket is empty, in batches that let the loop run in
+between. A send, even a failed one, also consumes the notification. So every send outside a wake-up
+is followed by a read.
 """
 
 import asyncio
@@ -14,16 +14,16 @@ import zmq
 from edgeasync.protocol.wire import Buffer
 
 BATCH = 32
-"""Messages read before the loop gets its turn."""
+"""Messages per batch before the event loop runs other callbacks."""
 
 FRAMES_MAX = 16
-"""A message of more frames than that is not read to its end in one go, and its sender is told of."""
+"""Maximum number of frames before a message is reported as endless."""
 
 FRAMES_AT_A_TIME = 1024
-"""Frames of such a message that are dropped before the loop gets its turn."""
+"""Frames of a long message that are dropped before the event loop runs other callbacks."""
 
 COPY_BELOW_BYTES = 1 << 16
-"""Smaller frames are copied: without a copy they would pin libzmq's shared receive buffer, maybe unaligned."""
+"""Smaller frames are copied. Otherwise they would pin libzmq's shared receive buffer."""
 
 OnMessage = Callable[[bytes, bytes, Buffer | None], None]
 
@@ -31,17 +31,18 @@ _MORE = zmq.SNDMORE | zmq.NOBLOCK
 
 
 class Channel:
-    """Receives whole messages (peer, header, payload) and sends them, on a ROUTER or a DEALER socket.
+    """Receives whole messages (peer, header, payload) and sends them, on a ROUTER or DEALER socket.
 
-    On a DEALER the peer is always `b""`. A message of more than two frames (routing id aside) is read to its
-    end and handed on with an empty header, which no message has. If it has more than `FRAMES_MAX`, `on_endless` is
-    called while its end is still to come. libzmq gives no other message meanwhile, but the loop has its turns.
+    On a DEALER the peer is always `b""`. A message of more than two frames, without the routing id,
+    is dropped to its end and passed on with an empty header, which no valid message has. If it has
+    more than `FRAMES_MAX` frames, `on_endless` is called before its end arrives. Meanwhile libzmq
+    delivers no other message, but the event loop keeps running.
 
-    `emptied` counts how often everything had been read.
+    `emptied` counts how often the socket was read until empty.
 
-    With `authenticated`, `user_id` is the key that the message handed on came under, in hexadecimal, and
-    `descriptor` the connection's. libzmq gives both with the frame; nothing that the peer says can change them.
-    Without it there is a `descriptor` for peers that are not `known`.
+    With `authenticated`, `user_id` is the key of the current message in hexadecimal, and
+    `descriptor` that of its connection. libzmq attaches both to the frame, and the peer cannot
+    change them. Without it, there is a `descriptor` for peers that are not `known`.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Channel:
         self._on_idle = on_idle
         self._on_endless = on_endless
         self._long: bytes | None = None
-        """The peer whose long message is being dropped, and the frames that were."""
+        """The peer whose long message is being dropped."""
         self._dropped = 0
         self._routed = socket.getsockopt(zmq.TYPE) == zmq.ROUTER
         self._reading = self._scheduled = self._closed = False
@@ -75,7 +76,7 @@ class Channel:
 
     @property
     def user_id(self) -> str:
-        """The key of the message that is handed on; empty if it has none."""
+        """The key of the current message; empty if it has none."""
         assert self._frame is not None
         try:
             return str(self._frame.get("User-Id"))
@@ -84,9 +85,9 @@ class Channel:
 
     @property
     def descriptor(self) -> int:
-        """The descriptor that the message that is handed on came over; its connection may be closed by now.
+        """The descriptor of the current message's connection, which may be closed by now.
 
-        Negative for a peer of ZeroMQ 3 or older: libzmq does not tell it.
+        It is negative for a peer of ZeroMQ 3 or older, for which libzmq does not report it.
         """
         assert self._frame is not None
         try:
@@ -95,9 +96,10 @@ class Channel:
             return -1
 
     def send(self, peer: bytes, header: bytes, payload: Buffer | None = None) -> bool:
-        """Send a message without blocking; return whether the socket took it.
+        """Send a message without blocking; return whether the socket accepted it.
 
-        A payload of 64 KiB or more is not copied: it must not change while anything refers to it.
+        A payload of 64 KiB or more is not copied, so it must not change while anything refers to
+        it.
         """
         if self._closed:
             return False
@@ -120,20 +122,20 @@ class Channel:
         return True
 
     def close(self, linger_ms: int) -> None:
-        """Stop reading and close the socket, which may take `linger_ms` more to send what it holds."""
+        """Stop reading and close the socket, which may take `linger_ms` more to send its messages."""
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._socket.FD)
             self._socket.close(linger_ms)
 
     def read_soon(self) -> None:
-        """Read at the loop's next turn, whether there is a notice or not."""
+        """Schedule a read at the loop's next iteration, even without a notification."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._read_as_scheduled)
 
     def _on_readable(self) -> None:
-        if not self._scheduled:  # else two batches would be read in one turn, and each ask for the next one
+        if not self._scheduled:  # otherwise two batches would be read, and each would schedule the next one
             self._read()
 
     def _read_as_scheduled(self) -> None:
@@ -141,7 +143,7 @@ class Channel:
         self._read()
 
     def _read(self) -> None:
-        """Read one batch; come back soon if there may be more."""
+        """Read a batch; schedule another one if there may be more."""
         if self._closed:
             return
         self._reading = True
@@ -154,11 +156,11 @@ class Channel:
                     self.emptied += emptied
                     break
                 self._on_message(*message)
-                if self._socket.closed:  # by what the message led to
+                if self._socket.closed:  # closed by the callback
                     return
         finally:
             self._reading = False
-            if not emptied:  # also after an error: the descriptor would stay silent
+            if not emptied:  # also after an error, because the descriptor would stay silent
                 self.read_soon()
         if self._on_idle is not None:
             self._on_idle()
@@ -188,7 +190,7 @@ class Channel:
         return self._drop_rest(peer)
 
     def _drop_rest(self, peer: bytes) -> tuple[bytes, bytes, Buffer | None] | None:
-        """Drop frames of a long message; return the message at its end, `None` if the end is not there yet."""
+        """Drop frames of a long message; return the message at its end, or `None` before that."""
         for _ in range(FRAMES_AT_A_TIME):
             self._frame = frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             if not frame.more:

@@ -1,4 +1,4 @@
-"""Who may connect to a hub with keys: CURVE on its socket, enrolment by token, and whose each message is."""
+"""Authorize connections to a hub with keys: CURVE, enrolment by token, and the sender per message."""
 
 import asyncio
 import time
@@ -25,15 +25,17 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Enrol, Enrolled, Refuse
 
 GOODBYE_S = 0.2
-"""How long the connection of a revoked key stays, so that its device is told. Nothing that it says is heard."""
+"""How long a revoked key's connection stays open, to notify its device. Its messages are ignored.
+"""
 
 
 class ConnectionAuth:
-    """Made before the hub's socket is bound, closed before it is. Used on the hub's loop.
+    """Authorizes connections and messages of a hub with keys. Used on the hub's event loop.
 
-    Raises `StorageError` for a folder of keys that cannot be read, `AddressError` if the context has keys already.
-    `on_revoked` is called with keys that count no more, `on_trouble` with a sentence about a list or a disk. With
-    `knocking`, keys that are not known are noted, for a person to accept.
+    It is created before the hub's socket is bound, and closed before the socket. `on_revoked` is
+    called with revoked keys, `on_trouble` with a message about the list or the disk. With
+    `knocking`, unknown keys are recorded for a person to accept. Raises `StorageError` if the
+    folder of keys cannot be read, `AddressError` if the context already has keys.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class ConnectionAuth:
             on_knock=self._note_knock if knocking else None,
             on_expired=self._spend_expired,
         )
-        # libzmq asks a handler that is there when the socket is bound.
+        # The ZAP handler must exist before the socket is bound.
         self._connections = connections
         self._bounds = bounds
         self._zap = ZapHandler(socket.context, loop, self._lets_in)
@@ -69,40 +71,40 @@ class ConnectionAuth:
         self._worker = Worker("keys", self._fail_from_thread)
 
     def open(self) -> None:
-        """Watch the list from now on, and enrol devices."""
+        """Start watching the list, and enrolling devices."""
         self._worker.start()
         self._allow_list.watch(self._loop)
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop admitting keys and devices."""
         self._allow_list.close()
         self._zap.close()
         self._worker.abandon()
 
     def gives(self, key: Key, device_id: str) -> bool:
-        """Whether the list gives a device to a key."""
+        """Return whether a key may use a device id, according to the list."""
         return self._allow_list.gives(key, device_id)
 
     @property
     def denied(self) -> Counter[str]:
-        """How many were not let in, by the reason."""
+        """Number of rejections by reason."""
         return self._allow_list.denied
 
     def count(self, reason: str) -> None:
-        """Count one who was not let in."""
+        """Count a rejection."""
         self._allow_list.denied[reason] += 1
 
     def _lets_in(self, key: Key, address: str) -> bool | None:
-        """Whether a key may come in; `None` if it has come too often."""
+        """Return whether a key may connect; `None` if it connects too often."""
         if not self._allow_list.lets_in(key, address):
             return False
         return self._bounds.allows_handshake(key, self._loop.time()) or None
 
     def sender(self, channel: Channel, peer: Peer, header: bytes, payload: wire.Buffer | None) -> Sender | None:
-        """Return whose the message is that the channel hands on.
+        """Return the sender of the channel's current message.
 
-        `None` for one that is not the hub's to hear: a token's, which is answered here, or that of a key that
-        counts no more, whose connection is shut.
+        `None` if the hub must not process the message. A message under a token is answered here. If
+        the key is revoked, the connection is closed.
         """
         user_id = channel.user_id
         if self._connections.has_claimed(peer):
@@ -128,9 +130,9 @@ class ConnectionAuth:
     def _enrol(
         self, token: IssuedToken, channel: Channel, peer: Peer, header: bytes, payload: wire.Buffer | None
     ) -> bool:
-        """Begin to enrol a device, in the background; return whether it said what it may.
+        """Start to enrol a device in the background; return whether its message is valid.
 
-        That is once a connection: each time costs the folder of keys a write.
+        Each connection may try once, because each try writes to the folder of keys.
         """
         try:
             message = wire.decode(header, HEADER_BYTES_MAX)
@@ -162,20 +164,31 @@ class ConnectionAuth:
     def _enrolled(
         self, channel: Channel, peer: Peer, token: IssuedToken, found: str | StorageError | None
     ) -> None:
-        """Answer a device whose key is in the list now, or could not be brought there."""
+        """Answer a device once its key was added to the list, or could not be added."""
         self._enrolling.discard(token.key)
         self._allow_list.read()
         if isinstance(found, StorageError):
-            self._on_trouble(f"{token.name} could not enrol: {found}")
-            channel.send(peer, wire.encode(Refuse("busy", "the hub's keys cannot be written; try again", 1.0)))
+            self._on_trouble(f"cannot enrol {token.name}: {found}")
+            channel.send(peer, wire.encode(Refuse("busy", "the hub cannot write its keys; try again", 1.0)))
         elif found is None:
             self.count("token")
-            channel.send(peer, wire.encode(Refuse("not_allowed", "this token does not let this key in")))
+            channel.send(
+                peer,
+                wire.encode(
+                    Refuse(
+                        "not_allowed",
+                        "this token does not authorize this key; create another one",
+                    )
+                ),
+            )
         else:
             channel.send(peer, wire.encode(Enrolled(found)))
 
     def _revoked(self, keys: set[Key]) -> None:
-        """End what keys have here, of which the hub tells their devices; then shut their connections."""
+        """End the sessions of revoked keys, then close their connections.
+
+        Ending a session notifies its device.
+        """
         self._on_revoked(keys)
         self._leaving |= keys
         self._loop.call_later(GOODBYE_S, self._shut, keys)
@@ -185,16 +198,19 @@ class ConnectionAuth:
         self._connections.shut(keys)
 
     def _fail_from_thread(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._on_trouble, f"the hub's keys could not be used: {error!r}")
+        self._loop.call_soon_threadsafe(self._on_trouble, f"cannot use the hub's keys: {error!r}")
 
     def _spend_expired(self) -> None:
-        self._write(self._keys.spend_expired, "an expired token could not be recorded as used")
+        self._write(self._keys.spend_expired, "cannot record an expired token as used")
 
     def _note_knock(self, key: Key, address: str) -> None:
-        self._write(partial(self._keys.knock, key, address), "a knock could not be noted")
+        self._write(partial(self._keys.knock, key, address), "cannot record a knock")
 
     def _write(self, write: Callable[[float], object], trouble: str) -> None:
-        """Call `write` with the time, in the background; tell the trouble if the folder of keys fails."""
+        """Call `write` with the time, in the background.
+
+        If the folder of keys fails, report `trouble`.
+        """
 
         def work() -> None:
             try:
@@ -205,6 +221,6 @@ class ConnectionAuth:
         self._worker.submit(work)
 
     def _refuse(self, reason: str, channel: Channel) -> None:
-        """Count a message that nobody is to hear, and shut its connection."""
+        """Count a rejected message, and close its connection."""
         self.count(reason)
         self._connections.shut_one(channel.descriptor)

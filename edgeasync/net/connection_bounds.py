@@ -1,13 +1,14 @@
-"""Which connections a hub keeps: how many, how long they may be silent, and how much may lie unread on them.
+"""Limit a hub's connections: their number, their silence and their unread bytes.
 
-No I/O and no clock: `Connections` tells what it sees, and shuts the connections that a method returns.
+No I/O and no clock: `Connections` reports events, and closes the connections that a method returns.
 
-A connection whose key is not known yet counts for its address, from its first message on for its key. So a fleet
-behind one router is held to no bound of the address once it speaks. Too many from an address that has not failed
-before cost the oldest its place. An address whose connections keep ending unsaid keeps a few, the newest: a device
-that shares the address with a flood still gets through its handshake.
+Before its first message a connection counts for its address, afterwards for its key. So a fleet
+behind one router is not limited by its address once its devices have sent a message. Too many
+connections of an address without failures cost the oldest one. If connections of an address keep
+ending before their first message, only the newest few are kept. So a device that shares the address
+with a flood can still complete its handshake.
 
-Without keys an address proves nothing, since all devices of a machine share it: no bound is held against it.
+Without keys, all devices of a machine share an address, so there are no limits per address.
 """
 
 import itertools
@@ -22,25 +23,29 @@ from edgeasync.net.failing_addresses import ADDRESSES_MAX, FailingAddresses
 from edgeasync.net.unread_bytes import Connection, UnreadBytes
 
 STRANGERS_MAX = 2048
-"""Connections that have said nothing yet."""
+"""Maximum number of connections without a message."""
 
 STRANGERS_OF_ADDRESS_MAX = 1024
-"""The same of one address: a large fleet behind one router rejoins at once."""
+"""The same per address. It is high, because a large fleet behind one router may rejoin at once."""
 
 SPARE_MAX = 1024
-"""Connections that have spoken, beyond the devices: operators, and those that have not ended yet."""
+"""Connections with messages beyond the number of devices, for operators and connections that end.
+"""
 
 STRANGERS_OF_FAILING_MAX = 64
-"""The same of an address whose handshakes fail; the newest are kept, so that an honest handshake may still end."""
+"""Maximum number of connections without a message of an address whose handshakes fail.
+
+The newest ones are kept, so that an honest handshake can still succeed.
+"""
 
 HANDSHAKES = Rate(8.0, 256.0)
-"""Handshakes of one key; the burst is for all its agents, after the hub's restart."""
+"""Handshakes per key. The burst is for all agents of a key after the hub's restart."""
 
 SILENT_S = 30.0
-"""How long a connection may say nothing at all; every peer has something to say as soon as it is in."""
+"""How long a connection may stay without any message. Every peer sends one after the handshake."""
 
 IDLE_S_MIN = 60.0
-"""How long a connection may be silent at least, and two leases."""
+"""How long a connection may be silent at least; the limit is two leases if that is longer."""
 
 Reason = Literal["connections", "files", "frames", "header", "messages", "silent", "unread"]
 
@@ -49,10 +54,10 @@ ToClose = tuple[Connection, Reason]
 
 
 class ConnectionBounds:
-    """Keeps the books on the connections. `denied` counts what was shut, by the reason.
+    """Tracks the connections. `denied` counts the closed ones by reason.
 
-    There are descriptors for `files_max` connections: over that the oldest that has said nothing is shut. Those
-    that have spoken are as many as devices, and some that have not ended yet.
+    There are descriptors for `files_max` connections. Above that, the oldest one without a message
+    is closed. The number of connections with messages is limited to the devices plus `SPARE_MAX`.
     """
 
     def __init__(self, limits: Limits, *, lease_s: float, files_max: int, by_address: bool) -> None:
@@ -70,12 +75,13 @@ class ConnectionBounds:
         self._handshakes: dict[Key, TokenBucket] = {}
         self.unread = UnreadBytes(limits, encrypted=by_address)
 
-    # -- they come and go ------------------------------------------------------------------------------------
+    # -- events of connections ----------------------------------------------------------------------------------
 
     def accepted(self, new: Connection, now_s: float) -> list[ToClose]:
-        """Note a new connection; return those to shut, so that there are not too many.
+        """Record a new connection; return those to close, if there are too many.
 
-        Where there are far too many, because fewer are allowed by now, that is two for each new one.
+        If the limit has dropped far below the number of connections, two are closed for each new
+        one.
         """
         new.heard_s = now_s
         self._strangers[new.descriptor] = new
@@ -92,7 +98,7 @@ class ConnectionBounds:
         return [self._to_close(connection, "connections") for connection in oldest]
 
     def spoke(self, connection: Connection, key: Key) -> ToClose | None:
-        """Note the first message of a connection; return the connection if its key has too many."""
+        """Record the first message of a connection; return the connection if its key has too many."""
         self._forget_stranger(connection)
         connection.key = key
         self._spoken[connection.descriptor] = connection
@@ -103,11 +109,11 @@ class ConnectionBounds:
         return None
 
     def said_too_much(self, connection: Connection, reason: Reason) -> ToClose | None:
-        """Return a connection that says what it must not, to be shut, unless it is being shut."""
+        """Return a connection that exceeded a limit, unless it is already being closed."""
         return None if connection.shut else self._to_close(connection, reason)
 
     def closed(self, connection: Connection, now_s: float) -> None:
-        """Note that a connection has ended; for one that has said nothing its address is blamed."""
+        """Record the end of a connection. If it sent no message, count a failure of its address."""
         self.unread.forget(connection)
         if connection.key is not None:
             self._forget_spoken(connection)
@@ -117,7 +123,7 @@ class ConnectionBounds:
             self.failing.note_failure(connection.address, now_s)
 
     def allows_handshake(self, key: Key, now_s: float) -> bool:
-        """Return whether a key of the list may shake hands once more."""
+        """Return whether a listed key may do another handshake now."""
         bucket = self._handshakes.get(key)
         if bucket is None:
             bucket = self._handshakes[key] = TokenBucket(HANDSHAKES, now_s)
@@ -129,14 +135,14 @@ class ConnectionBounds:
         return allowed
 
     def silent(self, now_s: float) -> Iterator[ToClose]:
-        """Yield the connections that have said nothing since they were accepted, for too long."""
+        """Yield the connections that have sent no message for too long since they were accepted."""
         for connection in [*self._strangers.values()]:
             if connection.accepted_s > now_s - SILENT_S:
-                break  # all others are younger
+                break  # all others are newer
             yield self._to_close(connection, "silent")
 
     def idle(self, now_s: float) -> Iterator[ToClose]:
-        """Yield the connections that have been silent too long; this walks over all."""
+        """Yield the connections that have been silent for too long; checks all of them."""
         for connection in [*self._spoken.values()]:
             if connection.heard:
                 connection.heard, connection.heard_s = False, now_s
@@ -153,7 +159,10 @@ class ConnectionBounds:
         taken_bytes: int = 0,
         emptied: int = 0,
     ) -> ToClose | None:
-        """Note what a look at a connection has found, as `UnreadBytes.weigh`; return the one to shut, if any."""
+        """Record the byte counts of a connection; return one to close, if any.
+
+        The arguments are those of `UnreadBytes.weigh`.
+        """
         excess = self.unread.weigh(
             connection, received_bytes, acknowledged_bytes, now_s, taken_bytes=taken_bytes, emptied=emptied
         )
@@ -162,7 +171,7 @@ class ConnectionBounds:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _to_close(self, connection: Connection, reason: Reason) -> ToClose:
-        """Count a connection that is to be shut; it no longer counts for its address."""
+        """Count a connection that is to be closed. It no longer counts for its address."""
         connection.shut = True
         self.denied[reason] += 1
         self._forget_stranger(connection)
@@ -188,11 +197,17 @@ class ConnectionBounds:
             del self._of_key[connection.key]
 
     def _counts(self, address: str) -> bool:
-        """Return whether bounds of addresses count; one that is not known had gone before it could be asked."""
+        """Return whether limits per address apply.
+
+        The address is empty if the peer left immediately.
+        """
         return self._by_address and bool(address)
 
     def _strangers_max(self, address: str, now_s: float) -> int:
-        """Return how many connections an address may have that say nothing; hold it off if it comes too often."""
+        """Return how many connections without a message an address may have.
+
+        Block the address for a while if it connects too often.
+        """
         if not self.failing.is_failing(address, now_s):
             return STRANGERS_OF_ADDRESS_MAX
         if self.failing.holds_off(address, now_s):

@@ -1,15 +1,16 @@
-"""The connections of a hub's socket, as its monitor and the kernel tell of them: `ConnectionBounds` judges them.
+"""Track the connections of a hub's socket by its monitor and the kernel, for `ConnectionBounds`.
 
-A key that is revoked keeps its connection: libzmq asks once. So the hub shuts the descriptor down. libzmq may have
-closed it a moment before, and the number may be another connection's by now: so it is shut only if the far end is
-still the one that was accepted.
+libzmq authorizes a key only once per connection. So after a revocation the hub shuts down the
+descriptor. libzmq may have closed it a moment before, and its number may belong to another
+connection by now. So it is shut down only if the remote address is still the accepted one.
 
-libzmq keeps the parts of a message until the last one is there, without a bound, and tells nobody. But the kernel
-counts what a connection has received, and the hub what was delivered. Connections on which bytes arrive are looked
-at every `LOOK_S`; while nothing arrives, nothing is done.
+libzmq buffers the frames of a message until the last one arrives, without a limit or a
+notification. But the kernel counts the received bytes of a connection, and the hub counts the
+delivered ones. Connections that receive bytes are checked every `LOOK_S`. While nothing arrives,
+nothing runs.
 
-A forked child closes its copies of the listening socket and of all connections. Otherwise a child that outlives
-this process keeps the port, and the far ends do not notice that nobody is there any more.
+A forked child closes its copies of the listening socket and of all connections. Otherwise a child
+that outlives this process keeps the port, and remote peers do not notice that the hub has ended.
 """
 
 import asyncio
@@ -41,11 +42,11 @@ from edgeasync.net.routing_ids import RoutingIds
 from edgeasync.net.unread_bytes import Connection, needs_look
 
 LOOK_S = 0.03
-"""The least time between two looks at what lies unread."""
+"""Minimum time between two checks of unread bytes."""
 
 SWEEP_S = 1.0
 IDLE_SWEEPS = 10
-"""Once in this number of sweeps the hub looks for connections that have fallen silent."""
+"""Every this many sweeps, the hub looks for silent connections."""
 
 _FAILURES: dict[int, str] = {
     zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "plain",
@@ -55,15 +56,18 @@ _FAILURES: dict[int, str] = {
 _TCP_INFO_BYTES = 136
 _ACKED_AND_RECEIVED = struct.Struct("=QQ")
 _ACKED_AT = 120
-"""Where `tcpi_bytes_acked` and `tcpi_bytes_received` are in Linux's `tcp_info`."""
+"""Offset of `tcpi_bytes_acked` and `tcpi_bytes_received` in Linux's `tcp_info`."""
 
 
 FILES_KEPT = 128
-"""Descriptors that connections do not get: for the journal, checkpoints, and what libraries open."""
+"""Descriptors reserved for the journal, checkpoints and libraries."""
 
 
 def connections_that_fit() -> int:
-    """Return for how many connections there are descriptors; a quarter is kept back where there are few."""
+    """Return for how many connections there are descriptors.
+
+    If there are few descriptors, a quarter is reserved.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 31 if soft == resource.RLIM_INFINITY else max(1, soft - max(32, min(FILES_KEPT, soft // 4)))
 
@@ -73,12 +77,11 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Connections:
-    """Watches a ROUTER, from before it is bound.
+    """Watches the connections of a ROUTER socket; created before it is bound.
 
-    `on_failure` is called with the name of every handshake that fails, but for those that ZAP has denied, and
-    `on_sweep` every second.
-
-    The names are `plain` (no encryption), `hub_key` (for a hub of another key), `unfinished` and `protocol`.
+    `on_failure` is called with the kind of each failed handshake, except those that ZAP has denied.
+    The kinds are `plain` (no encryption), `hub_key` (for a hub with another key), `unfinished` and
+    `protocol`. `on_sweep` is called every second.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class Connections:
     ) -> None:
         self.by_peer: dict[Peer, Connection] = {}
         self.channel: Channel | None = None
-        """What reads the socket; until it is given, no message counts as too long."""
+        """The channel that reads the socket. Until it is set, no message counts as too long."""
         self._loop = loop
         self._bounds = bounds
         self._on_failure = on_failure
@@ -111,7 +114,7 @@ class Connections:
         _watching.add(self)
 
     def close(self) -> None:
-        """Stop; to be called before the socket is closed."""
+        """Stop watching. Call it before the socket is closed."""
         _watching.discard(self)
         self._sweep_timer.cancel()
         self._barrier.close()
@@ -123,7 +126,10 @@ class Connections:
         self._monitor.close()
 
     def close_in_child(self) -> None:
-        """Close the sockets of this process in a forked child, where nothing else of this may be used."""
+        """Close this process's sockets in a forked child.
+
+        The child must not use anything else of this object.
+        """
         descriptors = [each.descriptor for each in self._connections.values() if _is_same(each)]
         if self._barrier.listener is not None:
             descriptors.append(self._barrier.listener.descriptor)
@@ -134,14 +140,14 @@ class Connections:
     # -- messages --------------------------------------------------------------------------------------------
 
     def heard(self, peer: Peer, key: Key, channel: Channel, header_bytes: int, payload_bytes: int | None) -> bool:
-        """Note the message that the channel hands on; return whether its connection may stay."""
+        """Record the channel's current message; return whether its connection may stay."""
         connection = self.by_peer.get(peer)
         if connection is None or connection.key != key:
             if (descriptor := channel.descriptor) < 0:
-                return False  # its connection cannot be told from others, so no bound would hold
+                return False  # the connection is unknown, so no limit could be enforced
             connection = self._find(peer, descriptor)
             if connection is None:
-                return True  # it has ended since
+                return True  # the connection has already ended
         connection.heard = True
         connection.delivered_bytes += self._travelled(header_bytes, payload_bytes)
         if connection.key is None:
@@ -151,12 +157,12 @@ class Connections:
         return not connection.shut
 
     def said_too_much(self, peer: Peer) -> None:
-        """Shut a peer's connection that says more messages than it may."""
+        """Close the connection of a peer that sends too many messages."""
         if (connection := self.by_peer.get(peer)) is not None:
             self._shut(self._bounds.said_too_much(connection, "messages"))
 
     def begins_enrolment(self, peer: Peer) -> bool:
-        """Note that a peer asks to be enrolled; return whether it is the first time on its connection."""
+        """Record an enrolment attempt; return whether it is the first on this connection."""
         connection = self.by_peer.get(peer)
         if connection is None or connection.enrols:
             return False
@@ -164,13 +170,13 @@ class Connections:
         return True
 
     def said_without_end(self, descriptor: int) -> None:
-        """Shut a connection whose message has more frames than any message may have."""
+        """Close a connection whose message has too many frames."""
         self._monitor.read()
         if (connection := self._connections.get(descriptor)) is not None:
             self._shut(self._bounds.said_too_much(connection, "frames"))
 
     def _find(self, peer: Peer, descriptor: int) -> Connection | None:
-        """Return the connection of a peer that speaks for the first time, if it is still there."""
+        """Return the connection of a peer's first message, or `None` if it has ended."""
         if descriptor not in self._connections:
             self._monitor.read()
         connection = self._connections.get(descriptor)
@@ -183,14 +189,17 @@ class Connections:
         return connection
 
     def sent(self, peer: Peer, header_bytes: int, payload_bytes: int | None, *, copied: bool) -> None:
-        """Note what was sent to a peer, and whether libzmq has a copy of the payload."""
+        """Record a message to a peer, and whether libzmq has a copy of the payload."""
         if (connection := self.by_peer.get(peer)) is None:
             return
         connection.sent_bytes += self._travelled(header_bytes, payload_bytes)
         connection.copied_bytes += header_bytes + (payload_bytes if copied and payload_bytes is not None else 0)
 
     def _travelled(self, header_bytes: int, payload_bytes: int | None) -> int:
-        """Return how long a message is on its way: ZMTP's flags and length come before each frame."""
+        """Return the length of a message on the wire.
+
+        ZMTP sends flags and a length before each frame.
+        """
         nbytes = header_bytes + self._frame_bytes
         nbytes += 2 if nbytes < 256 else 9
         if payload_bytes is None:
@@ -198,24 +207,24 @@ class Connections:
         payload_bytes += self._frame_bytes
         return nbytes + payload_bytes + (2 if payload_bytes < 256 else 9)
 
-    # -- which connections there are -------------------------------------------------------------------------
+    # -- closing connections --------------------------------------------------------------------------------
 
     def has_claimed(self, routing_id: bytes) -> bool:
-        """Whether a peer named this routing id itself."""
+        """Return whether a peer chose this routing id itself."""
         if self._routing_ids.has_given(routing_id):
             return False
-        self._monitor.read()  # the connection may be younger than what was read
+        self._monitor.read()  # the connection may be newer than the last read events
         return not self._routing_ids.has_given(routing_id)
 
     def shut(self, keys: set[Key]) -> None:
-        """Shut the connections of these keys, and those that have not said anything yet: they may be theirs."""
+        """Close the connections of these keys, and all without a message, which may belong to them."""
         self._monitor.read()
         for connection in self._connections.values():
             if connection.key is None or connection.key in keys:
                 _shut(connection)
 
     def shut_one(self, descriptor: int) -> None:
-        """Shut one connection."""
+        """Close one connection."""
         self._monitor.read()
         if (connection := self._connections.get(descriptor)) is not None:
             _shut(connection)
@@ -226,10 +235,10 @@ class Connections:
             _shut(connection, at_once=reason in ("frames", "header", "messages", "unread"))
 
     def _sweep(self) -> None:
-        """Shut what has been silent too long."""
+        """Close the connections that have been silent for too long."""
         self._sweep_timer = self._loop.call_later(SWEEP_S, self._sweep)
         self._on_sweep()
-        # The epoll forgets an arrival that libzmq has read by the time of the look: nobody gets by in bursts.
+        # epoll does not report bytes that libzmq has already read, so check all connections for bursts.
         self._weigh([*self._connections])
         if self._bounds.unread.connections and self._look_timer is None:
             self._on_arrival()
@@ -243,7 +252,7 @@ class Connections:
             self._give_memory_back()
 
     def _give_memory_back(self) -> None:
-        """Let the allocator return what a flood has left, if there was one: by itself it keeps much of it."""
+        """Return memory to the system after a flood, because the allocator would keep much of it."""
         denied, self._denied = self._denied, self._bounds.denied.total()
         if denied != self._denied and (trim := getattr(_LIBC, "malloc_trim", None)) is not None:
             trim(0)
@@ -263,7 +272,7 @@ class Connections:
 
     def _on_accepted(self, descriptor: int) -> None:
         self._routing_ids.count += 1
-        self._on_disconnected(descriptor)  # if libzmq did not tell
+        self._on_disconnected(descriptor)  # in case libzmq did not report it
         now_s, far_end = self._loop.time(), _far_end(descriptor)
         address = str(far_end[0]) if isinstance(far_end, tuple) else ""
         connection = Connection(descriptor, address, now_s, far_end)
@@ -272,7 +281,7 @@ class Connections:
             self._shut(to_close)
         self._barrier.update()
         if isinstance(far_end, tuple) and not connection.shut:
-            with contextlib.suppress(OSError):  # it is closed already
+            with contextlib.suppress(OSError):  # the connection is already closed
                 self._arrivals.register(descriptor, select.EPOLLIN | select.EPOLLET)
 
     def _on_disconnected(self, descriptor: int) -> None:
@@ -282,21 +291,21 @@ class Connections:
             del self.by_peer[connection.peer]
         self._bounds.closed(connection, self._loop.time())
 
-    # -- what lies unread ------------------------------------------------------------------------------------
+    # -- unread bytes ----------------------------------------------------------------------------------------
 
     def _on_arrival(self) -> None:
-        """Look in a while at what has arrived."""
+        """Schedule a check of the connections that received bytes."""
         self._loop.remove_reader(self._arrivals.fileno())
         self._look_timer = self._loop.call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Look at the connections on which bytes arrived, and at those on which something lay unread."""
+        """Check the connections that received bytes, and those with unread bytes."""
         arrived: list[tuple[int, int]] = []
         try:
             self._monitor.read(EVENTS_AT_A_TIME)
             arrived = self._arrivals.poll(0, max(1, len(self._connections)))
             self._weigh([descriptor for descriptor, _ in arrived])
-        finally:  # an error must not end the looks
+        finally:  # an error must not end the checks
             if arrived or self._bounds.unread.connections:
                 self._look_timer = self._loop.call_later(LOOK_S, self._look)
             else:
@@ -320,7 +329,7 @@ class Connections:
                     self._bounds.weigh(connection, *counts, now_s, taken_bytes=taken_bytes, emptied=self._emptied)
                 )
         if self.channel is not None and self._bounds.unread.connections:
-            self.channel.read_soon()  # what is not delivered at the next look is not whole
+            self.channel.read_soon()  # a message that is not delivered by the next check is incomplete
 
 
 _watching: WeakSet[Connections] = WeakSet()
@@ -337,7 +346,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 @contextlib.contextmanager
 def _socket_of(descriptor: int) -> Any:
-    """Yield a socket object on libzmq's descriptor, and leave that open."""
+    """Yield a socket object for libzmq's descriptor, and leave the descriptor open."""
     borrowed = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
     try:
         yield borrowed
@@ -346,7 +355,7 @@ def _socket_of(descriptor: int) -> Any:
 
 
 def _far_end(descriptor: int) -> Any:
-    """Return who is at the far end, `None` if there is nobody any more."""
+    """Return the remote address, or `None` if the connection has ended."""
     try:
         with _socket_of(descriptor) as borrowed:
             return borrowed.getpeername()
@@ -355,16 +364,16 @@ def _far_end(descriptor: int) -> Any:
 
 
 def _is_same(connection: Connection) -> bool:
-    """Return whether a descriptor is still that of its connection: libzmq may have closed it a moment ago."""
+    """Return whether a descriptor still belongs to its connection; libzmq may have closed it."""
     return connection.far_end is not None and _far_end(connection.descriptor) == connection.far_end
 
 
 def _tcp_counts(connection: Connection) -> tuple[int, int] | None:
-    """Return how many bytes came in on a connection, and how many that were sent have arrived."""
+    """Return how many bytes were received on a connection, and how many sent ones acknowledged."""
     info, length = ctypes.create_string_buffer(_TCP_INFO_BYTES), ctypes.c_uint32(_TCP_INFO_BYTES)
     told = _LIBC.getsockopt(
         connection.descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(length)
-    )  # a socket object would ask the kernel for its address first
+    )  # creating a socket object would need another system call
     if told != 0 or length.value < _TCP_INFO_BYTES:
         return None
     acknowledged_bytes, received_bytes = _ACKED_AND_RECEIVED.unpack_from(info, _ACKED_AT)
@@ -372,16 +381,16 @@ def _tcp_counts(connection: Connection) -> tuple[int, int] | None:
 
 
 def _queued_bytes(connection: Connection) -> int:
-    """Return what the kernel holds of what came in: libzmq has not read it yet."""
+    """Return how many received bytes the kernel buffers that libzmq has not read yet."""
     try:
         queued = fcntl.ioctl(connection.descriptor, termios.FIONREAD, bytes(4))
     except OSError:
-        return 0  # libzmq has closed it a moment ago
+        return 0  # libzmq has just closed it
     return int.from_bytes(queued, sys.byteorder)
 
 
 def _shut(connection: Connection, *, at_once: bool = False) -> None:
-    """Shut a connection; `at_once` drops what is on its way, for a far end that reads nothing, or never stops."""
+    """Shut down a connection; with `at_once`, drop outgoing data, for a peer that does not read."""
     connection.shut = True
     if _is_same(connection):
         with contextlib.suppress(OSError), _socket_of(connection.descriptor) as borrowed:

@@ -1,4 +1,4 @@
-"""Under which keys a device speaks to which hub."""
+"""Find a device's credentials: its hub's addresses and keys."""
 
 from typing import NamedTuple
 
@@ -11,9 +11,10 @@ from edgeasync.net.dealer import Pair
 
 
 class Credentials(NamedTuple):
-    """A hub's addresses, and for a device with keys its pair and the hub's key; a `token` is still to be used.
+    """A hub's addresses, the device's key pair and the hub's key, and an unused `token`.
 
-    With `knocking` the device waits until a person at the hub accepts its key.
+    A device without keys has addresses only. With `knocking`, the device waits until a person at
+    the hub accepts its key.
     """
 
     addresses: tuple[str, ...]
@@ -26,14 +27,14 @@ class Credentials(NamedTuple):
 def find_credentials(
     addresses: tuple[str, ...], keys: DeviceKeys | None, enrol: str | None, *, knocking: bool, insecure: bool
 ) -> Credentials:
-    """Return a device's credentials, with the addresses as given, or else as the token or the keys have them.
+    """Return a device's credentials.
 
-    Raises `ConfigError`, `StorageError` and, unless `insecure`, `AddressError` for a hub beyond this machine that
-    the device has no keys for.
+    The addresses default to those of the token or of the stored keys. Raises `ConfigError`,
+    `StorageError` and, unless `insecure`, `AddressError` for a hub on another machine without keys.
     """
     if keys is None:
         if enrol is not None:
-            raise ConfigError("enrol needs keys, a place for the device's own key")
+            raise ConfigError("enrol needs a folder for the device's own key; set state")
         found = Credentials(addresses)
     else:
         own = keys.own()
@@ -44,7 +45,7 @@ def find_credentials(
         else:
             found = Credentials(addresses or token.addresses, keys, (own, token.hub), token, knocking)
     if not found.addresses:
-        raise ConfigError("which hub? give at least one address, tcp://HOST:PORT")
+        raise ConfigError("no hub is set; pass at least one address, tcp://HOST:PORT")
     for address in found.addresses:
         check_connect(address, insecure=insecure or keys is not None)
     return found

@@ -1,4 +1,4 @@
-"""CURVE on sockets: libzmq's encryption, by which both ends prove their keys."""
+"""CURVE on sockets: libzmq's encryption, with which both ends prove their keys."""
 
 import asyncio
 
@@ -10,26 +10,27 @@ from edgeasync.errors import AddressError
 from edgeasync.net.address import host_of
 
 FRAME_BYTES = 33
-"""What CURVE adds to a frame. libzmq holds its limit against the frame as it travels."""
+"""Bytes that CURVE adds to a frame. libzmq's frame limit applies to the encrypted frame."""
 
 DOMAIN = b"edgeasync"
-"""The ZAP domain of a hub's socket: without one libzmq would let everybody in."""
+"""The ZAP domain of a hub's socket. Without a domain, libzmq would admit everybody."""
 
 PROBE_S = 3.0
-"""How long a hub may take to say how it speaks."""
+"""Timeout for a hub to answer a greeting."""
 
 CUTS_MIN = 3
-"""Handshakes in a row that a hub of another key must cut before it is taken for one.
+"""Aborted handshakes in a row after which a hub counts as having another key.
 
-A single one says nothing: links break, and a hub that shuts a key out cuts those who have said nothing yet.
+Fewer are no evidence: links break, and after a revocation a hub closes connections in the
+handshake.
 """
 
 _HELLO = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03"
-"""The beginning of a greeting of ZMTP 3, as much as the other side needs to send the whole of its own."""
+"""The beginning of a ZMTP 3 greeting, enough for the other side to send its own."""
 
 
 def serve_keys(socket: "zmq.Socket[bytes]", pair: KeyPair) -> None:
-    """Let a socket that is not bound yet take CURVE connections alone, of keys that the ZAP handler lets in."""
+    """Require CURVE on a socket before it is bound, with keys authorized by the ZAP handler."""
     socket.set(zmq.CURVE_SERVER, 1)
     socket.set(zmq.CURVE_SECRETKEY, pair.secret)
     socket.set(zmq.ZAP_DOMAIN, DOMAIN)
@@ -37,23 +38,23 @@ def serve_keys(socket: "zmq.Socket[bytes]", pair: KeyPair) -> None:
 
 
 def refuse_old_peers(socket: "zmq.Socket[bytes]") -> None:
-    """Let a socket without keys, which is not bound yet, speak ZMTP 3 alone.
+    """Require ZMTP 3 on a socket without keys, before it is bound.
 
-    Older peers send no mechanism, so libzmq refuses them where it would ask a ZAP handler. There must be no
-    handler in the socket's context: then libzmq asks nobody, and lets all others in.
+    Older peers send no mechanism, so libzmq refuses them if the socket has a ZAP domain. The
+    socket's context must have no ZAP handler. Then libzmq admits all other peers without asking.
     """
     socket.set(zmq.ZAP_DOMAIN, DOMAIN)
 
 
 def use_keys(socket: "zmq.Socket[bytes]", pair: KeyPair, hub: Key) -> None:
-    """Let a socket that is not connected yet speak under a key, and with the hub of that key alone."""
+    """Set the key pair and the hub's key of a socket, before it is connected."""
     socket.set(zmq.CURVE_SERVERKEY, hub)
     socket.set(zmq.CURVE_PUBLICKEY, pair.public)
     socket.set(zmq.CURVE_SECRETKEY, pair.secret)
 
 
 async def mechanism_at(address: str) -> str:
-    """Return how an address secures connections: `CURVE`, `NULL`, or nothing if it is not ZeroMQ."""
+    """Return an address's security mechanism: `CURVE`, `NULL`, or empty if it is not ZeroMQ."""
     try:
         host = host_of(address)
         async with asyncio.timeout(PROBE_S):

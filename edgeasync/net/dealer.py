@@ -1,4 +1,4 @@
-"""Sockets that connect to one hub or peer each."""
+"""Create sockets that connect to one hub or peer."""
 
 import zmq
 
@@ -14,7 +14,10 @@ Pair = tuple[KeyPair, Key]
 def make_dealer(
     context: "zmq.Context[zmq.Socket[bytes]]", frame_bytes_max: int, pair: Pair | None, *, ipv6: bool
 ) -> "zmq.Socket[bytes]":
-    """Return a DEALER, not connected yet, that takes frames up to this length; `address.is_ipv6` says for what."""
+    """Return an unconnected DEALER socket that accepts frames up to `frame_bytes_max`.
+
+    `address.is_ipv6` determines `ipv6` for an address.
+    """
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.IPV6, ipv6)
     socket.set(zmq.LINGER, 0)
@@ -29,6 +32,4 @@ def connect(socket: "zmq.Socket[bytes]", address: str) -> None:
     try:
         socket.connect(address)
     except zmq.ZMQError as error:
-        raise AddressError(
-            f"{address!r} is not an address to connect to ({error.strerror}); write tcp://HOST:PORT"
-        ) from error
+        raise AddressError(f"cannot connect to {address!r} ({error.strerror}); use tcp://HOST:PORT") from error

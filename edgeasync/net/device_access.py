@@ -1,4 +1,4 @@
-"""What lets a device in at its hub: its keys, or a token by which its key enrols; and when to give up waiting."""
+"""Enrol a device by a token, or detect that its keys do not fit, so that waiting is useless."""
 
 import asyncio
 from collections import Counter
@@ -16,9 +16,10 @@ from edgeasync.net.socket_monitor import Finding
 
 
 class DeviceAccess:
-    """Enrols a device if need be, then watches whether its keys fit. The agent calls all methods on its loop.
+    """Enrols a device if it has a token, then checks whether its keys fit.
 
-    `on_report` hears what becomes of an enrolment, `give_up` the error that waiting would not cure.
+    The agent calls all methods on its event loop. `on_report` receives the progress of an
+    enrolment, `give_up` an error that waiting would not fix.
     """
 
     def __init__(
@@ -38,23 +39,23 @@ class DeviceAccess:
         self._token_denied = self._let_in = False
         self._cuts: Counter[str] = Counter()
         self._shut_out: dict[str, str] = {}
-        """Why keys do not fit, by address, as long as no hub has let this device in."""
+        """Why keys do not fit, by address, until a hub has admitted this device."""
         self._looking: asyncio.Task[None] | None = None
 
     def begin(self, then: Callable[[], None]) -> None:
-        """Enrol if there is a token, in the background; then call `then`."""
+        """Enrol in the background if there is a token; then call `then`."""
         if self._token is None:
             then()
         else:
             self._looking = asyncio.get_running_loop().create_task(self._enrol(self._token, then))
 
     def cancel(self) -> None:
-        """Enrol and look no more."""
+        """Stop enrolling and checking."""
         if self._looking is not None:
             self._looking.cancel()
 
     async def _enrol(self, token: Token, then: Callable[[], None]) -> None:
-        """Bring the device's key by a token."""
+        """Send the device's key to the hub with a token."""
         assert self._keys is not None
         assert self._own is not None
         told: set[Finding] = set()
@@ -78,21 +79,21 @@ class DeviceAccess:
             elif not may_be_in:
                 self._give_up(AccessError(USED))
                 return
-            # The answer to an earlier attempt may have been lost: then the hub knows the key.
+            # If the answer to an earlier attempt was lost, the hub may already know the key.
             self._token_denied = name is None
             then()
         except Exception as error:  # noqa: BLE001
             self._give_up(error)
 
     def _look_at_addresses(self, token: Token) -> None:
-        """Warn if the settings name another hub than the token: the device goes to that of the settings."""
+        """Warn if the settings name another hub than the token; the device uses the settings."""
         said, named = self._connection.addresses, token.addresses
         if not set(said) & set(named):
-            detail = f"hub {', '.join(said)} stands in for the address that the token names, {', '.join(named)}"
+            detail = f"using hub {', '.join(said)} from the settings instead of {', '.join(named)} from the token"
             self._on_report(DeviceReport("warning", detail))
 
     def joined(self) -> None:
-        """Note that a hub has let the device in; a token that may have been used was."""
+        """Record that a hub has admitted the device, which settles an unanswered enrolment."""
         self._let_in = True
         self._connection.findings.clear()
         if self._token_denied and self._token is not None and self._keys is not None:
@@ -101,17 +102,17 @@ class DeviceAccess:
 
     @property
     def knock(self) -> str:
-        """What a person reads at a device that knocks, and what to do at the hub; empty if it does not."""
+        """Instructions for accepting a device that knocks; empty for others."""
         denied = self._connection.findings.get(self._connection.address) == "denied"
         if not denied or not self._knocking or self._let_in or self._own is None:
             return ""
         return (
-            "this device knocks, and waits until the hub's operator lets it in by "
+            "waiting for admission; ask the hub's operator to run "
             f"'edgeasync keys accept {fingerprint(self._own)} {self._device_id.partition('/')[0]}'"
         )
 
     def disconnected(self) -> None:
-        """Look whether it is the keys that do not fit, after the connection was cut."""
+        """Check, after a connection was closed, whether the keys do not fit."""
         address, finding = self._connection.address, self._connection.finding
         if finding is None or self._let_in:
             return
@@ -121,9 +122,10 @@ class DeviceAccess:
             self._looking = asyncio.get_running_loop().create_task(self._look_at_keys(address, finding))
 
     async def _look_at_keys(self, address: str, finding: Finding) -> None:
-        """Give up if it is the keys that do not fit, at every address: waiting would not cure it.
+        """Give up if the device's keys fit none of the hubs, because waiting would not help.
 
-        Once a hub has let the device in, it waits all the same: somebody on the way could say anything.
+        Once a hub has admitted the device, it waits in any case, because an attacker on the path
+        could imitate a rejection.
         """
         mechanism = "" if finding == "denied" else await mechanism_at(address)
         reason = keys_do_not_fit(
@@ -132,7 +134,7 @@ class DeviceAccess:
         if not reason or self._let_in:
             return
         if finding == "denied" and self._knocking:
-            return  # a person at the hub may let it in
+            return  # a person at the hub may admit it
         self._shut_out[address] = USED if self._token_denied else reason
         if len(self._shut_out) == len(self._connection.addresses):
             told = "; ".join(f"{address}: {why}" for address, why in self._shut_out.items())

@@ -1,4 +1,4 @@
-"""A device enrols: under its token's temporary key it says its own public key, and hears whether that is taken."""
+"""Enrol a device: send its public key under a token's temporary key, and receive the answer."""
 
 import asyncio
 from collections import Counter
@@ -19,20 +19,20 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Enrol, Enrolled, Refuse
 
 CONNECT_S = 5.0
-"""How long a connection may take to reach the hub's machine before the device tries another."""
+"""How long to wait for a connection before trying another address."""
 
 ANSWER_S = 5.0
-"""The least time that the hub has to answer after that."""
+"""Minimum time for the hub's answer after that."""
 
 ANSWER_ROUND_TRIPS = 8
-"""A hub on a slow link has this number of round trips: greetings, keys and answer take six."""
+"""Time for the hub's answer in round trips; greetings, keys and answer need six."""
 
 PAUSE_S = 1.0
 
-USED = "this hub does not take the token: it was used, or has expired; make another with 'edgeasync keys enrol'"
+USED = "the hub rejected the token: it was used before or has expired; create another with 'edgeasync keys enrol'"
 
 OnFailure = Callable[[str, Finding], Awaitable[None]]
-"""Hears of an address that was not reached, and how far the connection came."""
+"""Called with an address that did not answer, and how far the connection got."""
 
 
 async def enrol(
@@ -42,10 +42,11 @@ async def enrol(
     addresses: tuple[str, ...],
     on_failure: OnFailure,
 ) -> str | None:
-    """Bring the device's own public key by a token; return the name it has at the hub.
+    """Send the device's own public key with a token; return the device's name at the hub.
 
-    `None` if the hub takes the token no more. It tries the addresses in turn until one answers; raises
-    `AccessError` if another hub does, `RefusedError` if the hub speaks another version of the protocol.
+    Returns `None` if the hub rejects the token. It tries the addresses in turn until one answers.
+    Raises `AccessError` if another hub answers, `RefusedError` if the hub uses another protocol
+    version.
     """
     cuts: Counter[str] = Counter()
     while True:
@@ -70,7 +71,7 @@ async def enrol(
 async def _ask(
     context: "zmq.Context[zmq.Socket[bytes]]", address: str, token: Token, own: Key
 ) -> tuple[Enrolled | Refuse | None, Finding]:
-    """Say the key over a connection of its own; return the answer, if there is one, and what became of it."""
+    """Send the key over a new connection; return the answer, if any, and how far it got."""
     loop = asyncio.get_running_loop()
     heard: asyncio.Future[Enrolled | Refuse | None] = loop.create_future()
 

@@ -1,21 +1,24 @@
-"""Addresses whose connections keep ending before they say anything."""
+"""Track addresses whose connections keep ending before their first message."""
 
 from edgeasync.core.engine.token_bucket import Rate, TokenBucket
 
 FAILURES = Rate(0.5, 64.0)
-"""Connections of one address that end before they say anything, before it counts as failing."""
+"""Failed connections that an address may have before it counts as failing.
+
+A connection fails if it ends before its first message.
+"""
 
 ACCEPTED_OF_FAILING = Rate(200.0, 100.0)
-"""Connections that are accepted of an address that fails; over that it is held off."""
+"""Connections that are accepted from a failing address before it is blocked."""
 
 HOLD_OFF_S = 0.5
 
 ADDRESSES_MAX = 4096
-"""Addresses whose failures are remembered."""
+"""Maximum number of tracked addresses."""
 
 
 class _Address:
-    """What an address has left: connections that may end unsaid, and connections that are accepted after that."""
+    """The remaining failed and accepted connections of an address."""
 
     __slots__ = ("accepted", "ended")
 
@@ -25,9 +28,9 @@ class _Address:
 
 
 class FailingAddresses:
-    """Blames addresses for connections that end unsaid. Part of `ConnectionBounds`.
+    """Counts failed connections by address. Part of `ConnectionBounds`.
 
-    `held_off` are those that must not connect, and until when.
+    `held_off` maps blocked addresses to the end of the block.
     """
 
     def __init__(self) -> None:
@@ -35,12 +38,12 @@ class FailingAddresses:
         self._addresses: dict[str, _Address] = {}
 
     def is_failing(self, address: str, now_s: float) -> bool:
-        """Return whether too many connections of an address have ended unsaid."""
+        """Return whether an address has too many failed connections."""
         known = self._addresses.get(address)
         return known is not None and known.ended.tokens(now_s) < 1.0
 
     def note_failure(self, address: str, now_s: float) -> None:
-        """Note that a connection of an address has ended unsaid."""
+        """Count a failed connection of an address."""
         known = self._addresses.get(address)
         if known is None:
             known = self._addresses[address] = _Address(now_s)
@@ -49,13 +52,13 @@ class FailingAddresses:
         known.ended.take(now_s)
 
     def holds_off(self, address: str, now_s: float) -> bool:
-        """Count another connection of an address that fails; return whether it is held off from now on."""
+        """Count another connection of a failing address; return whether it is blocked from now on."""
         if self._addresses[address].accepted.take(now_s) or address in self.held_off:
             return False
         self.held_off[address] = now_s + HOLD_OFF_S
         return True
 
     def release(self, now_s: float) -> None:
-        """Let addresses connect again that were held off long enough."""
+        """Unblock addresses whose block has expired."""
         for address in [each for each, until_s in self.held_off.items() if until_s <= now_s]:
             del self.held_off[address]

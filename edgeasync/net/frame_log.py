@@ -1,4 +1,4 @@
-"""Every frame in and out as a line of the log, at level debug of the logger `edgeasync.frames`."""
+"""Log every message at level debug, with the logger `edgeasync.frames`."""
 
 import logging
 

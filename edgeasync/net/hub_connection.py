@@ -1,4 +1,4 @@
-"""The connection of a device to its hub: a DEALER socket, and what became of the last one to each address."""
+"""A device's connection to its hub: a DEALER socket, and the last result per address."""
 
 import asyncio
 import time
@@ -24,20 +24,20 @@ from edgeasync.protocol.transfers import PIECE_BYTES_MAX
 from edgeasync.protocol.wire import Buffer
 
 QUEUED_MESSAGES_MAX = 64
-"""Frames that may wait for a busy agent; a hub sends 32 pieces before it waits for credit."""
+"""Messages that may wait for a busy agent. A hub sends 32 pieces before it waits for credit."""
 
 LINGER_MS = 300
 """How long a closing agent keeps sending its goodbye."""
 
 ENCRYPTION_BYTES = 64
-"""More than a frame grows by when it is encrypted."""
+"""An upper limit for the bytes that encryption adds to a frame."""
 
 
 class HubConnection:
     """Connects a device to one of its hub's addresses at a time.
 
-    All of it runs on the agent's loop, `on_message`, `on_connected` and
-    `on_disconnected` as well. The network may be `shared` with a hub of this process.
+    All methods and callbacks run on the agent's event loop. The network may be `shared` with a hub
+    of this process.
     """
 
     def __init__(
@@ -52,11 +52,12 @@ class HubConnection:
     ) -> None:
         self.addresses = credentials.addresses
         self.address = self.addresses[0]
-        """The hub that is spoken to."""
+        """The current hub's address."""
         self.bytes_up = self.bytes_down = 0
-        """Bytes of all messages, to the hub and from it."""
+        """Bytes of all messages to and from the hub."""
         self.findings: dict[str, Finding] = {}
-        """What became of the last connection to each address that did not answer, since a hub was joined."""
+        """The result of the last connection per address without an answer, since a hub was joined.
+        """
         self._pair = credentials.pair
         self._frame_bytes_max = frame_bytes_max
         self._on_message = on_message
@@ -66,22 +67,22 @@ class HubConnection:
         self._monitor: SocketMonitor | None = None
         self._explaining: asyncio.Task[None] | None = None
         self._early: list[tuple[bytes, Buffer | None]] = []
-        """Messages from before the connection: a second socket sends them again."""
+        """Messages sent before the connection was established, which a second socket repeats."""
 
     def begin(self) -> None:
-        """Make sockets on the running loop from now on, until `end`."""
+        """Create sockets on the running loop from now on, until `end`."""
         self._loop = asyncio.get_running_loop()
         self.network = ZmqNetwork() if self._shared is None else self._shared
 
     def end(self) -> None:
-        """Close the network; a goodbye that was just sent still gets out."""
+        """Close the network. A goodbye that was just sent is still delivered."""
         if self._shared is None:
             self.network.close()
 
     def connect(self, number: int) -> None:
-        """Connect a fresh socket to the address of this number; raises `AddressError`. Call `close` before.
+        """Connect a new socket to address `number`; raises `AddressError`. Call `close` before.
 
-        A name is looked up among addresses of IPv4 and, if it has none, among those of IPv6.
+        A name is resolved to IPv4 addresses or, if it has none, to IPv6 addresses.
         """
         self.address = self.addresses[number]
         self._early.clear()
@@ -110,16 +111,16 @@ class HubConnection:
         self._channel.large_payloads = True
 
     def has_connected(self) -> bool:
-        """Return whether the hub has answered on this connection, so that what was sent has left."""
+        """Return whether the hub has answered on this connection, so that sent messages have left."""
         return self.finding == "spoken"
 
     @property
     def finding(self) -> Finding | None:
-        """How far this connection has come; `None` without one."""
+        """How far this connection got; `None` without one."""
         return None if self._monitor is None else self._monitor.finding
 
     def send(self, header: bytes, payload: Buffer | None) -> None:
-        """Send a message without waiting; without a connection it is dropped."""
+        """Send a message without waiting. Without a connection, drop it."""
         if self._channel is not None:
             log_frame("out", b"", header, payload)
             self.bytes_up += len(header) if payload is None else len(header) + len(payload)
@@ -128,13 +129,13 @@ class HubConnection:
             self._channel.send(b"", header, payload)
 
     def receive(self, peer: bytes, header: bytes, payload: Buffer | None) -> None:
-        """Count a message, and hand it on; a channel calls this."""
+        """Count a message and pass it on; called by the channel."""
         log_frame("in", peer, header, payload)
         self.bytes_down += len(header) if payload is None else len(header) + len(payload)
         self._on_message(header, payload)
 
     def close(self, *, goodbye: bool, answered: bool) -> None:
-        """Close the socket, if there is one; note what became of it unless the hub has `answered` over it."""
+        """Close the socket, if it is open; record its result unless the hub has `answered`."""
         if self._monitor is not None:
             self.findings.pop(self.address, None)
             if not answered:
@@ -150,11 +151,11 @@ class HubConnection:
             self._channel = None
 
     def explain(self, waiting: DeviceReport, then: Callable[[DeviceReport], None]) -> None:
-        """Call `then` with the report, once it is known since when no hub is reached, and why not, as of now."""
+        """Call `then` with the report, extended by the time and the reasons of the failure."""
         assert waiting.since_s is not None
         since = written(time.time() - time.monotonic() + waiting.since_s)
         findings = {address: (finding, "") for address, finding in self.findings.items()}
-        # A hub that answered before, and is not heard now, has left no finding.
+        # A hub that answered before, but is silent now, has left no finding.
         findings[self.address] = self.findings.get(self.address, "spoken"), waiting.detail
 
         async def find_reasons() -> None:
@@ -165,15 +166,15 @@ class HubConnection:
         self._explaining = self._loop.create_task(find_reasons())
 
     def cancel(self) -> None:
-        """Explain no more."""
+        """Cancel a pending explanation."""
         if self._explaining is not None:
             self._explaining.cancel()
 
 
 def frame_bytes_max(parameters_max: int, graph_bytes_max: int) -> int:
-    """Return the longest frame that a hub may send: a welcome's header, or a payload or a piece of it.
+    """Return the longest frame that a hub may send: a welcome's header, a payload or a piece.
 
-    A longer payload of a model or a graph comes in pieces.
+    Longer payloads are sent in pieces.
     """
     payload_bytes = max(compressed_bytes_max(4 * parameters_max + 64), graph_bytes_max)
     return max(wire.HEADER_BYTES_MAX, min(payload_bytes, PIECE_BYTES_MAX)) + ENCRYPTION_BYTES

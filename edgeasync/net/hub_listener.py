@@ -1,4 +1,4 @@
-"""A hub's end of ZeroMQ: a ROUTER that all devices connect to, with its bounds and its keys."""
+"""A hub's listening socket: a ROUTER for all devices, with its limits and keys."""
 
 import asyncio
 from collections import Counter
@@ -27,19 +27,19 @@ LINGER_MS = 500
 """How long a closing hub keeps sending its goodbyes."""
 
 HANDSHAKE_MS = 10_000
-"""How long a peer may take for ZeroMQ's greeting."""
+"""Timeout for ZeroMQ's handshake."""
 
 KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_COUNT = 30, 10, 3
-"""When the kernel asks whether the far end of a silent connection is still there."""
+"""When the kernel checks whether the remote end of a silent connection still exists."""
 
 SOCKETS_MAX = 65_535
 QUEUED_MESSAGES_MAX = 64
 
 
 class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What bounds a listener. `model_bytes` says how long payloads may be that are not copied.
+    """Limits of a listener. `model_bytes` determines whether payloads are copied.
 
-    With `knocking`, keys that are not known are noted, for a person to accept.
+    With `knocking`, unknown keys are recorded for a person to accept.
     """
 
     limits: Limits
@@ -49,10 +49,10 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HubListener:
-    """Listens at an address, on the running loop.
+    """Listens on an address, on the running loop.
 
-    - `keys` is the hub's folder of keys. Without it anybody may speak, and nobody is encrypted.
-    - `shared` is the network of a process in which hub and agents speak over `inproc:`.
+    - `keys` is the hub's folder of keys. Without it, anybody may connect, without encryption.
+    - `shared` is the network of a process in which hub and agents use `inproc:` addresses.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class HubListener:
         self._connections: Connections | None = None
 
     def listen(self, receiver: HubReceiver) -> None:
-        """Listen on the running loop; raises `AddressError`, and `StorageError` for a folder of keys."""
+        """Listen on the running loop; raises `AddressError`, or `StorageError` for invalid keys."""
         self._receiver = receiver
         self._loop = asyncio.get_running_loop()
         self._network = ZmqNetwork() if self._shared is None else self._shared
@@ -105,12 +105,12 @@ class HubListener:
         self._channel.large_payloads = self._settings.model_bytes >= COPY_BELOW_BYTES
 
     def admit(self) -> None:
-        """Watch the list of keys from now on, and enrol devices."""
+        """Start watching the list of keys, and enrolling devices."""
         if self._auth is not None:
             self._auth.open()
 
     def gives(self, key: Key, device_id: str) -> bool:
-        """Return whether the list of keys gives a device to a key."""
+        """Return whether a key may use a device id, according to the list of keys."""
         return self._auth is None or self._auth.gives(key, device_id)
 
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
@@ -118,22 +118,22 @@ class HubListener:
         log_frame("out", peer, header, payload)
         if self._channel.send(peer, header, payload) and self._connections is not None:
             payload_bytes = None if payload is None else len(payload)
-            # A snapshot is one for all. A status is there for one connection alone, as what libzmq copies.
+            # All connections share a snapshot. A status, and what libzmq copies, belong to one connection.
             own = isinstance(payload, bytes) or (payload_bytes or 0) < COPY_BELOW_BYTES
             self._connections.sent(peer, len(header), payload_bytes, copied=own)
 
     @property
     def kept_off(self) -> Counter[str]:
-        """How often something was kept off by a bound, by the reason."""
+        """Number of refusals by a limit, by reason."""
         return self._bounds.denied
 
     @property
     def not_let_in(self) -> Counter[str]:
-        """How often a key was not let in, by the reason."""
+        """Number of rejected keys, by reason."""
         return Counter() if self._auth is None else self._auth.denied
 
     def close(self) -> None:
-        """Let nobody in any more, and close; goodbyes that were sent have a moment to leave."""
+        """Reject new connections, and close. Sent goodbyes are still delivered for a moment."""
         self._close_auth()
         self._channel.close(LINGER_MS)
         self._close_network()
@@ -200,7 +200,7 @@ class HubListener:
             self._receiver.fail(error)
 
     def _sender(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> Sender | None:
-        """Return whose a message is; `None` for one that is not to be heard."""
+        """Return the sender of a message, or `None` if it must not be processed."""
         connections = self._connections
         if connections is None:
             return ANYBODY
@@ -217,11 +217,11 @@ class HubListener:
         return sender
 
     def _on_endless(self) -> None:
-        """Shut the connection of the message that the channel is reading."""
+        """Close the connection of the message that the channel is reading."""
         if self._connections is not None:
             self._connections.said_without_end(self._channel.descriptor)
 
     def _on_failure(self, reason: str) -> None:
-        """Count a handshake that has failed; without keys nobody is kept out by one."""
+        """Count a failed handshake; without keys, handshakes do not authorize anybody."""
         if self._auth is not None:
             self._auth.count(reason)

@@ -1,7 +1,7 @@
-"""Keeps addresses from connecting, in the kernel: their first packet is dropped, which costs the hub nothing.
+"""Block addresses in the kernel: their first packet is dropped, at no cost for the hub.
 
-A classic BPF program on the listening socket, which needs no privileges. It sees packets to the listener alone:
-connections that exist are not touched.
+A classic BPF program on the listening socket, which needs no privileges. It sees packets to the
+listener only, so existing connections are not affected.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from edgeasync.net.failing_addresses import FailingAddresses
 ADDRESSES_MAX = 64
 
 RELEASE_S = 0.1
-"""How often addresses are looked at that were held off."""
+"""How often blocked addresses are checked."""
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _NETWORK = 0x100000000 - 0x100000  # SKF_NET_OFF: where the packet's network header begins
@@ -35,9 +35,9 @@ class ListenerFilter:
         self.descriptor = descriptor
 
     def drop(self, addresses: Collection[str]) -> None:
-        """Drop what comes from these addresses, of the first `ADDRESSES_MAX`, and from no other any more.
+        """Drop packets from the first `ADDRESSES_MAX` of these addresses, and from no others.
 
-        A system that has no such filters drops nothing.
+        On a system without such filters, nothing is dropped.
         """
         with contextlib.suppress(OSError):
             borrowed = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=self.descriptor)
@@ -54,7 +54,7 @@ class ListenerFilter:
 
 
 class AddressBarrier:
-    """Keeps those addresses from a `listener`, once there is one, that are held off."""
+    """Applies the blocked addresses to the `listener`, once it is set."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, failing: FailingAddresses) -> None:
         self.listener: ListenerFilter | None = None
@@ -64,17 +64,17 @@ class AddressBarrier:
         self._timer: asyncio.TimerHandle | None = None
 
     def update(self) -> None:
-        """Keep off the addresses that were held off since."""
+        """Block newly added addresses."""
         if len(self._failing.held_off) > len(self._kept_off):
             self._look()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _look(self) -> None:
-        """Keep off who is held off now, and look again while there are any."""
+        """Update the filter, and schedule the next check while any address is blocked."""
         self._failing.release(self._loop.time())
         held_off = [*self._failing.held_off]
         if self.listener is not None and held_off != self._kept_off:
@@ -85,7 +85,7 @@ class AddressBarrier:
 
 
 def make_program(addresses: Collection[str]) -> bytes:
-    """Return a BPF program that drops packets from these addresses, of IPv4 and IPv6."""
+    """Return a BPF program that drops packets from these IPv4 and IPv6 addresses."""
     old: list[_Instruction] = [(_LOAD_WORD, 0, 0, _SOURCE_4)]
     new: list[_Instruction] = []
     for address in addresses:

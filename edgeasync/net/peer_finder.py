@@ -1,4 +1,4 @@
-"""How a peer finds the others: it asks a hub while that lives, and keeps what it hears in a file of peers."""
+"""Find other peers by asking a hub, and store its answers in a file of peers."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,19 +16,19 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import FindPeers, FoundPeers, Refuse
 
 ASK_S = 1.0
-"""How often the hub is asked: others may have come, or are reached elsewhere by now."""
+"""How often the hub is asked, because peers may join or change their addresses."""
 
 CONNECT_S = 5.0
-"""How long a connection may take to come about, and how long it is left be if it does not."""
+"""Timeout for a connection to the hub, and delay before the next attempt."""
 
 
 class PeerFinder:
-    """Asks a hub who the others are, and writes a list that has changed into `file`. Used on one loop.
+    """Asks a hub for the other peers, and writes a changed list to `file`. Used on one event loop.
 
-    What a hub says of a name, an address or a key replaces what the list says of it. It takes nobody out of the
-    list: a hub that has started again does not know yet who is there. It is the list as it is in the file: who was
-    deleted there stays out. `on_trouble` is called with a sentence,
-    `give_up` with an error that waiting would not cure: the keys do not fit.
+    A name, address or key in the hub's answer replaces an entry with the same one. The answer never
+    removes an entry, because a restarted hub does not know all peers yet. Entries that were deleted
+    from the file stay deleted. `on_trouble` is called with a message, `give_up` with an error that
+    waiting would not fix: the keys do not fit.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class PeerFinder:
         self._own, self._peers, self._file = own, peers, file
         self._on_trouble = on_trouble
         self._told = ""
-        """What people were told last, unless the hub has answered since."""
+        """The last message to the user since the hub last answered."""
         self._hub = HubConnection(
             credentials,
             wire.HEADER_BYTES_MAX,
@@ -59,14 +59,14 @@ class PeerFinder:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Ask from now on, once this device's key is at the hub."""
+        """Start asking, once this device's key is enrolled at the hub."""
         self._loop = asyncio.get_running_loop()
         self._heard_s = self._next_s = self._loop.time()
         self._hub.begin()
         self._access.begin(self._ask)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         if self._timer is not None:
             self._timer.cancel()
         self._access.cancel()
@@ -74,7 +74,7 @@ class PeerFinder:
         self._hub.close(goodbye=False, answered=True)
 
     def _ask(self) -> None:
-        """Ask if there is a connection, else try the hub's next address now and then."""
+        """Ask the hub if connected; otherwise try its next address after a delay."""
         self._timer = self._loop.call_later(ASK_S, self._ask)
         now_s = self._loop.time()
         if self._hub.finding == "spoken":
@@ -94,7 +94,7 @@ class PeerFinder:
 
     def _on_report(self, report: DeviceReport) -> None:
         if report.event != "enrolled":
-            self._tell(f"the hub, which finds peers for this one: {report.detail}")
+            self._tell(f"cannot ask the hub for other peers: {report.detail}")
 
     def _tell(self, sentence: str) -> None:
         if not self._told:
@@ -109,20 +109,22 @@ class PeerFinder:
         except wire.UnsupportedVersionError as error:
             message = error.to_refuse()
         except (ProtocolError, AddressError, ValueError) as error:
-            self._tell(f"the hub's list of peers cannot be used: {error}")
+            self._tell(f"the hub's list of peers is invalid: {error}")
             return
         except StorageError as error:
             self._tell(str(error))
             return
         if isinstance(message, Refuse):
-            self._tell(f"the hub refuses this peer: {message.sentence}")
+            self._tell(f"the hub refused this peer: {message.sentence}")
 
     def _take(self, found: list[PeerEntry]) -> None:
-        """Write the list if there is something new; raises `ValueError`, `AddressError` or `StorageError`."""
+        """Write the list if it has changed; raises `ValueError`, `AddressError` or `StorageError`."""
         for entry in found:
             host_of(entry.address)
         if self._own not in found:
-            raise ValueError(f"this device, {self._own.name}, stands there otherwise or not at all")
+            raise ValueError(
+                f"it lacks {self._own.name} with this device's address and key; check both at the hub"
+            )
         listed = read_peers(self._file) if self._file.exists() else self._peers
         peers = listed.with_found(found)
         self._access.joined()

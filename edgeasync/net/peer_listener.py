@@ -1,4 +1,4 @@
-"""The socket of a peer that the others write to, under their keys."""
+"""A peer's listening socket, to which other peers connect with their keys."""
 
 import asyncio
 import logging
@@ -28,7 +28,9 @@ from edgeasync.protocol.wire import Buffer
 LOG = logging.getLogger("edgeasync.peers")
 
 QUEUED_MESSAGES_MAX = 64
-"""Messages that may wait to be sent to one peer, or to be read; what finds no room is dropped, and repeated."""
+"""Messages that may wait to be sent to a peer, or to be read. Further ones are dropped and
+repeated.
+"""
 
 HANDSHAKE_MS = 5000
 CONNECTIONS_PER_KEY_MAX = 4
@@ -37,9 +39,9 @@ OnMessage = Callable[[str, bytes, Buffer | None], None]
 
 
 class PeerListener:
-    """Hears the peers whose keys are `names`, on the running loop; `on_message` is called with the name.
+    """Receives messages of the peers in `names`, on the running loop.
 
-    Raises `AddressError` if it cannot listen.
+    `on_message` is called with the sender's name. Raises `AddressError` if it cannot listen.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class PeerListener:
         router = context.socket(zmq.ROUTER)
         router.set(zmq.IPV6, is_ipv6(address))
         self._connections = Connections(router, loop, self._bounds, lambda _: None, lambda: None, encrypted=True)
-        # libzmq asks a handler that is there when the socket is bound.
+        # The ZAP handler must exist before the socket is bound.
         self._zap = ZapHandler(context, loop, self._lets_in)
         serve_keys(router, pair)
         frame_bytes_max = max(HEADER_BYTES_MAX, settings.piece_bytes, PIECE_BYTES_MIN) + FRAME_BYTES
@@ -84,22 +86,24 @@ class PeerListener:
         self._connections.channel = self._channel
 
     def listen_to(self, names: dict[Key, str]) -> None:
-        """Let the keys of these names in, and shut all others out."""
+        """Admit the keys of `names`, and close the connections of all others."""
         gone = {key for key, name in self.names.items() if names.get(key) != name}
         self.names = names
         if gone:
             self._connections.shut(gone)
 
     def close(self) -> None:
-        """Hear nobody any more."""
+        """Close the socket and its connections."""
         self._zap.close()
         self._connections.close()
         self._channel.close(0)
 
     def _lets_in(self, key: Key, address: str) -> bool | None:
-        """Whether a key may come in; `None` if it has come too often."""
+        """Return whether a key may connect; `None` if it connects too often."""
         if key not in self.names:
-            LOG.info("not let in: key %s from %s is not in the list of peers", fingerprint(key), address)
+            LOG.info(
+                "rejected a connection: key %s from %s is not in the list of peers", fingerprint(key), address
+            )
             return False
         return self._bounds.allows_handshake(key, self._loop.time()) or None
 
@@ -122,7 +126,7 @@ class PeerListener:
 
 
 def set_heartbeat(socket: "zmq.Socket[bytes]", lease_s: float) -> None:
-    """Let a connection that is silent for a lease count as broken: the other end may have lost it unsaid."""
+    """Set ZeroMQ's heartbeats, so that a connection that is silent for a lease counts as broken."""
     lease_ms = max(1, int(1000 * lease_s))
     socket.set(zmq.HEARTBEAT_IVL, max(1, lease_ms // 2))
     socket.set(zmq.HEARTBEAT_TIMEOUT, lease_ms)

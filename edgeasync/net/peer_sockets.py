@@ -1,7 +1,8 @@
-"""The sockets of a peer: one that the others write to, under their keys, and one to write to each of them.
+"""The sockets of a peer: one that receives from all others, and one per peer to send to it.
 
-A message goes from the writer's DEALER to the reader's ROUTER, and nothing comes back that way. All connections
-are by CURVE. The reader knows the writer by its key, which must be in the list, and so does the writer the reader.
+A message travels from the sender's DEALER to the receiver's ROUTER, and nothing comes back that
+way. All connections use CURVE. Sender and receiver know each other by their keys, which must be in
+the list.
 """
 
 import asyncio
@@ -27,18 +28,20 @@ from edgeasync.net.socket_monitor import SocketMonitor
 from edgeasync.protocol.wire import Buffer
 
 LOOK_S = 0.1
-"""How often the file of peers and the connections are looked at."""
+"""How often the file of peers and the connections are checked."""
 
 RETRY_S = 3.0
-"""How long a connection may take to come about; then it is tried afresh, as the peer may let us in by now."""
+"""Timeout of a connection attempt. A new attempt may succeed, because the peer may admit us by now.
+"""
 
 
 class PeerSockets:
-    """Listens at `bind`, or where the own entry says, and connects to all other peers of a list. Used on one loop.
+    """Listens on `bind` or its own entry's address, and connects to all other peers of a list.
 
-    `on_message` is called with the name of the peer whose key a message came under, `on_trouble` with a sentence.
-    `on_peers` is called with the names of the list when it has changed, and when one of them can be written to.
-    With a `file` the list is read again when that changes. Raises `AddressError` if it cannot listen.
+    `on_message` is called with the name of the sender, according to its key. `on_trouble` is called
+    with a message. `on_peers` is called with the names of the list when it has changed, and when a
+    connection to one of them is established. With a `file`, the list is read again when the file
+    changes. Used on one event loop. Raises `AddressError` if it cannot listen.
     """
 
     def __init__(
@@ -69,23 +72,23 @@ class PeerSockets:
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """The names of the others in the list."""
+        """The names of the other peers in the list."""
         return tuple(self._links)
 
     def send(self, peer: str, header: bytes, payload: Buffer | None) -> None:
-        """Send a message, unless there is no connection to this peer, or no room for more."""
+        """Send a message, or drop it if the peer is not connected or its queue is full."""
         if (link := self._links.get(peer)) is not None:
             link.send(header, payload)
 
     def close(self, linger_ms: int) -> None:
-        """Close all sockets; what was sent last may take `linger_ms` more."""
+        """Close all sockets; sent messages may take `linger_ms` more."""
         self._timer.cancel()
         for link in self._links.values():
             link.close(linger_ms)
         self._listener.close()
 
     def _take(self, peers: Peers) -> None:
-        """Connect to new peers, and shut out those that are no longer in the list, or have another key."""
+        """Connect to new peers, and disconnect those that were removed or have another key."""
         others = {entry.name: entry for entry in peers.peer if entry.name != self._own.name}
         for name, link in list(self._links.items()):
             if others.get(name) != link.entry:
@@ -97,10 +100,10 @@ class PeerSockets:
                 self._links[name] = _Link(entry, self._connect)
 
     def _look(self) -> None:
-        """Look at the file, and at the connections."""
+        """Check the file and the connections."""
         self._timer = self._loop.call_later(LOOK_S, self._look)
         if sum(link.look() for link in self._links.values()):
-            self._on_peers(self.peers)  # what was said to them before has not arrived
+            self._on_peers(self.peers)  # earlier messages have not reached them
         if self._watch is not None and self._watch.has_changed():
             self._read_again(self._watch)
 
@@ -112,20 +115,21 @@ class PeerSockets:
             for entry in peers.peer:
                 host_of(entry.address)
         except (ConfigError, AddressError) as error:
-            self._on_trouble(f"{error}; the list before counts until then")
+            self._on_trouble(f"{error}; the previous list stays in force until then")
             return
         own = peers.of(self._own.name)
         if own is None or own.public != self._own.public:
             self._on_trouble(
-                f"{watch.path}: no longer has this device, {self._own.name}, with its key; others leave it out"
+                f"{watch.path}: {self._own.name} with this device's key was removed, so other peers ignore it; "
+                "add the entry again, or stop this peer"
             )
         self._take(peers)
         self._on_peers(self.peers)
 
     def _connect(self, link: "_Link") -> "zmq.Socket[bytes]":
-        """Return a fresh socket for a link, which connects."""
+        """Return a new socket for a link, and start to connect it."""
         socket = make_dealer(self._context, HEADER_BYTES_MAX, (self._pair, link.entry.public), ipv6=link.ipv6)
-        socket.set(zmq.IMMEDIATE, 1)  # nothing is kept for a peer that is not there
+        socket.set(zmq.IMMEDIATE, 1)  # queue nothing for a peer that is not connected
         socket.set(zmq.SNDHWM, QUEUED_MESSAGES_MAX)
         socket.set(zmq.RCVHWM, 1)
         set_heartbeat(socket, self._lease_s)
@@ -138,7 +142,7 @@ class PeerSockets:
 
 
 class _Link:
-    """The connection on which this device writes to one peer; `connect` makes a socket, and sets the monitor."""
+    """The connection for sending to one peer; `connect` creates its socket and its monitor."""
 
     monitor: SocketMonitor
 
@@ -153,7 +157,7 @@ class _Link:
         self._socket = self._connect(self)
 
     def send(self, header: bytes, payload: Buffer | None) -> None:
-        """Send a message if there is room for it."""
+        """Send a message, or drop it if the queue is full."""
         with contextlib.suppress(zmq.Again):
             if payload is None:
                 self._socket.send(header, zmq.NOBLOCK)
@@ -162,15 +166,18 @@ class _Link:
                 self._socket.send(payload, zmq.NOBLOCK, copy=False)
 
     def on_broken(self) -> None:
-        """Note that the connection has broken."""
+        """Record that the connection has broken."""
         self._broken = True
 
     def on_unresolved(self) -> None:
-        """Try the other kind of addresses next."""
+        """Use the other address family for the next attempt."""
         self.ipv6, self._broken = not self.ipv6, True
 
     def look(self) -> bool:
-        """Connect afresh if the connection has broken, or does not come about; return whether it just has."""
+        """Reconnect if the connection has broken or timed out.
+
+        Return whether the connection was just established.
+        """
         before, self._spoken = self._spoken, self.monitor.finding == "spoken"
         age_s = time.monotonic() - self._begun_s
         if (not self._spoken and age_s > RETRY_S) or (self._broken and age_s > LOOK_S):
@@ -185,7 +192,10 @@ class _Link:
 
 
 def own_bind(address: str) -> str:
-    """Return where to listen for an address of the list: a name may be resolved by other machines alone."""
+    """Return the address to listen on for an entry's address.
+
+    A name becomes `*`, because it may resolve on other machines only.
+    """
     host = host_of(address)
     if host is None:
         return address

@@ -1,4 +1,4 @@
-"""What libzmq tells of a ROUTER's connections: who came, who left, and whose handshake failed."""
+"""Read libzmq's events about a ROUTER's connections: accepted, ended, or failed in the handshake."""
 
 import asyncio
 import struct
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import zmq
 
 EVENTS_AT_A_TIME = 128
-"""Events that are read before the loop gets its turn."""
+"""Events per batch before the event loop runs other callbacks."""
 
 _EVENTS = (
     zmq.EVENT_LISTENING
@@ -21,7 +21,10 @@ _EVENT = struct.Struct("=HI")
 
 
 class RouterMonitor:
-    """Calls `on_event` with every event and its value, on the loop; made before the ROUTER is bound."""
+    """Calls `on_event` with every event and its value, on the event loop.
+
+    Create it before the ROUTER is bound.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class RouterMonitor:
         address = f"inproc://monitor-{id(router)}"
         router.monitor(address, _EVENTS)
         self._events: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
-        self._events.set(zmq.RCVHWM, 0)  # libzmq would wait for a hub that is slow to read
+        self._events.set(zmq.RCVHWM, 0)  # otherwise libzmq would block on a slow reader
         self._events.set(zmq.LINGER, 0)
         self._events.connect(address)
         self._fd = self._events.FD
@@ -43,13 +46,13 @@ class RouterMonitor:
         loop.call_soon(self._read_some)
 
     def close(self) -> None:
-        """Stop; to be called before the socket is closed."""
+        """Stop reading. Call it before the socket is closed."""
         self._loop.remove_reader(self._fd)
         self._router.disable_monitor()
         self._events.close(0)
 
     def read(self, count: int | None = None) -> bool:
-        """Read all events there are, or `count` of them; return whether there are no more."""
+        """Read all events, or `count` of them; return whether there are no more."""
         while not self._events.closed and count != 0:
             try:
                 event, _ = self._events.recv_multipart(zmq.NOBLOCK)
@@ -60,7 +63,7 @@ class RouterMonitor:
         return self._events.closed
 
     def _read_some(self) -> None:
-        """Read a batch of events; come back if there may be more, for the descriptor is edge-triggered."""
+        """Read a batch of events; schedule the next one if there may be more."""
         emptied = False
         try:
             emptied = self.read(EVENTS_AT_A_TIME)

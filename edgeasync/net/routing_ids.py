@@ -1,11 +1,13 @@
-"""Routing ids of a ROUTER: how a claimed one is kept from ending the process, and how it is told apart.
+"""Protect a ROUTER from routing ids that peers choose, and detect them.
 
-A peer may name its routing id in the handshake. libzmq names the others by a counter: a zero byte and 32 bits. If
-a peer has claimed the one that the counter comes to, libzmq aborts the process. No option refuses claims. But the
-counter begins with numbers of libc's `rand`, which nobody has seeded, so that it is always the same. Seeded with a
-random number, the counter cannot be known, and no peer is ever told its own id.
+A peer may choose its routing id in the handshake. libzmq numbers the others by a counter: a zero
+byte and 32 bits. If a peer has already chosen the id that the counter reaches, libzmq aborts the
+process. No option forbids chosen ids. By default the counter always starts at the same number, from
+libc's unseeded `rand`. With a random seed, no peer can guess the counter, and no peer learns its
+own id.
 
-The hub knows where the counter began. So it knows which ids libzmq can have given: all others were claimed.
+The hub knows where the counter started. So it knows which ids libzmq may have assigned; peers have
+chosen all others.
 """
 
 import ctypes
@@ -18,26 +20,29 @@ _COUNTS = 1 << 32
 
 
 def seed() -> None:
-    """Seed libc's `rand`; to be called right before a ROUTER is made."""
+    """Seed libc's `rand`. Call it right before a ROUTER is created."""
     ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
 
 
 class RoutingIds:
-    """The ids that libzmq has given for a ROUTER, which nobody else can reach yet; `count` are its connections."""
+    """The ids that libzmq has assigned for a ROUTER; `count` is the number of its connections.
+
+    Create it before anybody else can connect.
+    """
 
     def __init__(self, router: "zmq.Socket[bytes]") -> None:
         self.count = 0
         self._first = _first_of(router)
 
     def has_given(self, routing_id: bytes) -> bool:
-        """Whether libzmq can have given this id."""
+        """Return whether libzmq may have assigned this id."""
         if len(routing_id) != 5 or routing_id[0]:
             return False
         return (int.from_bytes(routing_id[1:], "big") - self._first) % _COUNTS <= self.count
 
 
 def _first_of(router: "zmq.Socket[bytes]") -> int:
-    """Return the number that a ROUTER's counter begins with."""
+    """Return the number at which a ROUTER's counter starts."""
     address = f"{_PROBE}-{id(router)}"
     router.bind(address)
     with router.context.socket(zmq.DEALER) as probe:

@@ -1,4 +1,4 @@
-"""What becomes of a socket's connection: libzmq tells nobody else, and repairs in silence what it can."""
+"""Track the state of a socket's connection, which libzmq only reports to a monitor."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Finding = Literal[
     "put off",
     "spoken",
 ]
-"""How far a connection came; `reach.explain` has the words."""
+"""How far a connection got; `reach.explain` describes each value."""
 
 EVENTS = (
     zmq.EVENT_CONNECT_DELAYED
@@ -36,14 +36,14 @@ EVENTS = (
 
 
 DENIED = 400
-"""ZAP's code for a key that does not come in; another code is a hub's trouble, and may pass."""
+"""ZAP's code for a rejected key. Other codes are temporary problems of the hub."""
 
 
 class SocketMonitor:
-    """Calls `on_connected` and `on_disconnected` on the loop whenever the socket is connected or cut off.
+    """Calls `on_connected` and `on_disconnected` on the loop when the connection changes.
 
-    It calls `on_unresolved` once if the name has no address of the socket's kind. It does so until it is closed.
-    `finding` says how far the connection has come.
+    It calls `on_unresolved` once if the name has no address of the socket's family. `finding` is
+    how far the connection got.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class SocketMonitor:
         self._events: zmq.Socket[bytes] | None = socket.get_monitor_socket(EVENTS)
         self._fd = self._events.FD
         loop.add_reader(self._fd, self._read)
-        loop.call_soon(self._read)  # the descriptor tells only once, and may have
+        loop.call_soon(self._read)  # the edge-triggered descriptor may already have fired
 
     def close(self) -> None:
-        """Stop; to be called before the socket is closed."""
+        """Stop monitoring. Call it before the socket is closed."""
         if self._events is not None:
             self._loop.remove_reader(self._fd)
             self._socket.disable_monitor()
@@ -74,7 +74,7 @@ class SocketMonitor:
             self._events = None
 
     def _read(self) -> None:
-        """Read all events, for the descriptor is edge-triggered; then tell each change once."""
+        """Read all events, because the descriptor is edge-triggered; then report each change once."""
         connected, broken, before = False, False, self.finding
         while self._events is not None:
             try:
@@ -93,13 +93,16 @@ class SocketMonitor:
 
 
 def _find(event: int, value: int, before: Finding) -> Finding:
-    """Return how far a connection is after an event. No event carries the error: only their order tells."""
+    """Return how far a connection got after an event.
+
+    Events do not contain the error, so it follows from their order.
+    """
     match event:
-        case zmq.EVENT_CONNECT_DELAYED:  # it was asked for; after a refusal, asked for again
+        case zmq.EVENT_CONNECT_DELAYED:  # a first attempt, or another one after a refusal
             return before if before == "refused" else "no answer"
         case zmq.EVENT_CLOSED:
             return "refused" if before in ("no answer", "refused") else "no way"
-        case zmq.EVENT_CONNECT_RETRIED:  # with nothing before it there was nothing to connect to
+        case zmq.EVENT_CONNECT_RETRIED:  # without an earlier event, the name did not resolve
             return "unresolved" if before == "nothing" else before
         case zmq.EVENT_CONNECTED:
             return "taken"

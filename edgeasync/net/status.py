@@ -1,4 +1,4 @@
-"""Asking a live hub how it does."""
+"""Request the status of a running hub, and send orders to it."""
 
 import asyncio
 import contextlib
@@ -25,10 +25,10 @@ from edgeasync.protocol.messages import DEVICE_ID_PATTERN, Order, Refuse, Reques
 from edgeasync.structs import parse_json
 
 AGAIN_S = 0.1
-"""How long after a connection that broke the hub is asked again."""
+"""Delay before the hub is asked again after a broken connection."""
 
 STATUS_BYTES_MAX = 1 << 26
-"""The longest status that is read: one of ten thousand devices has some 10 MB."""
+"""Maximum size of a status; ten thousand devices need about 10 MB."""
 
 _ENDINGS = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -38,28 +38,29 @@ _ENDINGS = (
 )
 
 _MISMATCHES: dict[KeyMismatch, str] = {
-    "unknown": "this hub does not know this operator key; give its own folder as keys (--keys)",
-    "another hub": "this hub has another key than the folder of keys says; give the folder of that hub's "
-    "keys (--keys), or correct the address",
-    "no keys there": "this hub has no keys; leave out keys (--keys)",
-    "no keys here": "this hub answers operators alone; give keys (--keys), the folder of its keys",
+    "unknown": "this hub does not know this operator key; set keys (--keys) to a folder of keys of this hub",
+    "another hub": "this hub has another key than the one in the folder of keys; set keys (--keys) to a folder of "
+    "this hub, or correct the address",
+    "no keys there": "this hub has no keys; remove keys (--keys)",
+    "no keys here": "this hub answers only operators; set keys (--keys) to the folder of its keys",
 }
 
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
 _Ending = Literal["answered", "denied", "cut", "lost", "late"]
-"""What became of a connection; `cut` is in the handshake, `lost` after it or for a time."""
+"""How a connection ended; `cut` means in the handshake, `lost` after it or temporarily."""
 
 
 def fetch_status(
     address: str, timeout_s: float = 3.0, keys: Path | None = None, *, wake: bool = False
 ) -> dict[str, Any]:
-    """Return the status object of the hub at `address`; blocks for up to `timeout_s`. With `wake`, wake its fleet.
+    """Return the status of the hub at `address`; blocks for up to `timeout_s`.
 
-    The page "Events and JSON" describes its keys. To ask a hub with keys, give an operator's folder as `keys`.
-    Raises `AddressError`, `AccessError` if the keys do not fit, `HubUnreachableError` if no answer comes in
-    time, `StorageError`, or `ProtocolError`.
+    With `wake`, wake its fleet. The page "Events and JSON" describes the keys of the status. For a
+    hub with keys, pass an operator's folder as `keys`. Raises `AddressError`, `AccessError` if the
+    keys do not fit, `HubUnreachableError` if no answer arrives in time, `StorageError`, or
+    `ProtocolError`.
 
     >>> import tempfile
     >>> from edgeasync import Hub, fetch_status
@@ -79,25 +80,29 @@ def give_order(
     timeout_s: float = 3.0,
     keys: Path | None = None,
 ) -> dict[str, Any]:
-    """Exclude a device of the hub at `address` and all others with its key, or release them; return the status.
+    """Exclude a device of the hub, and all others with its key, or release them; return the status.
 
-    What an excluded device sends does not count, over restarts of hub and device, until it is released. The order
-    is in the hub's journal when this returns; without a journal the next checkpoint has it.
+    Updates of an excluded device do not count until it is released, even after restarts of hub and
+    device. When this returns, the order is in the hub's journal; without a journal, the next
+    checkpoint contains it.
 
-    Raises what `fetch_status` raises, and `ConfigError` if the hub knows no such device.
+    Raises the errors of `fetch_status`, and `ConfigError` if the hub does not know the device.
     """
     if not re.match(DEVICE_ID_PATTERN, device_id):
-        raise ConfigError(f"{device_id!r} is not a device's name; 'edgeasync status' lists those of the hub")
+        raise ConfigError(
+            f"{device_id!r} is not a valid device name; list the hub's devices with 'edgeasync status'"
+        )
     pair = None if keys is None else operator_keys(expanded(keys))
     return ask(address, timeout_s, pair, Order(device_id, order))
 
 
 def ask(address: str, timeout_s: float, pair: Pair | None, question: Request) -> dict[str, Any]:
-    """Return the status that the hub at `address` answers the holder of a key: `pair` is its own, and the hub's.
+    """Return the status with which the hub at `address` answers a request.
 
-    Raises what `fetch_status` raises, and `ConfigError` if the hub refuses.
+    `pair` is the operator's key pair and the hub's key. Raises the errors of `fetch_status`, and
+    `ConfigError` if the hub refuses.
     """
-    check_connect(address, insecure=True)  # a status tells nothing that is worth a device's trust
+    check_connect(address, insecure=True)  # a device trusts nothing in a status
     context: Context = zmq.Context()
     until_s, cuts = time.monotonic() + timeout_s, 0
     try:
@@ -116,14 +121,14 @@ def ask(address: str, timeout_s: float, pair: Pair | None, question: Request) ->
             time.sleep(AGAIN_S)
     except (ProtocolError, ValueError) as error:
         raise ProtocolError(
-            f"what answers at {address} is not an edgeasync hub of this version ({error}); check the address"
+            f"{address}: not an edgeasync hub of this version ({error}); check the address"
         ) from error
     finally:
         context.term()
 
 
 def is_denied(address: str, pair: Pair, timeout_s: float) -> bool:
-    """Return whether a hub refuses these keys; nothing is sent to it."""
+    """Return whether a hub rejects these keys, without sending a request."""
     with zmq.Context() as context, _asking(context, address, pair, zmq.EVENT_HANDSHAKE_SUCCEEDED) as (_, monitor):
         return bool(monitor.poll(math.ceil(1000 * timeout_s))) and _ending(monitor) == "denied"
 
@@ -135,7 +140,7 @@ def _ask(
     until_s: float,
     question: Request,
 ) -> tuple[list[bytes] | None, _Ending]:
-    """Ask over a connection of its own; return the answer, if there is one, and else what became of it."""
+    """Ask over a new connection; return the answer, if any, and how the connection ended."""
     with _asking(context, address, pair) as (socket, monitor):
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
@@ -149,7 +154,7 @@ def _ask(
 
 @contextlib.contextmanager
 def _asking(context: Context, address: str, pair: Pair | None, events: int = 0) -> Iterator[tuple[Socket, Socket]]:
-    """Yield a socket that connects to a hub, and the monitor of how that ends, and of other `events`."""
+    """Yield a socket that connects to a hub, and its monitor for endings and other `events`."""
     socket = make_dealer(context, STATUS_BYTES_MAX, pair, ipv6=is_ipv6(address))
     monitor = socket.get_monitor_socket(_ENDINGS | events)
     try:
@@ -162,7 +167,7 @@ def _asking(context: Context, address: str, pair: Pair | None, events: int = 0) 
 
 
 def _ending(monitor: Socket) -> _Ending:
-    """Return what an event says of the connection; after it what was asked is lost."""
+    """Return how an event ended the connection; its request is then lost."""
     message = recv_monitor_message(monitor)
     match message["event"]:
         case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -174,7 +179,10 @@ def _ending(monitor: Socket) -> _Ending:
 
 
 def _check_keys(address: str, ending: _Ending, cuts: int, *, keyed: bool) -> None:
-    """Raise `AccessError` if it is the keys why nobody answers; `cuts` handshakes were cut."""
+    """Raise `AccessError` if the keys are the reason why no hub answers.
+
+    `cuts` is the number of handshakes that were aborted.
+    """
     denied = ending == "denied"
     mechanism = "" if denied else asyncio.run(mechanism_at(address))
     if (mismatch := key_mismatch(denied=denied, keyed=keyed, mechanism=mechanism, cuts=cuts)) is not None:
@@ -183,10 +191,10 @@ def _check_keys(address: str, ending: _Ending, cuts: int, *, keyed: bool) -> Non
 
 def _read(frames: list[bytes]) -> dict[str, Any]:
     if len(frames) == 1 and isinstance(refuse := wire.decode(frames[0]), Refuse):
-        raise ConfigError(f"the hub refuses: {refuse.sentence}")
+        raise ConfigError(f"the hub refused the request: {refuse.sentence}")
     if len(frames) != 2 or not isinstance(wire.decode(frames[0]), Status):
-        raise ProtocolError("no status")
+        raise ProtocolError("the reply is not a status")
     status = parse_json(frames[1], dict[str, Any])
     if missing := {"lineage", "version", "devices"} - set(status):
-        raise ProtocolError(f"a status without {min(missing)}")
+        raise ProtocolError(f"the status lacks the field {min(missing)!r}")
     return status

@@ -1,4 +1,4 @@
-"""How much may lie unread on a hub's connections, by what the kernel has received and the hub was given."""
+"""Limit the unread bytes of a hub's connections, from the kernel's and the hub's byte counts."""
 
 from typing import Any
 
@@ -12,34 +12,34 @@ from edgeasync.protocol.transfers import CreditWindow
 from edgeasync.protocol.wire import HEADER_BYTES_MAX as WIRE_HEADER_BYTES_MAX
 
 UNREAD_BYTES_MIN = 256 << 20
-"""What may lie unread in both directions, for all connections together, at least."""
+"""Minimum limit of unread bytes in both directions, for all connections together."""
 
 UNREAD_OF_ONE_MIN = 16 << 20
-"""What may lie unread on one connection, at least."""
+"""Minimum limit of unread bytes of one connection."""
 
 HANDSHAKE_BYTES = 1 << 12
 HEARTBEAT_BYTES_PER_S = 64.0
-"""What ZeroMQ's own messages may be: they are received, but never delivered."""
+"""Limit of ZeroMQ's own messages, which are received but never delivered."""
 
 MESSAGE_SLACK_BYTES = 1 << 17
-"""What libzmq may have read of one connection beside the payload of a message that is not whole yet."""
+"""Bytes that libzmq may have read of a connection beyond the payload of an incomplete message."""
 
 PART_BYTES = 64
-"""What a frame costs libzmq beside its bytes, while its message is not whole."""
+"""Memory of libzmq per frame of an incomplete message, in addition to its bytes."""
 
 WEIGHED_BYTES = 1 << 21
-"""A connection is looked at again after this number of delivered bytes."""
+"""Delivered bytes after which a connection is checked again."""
 
 SMALL_BYTES = 1 << 16
-"""Less than this is on its way on any connection that works."""
+"""Fewer bytes are always in transit on a working connection."""
 
 
 class Connection(msgspec.Struct, eq=False):
-    """A connection. `key` is unknown until its first message came; empty where there are no keys.
+    """A connection. `key` is `None` until its first message, and empty without keys.
 
-    `delivered_bytes` and `sent_bytes` are of whole messages, as they travel. Of what was sent libzmq may hold
-    copies of `copied_bytes`. At the last look libzmq had read `taken_bytes`, and the hub had read everything that
-    was whole `emptied` times.
+    `delivered_bytes` and `sent_bytes` count whole messages as on the wire. libzmq may hold copies
+    of `copied_bytes` of the sent ones. At the last check, libzmq had read `taken_bytes`, and the
+    hub had read all complete messages `emptied` times.
     """
 
     descriptor: int
@@ -63,19 +63,20 @@ class Connection(msgspec.Struct, eq=False):
 
 
 class UnreadBytes:
-    """What lies unread on each connection, and on all together. Part of `ConnectionBounds`.
+    """The unread bytes of each connection, and of all together. Part of `ConnectionBounds`.
 
-    `connections` are those on which something lay unread when they were looked at.
+    `connections` are those that had unread bytes at the last check.
     """
 
     def __init__(self, limits: Limits, *, encrypted: bool) -> None:
         self.connections: dict[int, Connection] = {}
         self._total_bytes = 0
-        # A device may have a whole window in flight while the hub is busy with something else.
+        # A device may have a whole window in flight while the hub is busy.
         self._of_one_max = max(UNREAD_OF_ONE_MIN, 2 * CreditWindow(int(limits.piece_bytes)).bytes_max)
         self._of_all_max = unread_bytes_max(limits)
         self._parts_factor = PART_BYTES / (FRAME_BYTES + 2) if encrypted else 0.0
-        """Memory for a byte of empty frames under keys; without keys it is 32 bytes, and not counted."""
+        """Memory per byte of empty frames with keys; without keys it is 32 bytes, and not counted.
+        """
         self._message_max = max(WIRE_HEADER_BYTES_MAX, int(limits.piece_bytes)) + MESSAGE_SLACK_BYTES
 
     def weigh(
@@ -88,13 +89,17 @@ class UnreadBytes:
         taken_bytes: int,
         emptied: int,
     ) -> Connection | None:
-        """Note what the kernel has received on a connection, and what the far end has of what was sent to it.
+        """Record the byte counts of a connection; return a connection to close, if any.
 
-        libzmq has read `taken_bytes` of it, and the hub has read all whole messages `emptied` times. If it did so
-        since the last look, then what libzmq had at that look and is still not delivered is one message that is
-        not whole. It may be as long as a message. It may be all empty frames, which cost more than their bytes.
+        The kernel has received `received_bytes` on it, and the peer has acknowledged
+        `acknowledged_bytes`. libzmq has read `taken_bytes` of the received ones, and the hub has
+        read all complete messages `emptied` times. If that happened since the last check, all bytes
+        that libzmq had at that check and that are still undelivered belong to one incomplete
+        message. It may have the maximum length. It may consist of empty frames, which need more
+        memory than their bytes.
 
-        Return the connection to shut if too much lies unread on it, or the worst one if it is too much on all.
+        The connection to close has too many unread bytes, or the most if all connections together
+        have too many.
         """
         age_s = now_s - connection.accepted_s
         own_bytes = HANDSHAKE_BYTES + int(HEARTBEAT_BYTES_PER_S * age_s)
@@ -123,7 +128,7 @@ class UnreadBytes:
         return None
 
     def forget(self, connection: Connection) -> None:
-        """Note that nothing lies unread on a connection, or nothing that counts."""
+        """Stop counting the unread bytes of a connection."""
         if self.connections.get(connection.descriptor) is connection:
             del self.connections[connection.descriptor]
             self._total_bytes -= connection.unread_bytes
@@ -131,9 +136,9 @@ class UnreadBytes:
 
 
 def needs_look(connection: Connection) -> bool:
-    """Return whether a connection on which bytes arrived may hold more than it should.
+    """Return whether a connection that received bytes may have too many unread ones.
 
-    Of a message that does not end nothing is ever delivered.
+    An endless message is never delivered.
     """
     before, delivered = connection.looked_bytes, connection.delivered_bytes
     connection.looked_bytes = delivered
@@ -142,5 +147,5 @@ def needs_look(connection: Connection) -> bool:
 
 
 def unread_bytes_max(limits: Limits) -> int:
-    """Return what may lie unread on all connections together: more where pieces are large."""
+    """Return the limit for all connections together, which is higher for large pieces."""
     return max(UNREAD_BYTES_MIN, 4 * CreditWindow(int(limits.piece_bytes)).bytes_max)

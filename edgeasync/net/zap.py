@@ -1,7 +1,8 @@
-"""ZAP (RFC 27): libzmq asks, for every connection, whether its key may come in.
+"""ZAP (RFC 27): authorize the key of every new connection for libzmq.
 
-pyzmq has an authenticator too; it wants a loop of its own kind and fails without a word. This one runs on the
-hub's loop, and whatever goes wrong in it is a denial. While it is not served, nobody comes in.
+pyzmq's authenticator needs a loop of its own kind, and its failures are silent. This handler runs
+on the hub's loop, and any failure in it rejects the key. While it is not running, nobody is
+admitted.
 """
 
 import asyncio
@@ -21,13 +22,14 @@ ENDPOINT = "inproc://zeromq.zap.01"
 _ALLOWED, _DENIED, _FAILED = b"200", b"400", b"500"
 
 Decide = Callable[[Key, str], bool | None]
-"""Says whether a key from an address may come in; `None` for not now."""
+"""Returns whether a key from an address may connect; `None` for not now."""
 
 
 class ZapHandler:
-    """Answers libzmq's requests for the sockets of a context; to be made before the first of them is bound.
+    """Answers libzmq's requests for the sockets of a context.
 
-    A key that is let in becomes the `User-Id` of every frame of its connection, in hexadecimal.
+    Create it before the first socket is bound. An admitted key becomes the `User-Id` of every frame
+    of its connection, in hexadecimal.
     """
 
     def __init__(
@@ -41,19 +43,21 @@ class ZapHandler:
             self._socket.bind(ENDPOINT)
         except zmq.ZMQError as error:
             self._socket.close(0)
-            raise AddressError("another hub with keys uses this ZeroMQ context; give each its own") from error
+            raise AddressError(
+                "another hub with keys already uses this ZeroMQ context; use a separate context for each hub"
+            ) from error
         self._fd = self._socket.FD
         loop.add_reader(self._fd, self._read)
-        loop.call_soon(self._read)  # the descriptor tells only once, and may have
+        loop.call_soon(self._read)  # the edge-triggered descriptor may already have fired
 
     def close(self) -> None:
-        """Stop; nobody comes in from now on."""
+        """Stop; no new connections are admitted from now on."""
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._socket.close(0)
 
     def _read(self) -> None:
-        """Answer all requests, for the descriptor is edge-triggered."""
+        """Answer all requests, because the descriptor is edge-triggered."""
         while not self._socket.closed:
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -62,7 +66,7 @@ class ZapHandler:
             self._answer(frames)
 
     def _answer(self, frames: Sequence[bytes]) -> None:
-        """Answer one request. One without an envelope cannot be answered: libzmq sends none such."""
+        """Answer a request. One without an envelope, which libzmq never sends, cannot be answered."""
         if len(frames) < 4:
             return
         peer, empty, version, request, *rest = frames
@@ -77,9 +81,9 @@ class ZapHandler:
                 return _DENIED, b""
             allowed = self._decide(key, address.decode("ascii", "replace"))
         except Exception:
-            LOG.exception("a key is not let in: the handler failed")
+            LOG.exception("rejected a key, because the handler failed")
             return _FAILED, b""
         if allowed is True:
             return _ALLOWED, key.hex().encode()
-        # With 300, which ZAP has for this, libzmq leaves the connection open.
+        # With ZAP's code 300, libzmq would leave the connection open.
         return _FAILED if allowed is None else _DENIED, b""

@@ -1,4 +1,4 @@
-"""How the hub decides: small frozen values, named in TOML by `kind`, composed and never inherited.
+"""Policies of the hub: small frozen values, selected in TOML by `kind` and composed.
 
 >>> from edgeasync import Policy
 >>> from edgeasync.policies.aggregation import ImmediateAggregator
@@ -7,8 +7,8 @@
 >>> policy.frequency
 FixedFrequency(local_steps=16)
 
-The names below are all that a policy of your own needs: what it is (`Plugin`), the protocols of its parts, and
-what these are told.
+The names below are all that your own policy needs: its base class `Plugin`, the protocols of its
+parts, and the types of their arguments.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Aggregators: when accepted contributions become the next version, and with which weights."""
+"""Aggregators: when buffered updates become the next version, and with which weights."""
 
 import math
 from bisect import bisect_left
@@ -16,18 +16,18 @@ Answer = Literal["now", "at_flush"]
 
 
 NEARLY = 1e-9
-"""Parts of a vote add up to a little less than the whole."""
+"""Tolerance for rounding errors in sums of vote shares."""
 
 PERIOD_S = 10.0
-"""The period that `patience` counts in before one is known."""
+"""The period for `patience` until the fleet's period is known."""
 
 
 class Contribution(msgspec.Struct, frozen=True, gc=False):
-    """An accepted update that waits to be folded: scalars only; `handle` names its payload.
+    """An accepted update that waits for a fold: scalars only. `handle` identifies its payload.
 
-    `weight` follows from the staleness. `examples` is the size of the device's data or, if the device does not
-    say, the number it trained on. `score` is its loss: low is good, and NaN means that it tells no score. `voter`
-    is the device's key or, without keys, its id.
+    `weight` follows from the staleness. `examples` is the size of the device's data or, if the
+    device does not report it, the number it trained on. `score` is the device's loss: low is good,
+    and NaN means no score. `voter` is the device's key or, without keys, its id.
 
     >>> from edgeasync.policies import Contribution
     >>> one = Contribution(0, "pi", 0.5, 1.2, 600, 16, 1, 0.3, 12.5, "pi")
@@ -48,12 +48,12 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fleet(msgspec.Struct, frozen=True, gc=False):
-    """The devices as an aggregator sees them.
+    """The live devices from an aggregator's view.
 
-    `voters_live` counts the voters with a device that holds its lease: keys or, without keys, devices. Where
-    several devices of a voter do, `names` has their number, and each of them has that part of its vote. `period_s`
-    is the usual time between two exchanges of a device, 0 before it is known. `infrequent` has the live devices
-    that exchange far more rarely than that, and their votes.
+    `voters_live` counts the keys, or devices without keys, that have a live device. If a key has
+    several live devices, `names` contains their number, and each device has an equal share of the
+    key's vote. `period_s` is the usual time between two exchanges of a device, 0 until it is known.
+    `infrequent` maps the live devices that exchange far more rarely to their votes.
 
     >>> from edgeasync.policies import Fleet
     >>> Fleet(voters_live=3.0, period_s=2.0).vote("pi")
@@ -66,20 +66,20 @@ class Fleet(msgspec.Struct, frozen=True, gc=False):
     infrequent: Mapping[str, float] = {}
 
     def vote(self, voter: str) -> float:
-        """Return the part of its voter's vote that one device has."""
+        """Return a device's share of its key's vote."""
         return 1.0 / self.names.get(voter, 1)
 
 
 class Ballot:
-    """Who has spoken among the updates that wait, in order, and how many votes there were with each of them.
+    """The first update of each device in the buffer, in order, with the running sum of votes.
 
-    Rare devices count only on a ballot of `all_devices`. Neither mapping of the fleet may change.
+    Infrequent devices count only if `all_devices` is true. The fleet's mappings must not change.
     """
 
     def __init__(self, fleet: Fleet, *, all_devices: bool) -> None:
         self.fleet = fleet
         self.votes_without = 0.0 if all_devices else math.fsum(fleet.infrequent.values())
-        """The votes of those that do not count."""
+        """The votes of the devices that do not count."""
         self.first: list[Contribution] = []
         """The first update of each device."""
         self.votes: list[float] = []
@@ -104,26 +104,30 @@ class Ballot:
         self._counted = len(updates)
 
     def holds(self, fleet: Fleet) -> bool:
-        """Whether the votes that were counted are those of this fleet, too."""
+        """Return whether this ballot is also valid for `fleet`."""
         return self.fleet.names is fleet.names and (self._all_devices or self.fleet.infrequent is fleet.infrequent)
 
     def reached_s(self, needed: float) -> float | None:
-        """Return when this number of votes was reached, and at least one device had spoken; `None` if not yet."""
+        """Return the arrival time of the update that reached `needed` votes, or `None`.
+
+        At least one update is required, even if `needed` is 0.
+        """
         position = bisect_left(self.votes, needed - NEARLY)
         return self.first[position].arrived_s if position < len(self.first) else None
 
 
 class Waiting(Sequence[Contribution]):
-    """Updates that wait to be folded, in the order of arrival, with counts that each new update continues.
+    """Buffered updates in order of arrival, with counts that each new update extends.
 
-    It appends to the list that it is made of; after any other change of that list, make another one.
+    It appends to the list that is passed to it. After any other change of that list, create a new
+    one.
     """
 
     def __init__(self, updates: list[Contribution]) -> None:
         self._updates = updates
         self._ballots: dict[bool, Ballot] = {}
         self.of_voter: dict[str, int] = {}
-        """How many of each voter's updates wait."""
+        """The number of buffered updates per voter."""
         self.of_device: dict[str, Contribution] = {}
         """The first update of each device."""
         for one in updates:
@@ -131,7 +135,7 @@ class Waiting(Sequence[Contribution]):
 
     @staticmethod
     def of(updates: Sequence[Contribution]) -> "Waiting":
-        """Return updates as they are if they are counted already, and else counted."""
+        """Return `updates` itself if it is already a `Waiting`, otherwise a new one."""
         return updates if isinstance(updates, Waiting) else Waiting(list(updates))
 
     def __len__(self) -> int:
@@ -145,7 +149,7 @@ class Waiting(Sequence[Contribution]):
         return self._updates[place]
 
     def append(self, one: Contribution) -> None:
-        """Add an update."""
+        """Append an update."""
         self._updates.append(one)
         self._count(one)
 
@@ -154,7 +158,7 @@ class Waiting(Sequence[Contribution]):
         self.of_device.setdefault(one.device_id, one)
 
     def ballot(self, fleet: Fleet, *, all_devices: bool = True) -> Ballot:
-        """Return who has spoken; counted afresh only once the fleet has other names, or other infrequent ones."""
+        """Return the ballot for a fleet, recounted only if its names or infrequent devices changed."""
         found = self._ballots.get(all_devices)
         if found is None or not found.holds(fleet):
             found = self._ballots[all_devices] = Ballot(fleet, all_devices=all_devices)
@@ -162,7 +166,7 @@ class Waiting(Sequence[Contribution]):
         return found
 
     def check(self, updates: list[Contribution], fleet: Fleet) -> None:
-        """Raise `AssertionError` unless all counts are those of a list that is counted at once."""
+        """Raise `AssertionError` unless the counts equal those of a new `Waiting`."""
         again = Waiting(updates)
         assert self._counts(fleet) == again._counts(fleet)
 
@@ -175,11 +179,11 @@ class Waiting(Sequence[Contribution]):
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """Decides when updates that wait become a version, and with which weights.
+    """Decides when buffered updates become a version, and with which weights.
 
-    Hold contributions in the order of their arrival. Ask `flush_at_s` again after each of them; when it is time,
-    fold all of them with the factors of `weights`. Both depend on nothing but their arguments, so that a replay
-    decides the same.
+    The hub buffers contributions in order of arrival. It calls `flush_at_s` after each of them.
+    When that time comes, it folds all of them with the factors of `weights`. Both methods must
+    depend on their arguments only, so that a replay decides the same.
 
     >>> from typing import ClassVar
     >>> from edgeasync import Policy
@@ -195,16 +199,16 @@ class Aggregator(Protocol):
     """
 
     update: ClassVar[UpdateKind]
-    """What devices send: the difference from the model they were given, or their whole model."""
+    """What devices send: the difference from their assigned model, or their whole model."""
 
     answer: ClassVar[Answer]
     """When a device gets its next assignment: at once, or when its update is folded."""
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
-        """Return the core time at which `buffered` (never empty) is due to be folded, `None` if unknown."""
+        """Return the core time at which to fold `buffered`, which is never empty, or `None`."""
 
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:
-        """Return the factor of each contribution in the sum that becomes the pseudo-gradient."""
+        """Return each contribution's factor in the sum that becomes the pseudo-gradient."""
 
 
 class ImmediateAggregator(Section, frozen=True, tag_field="kind", tag="immediate"):
@@ -215,7 +219,7 @@ class ImmediateAggregator(Section, frozen=True, tag_field="kind", tag="immediate
     answer: ClassVar[Answer] = "now"
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:  # noqa: ARG002
-        """Return the arrival of the oldest: always due."""
+        """Return the arrival of the oldest update, so that it is always due."""
         return buffered[0].arrived_s
 
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:  # noqa: ARG002
@@ -224,17 +228,20 @@ class ImmediateAggregator(Section, frozen=True, tag_field="kind", tag="immediate
 
 
 class ModelAverageAggregator(Section, frozen=True, tag_field="kind", tag="model_average"):
-    """Mix every device's model into the hub's on arrival: `x = (1 - a) x + a x_i`, `a = rate` times the weight."""
+    """Mix each device's model into the hub's on arrival.
+
+    The result is `x = (1 - a) x + a x_i`, where `a` is `rate` times the staleness weight.
+    """
 
     paper: ClassVar[str] = "FedAsync, Xie et al. 2019 (arXiv:1903.03934)"
     update: ClassVar[UpdateKind] = "model"
     answer: ClassVar[Answer] = "now"
 
     rate: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.6
-    """Mixing weight of a fresh model."""
+    """Mixing weight of a model with staleness 0."""
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:  # noqa: ARG002
-        """Return the arrival of the oldest: always due."""
+        """Return the arrival of the oldest update, so that it is always due."""
         return buffered[0].arrived_s
 
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:  # noqa: ARG002
@@ -243,17 +250,18 @@ class ModelAverageAggregator(Section, frozen=True, tag_field="kind", tag="model_
 
 
 class MeanAggregator(Section, frozen=True):
-    """Base of the aggregators that gather updates: they fold the weighted mean.
+    """Base class of aggregators that buffer updates and fold their weighted mean.
 
-    An update's factor is its staleness weight times its share among the updates folded together; by devices, all
-    shares are equal, and devices of one voter have one share together. As in FedBuff a stale update makes the step
-    shorter: no other update gets the weight it lost.
+    An update's factor is its staleness weight times its share among the updates folded together.
+    With `weigh_by = "devices"` all shares are equal, and the devices of one key have one share
+    together. As in FedBuff, a stale update makes the step shorter; no other update gets the weight
+    it lost.
     """
 
     update: ClassVar[UpdateKind] = "delta"
 
     weigh_by: Literal["devices", "examples"] = "devices"
-    """Shares: all alike, or by the size of a device's data."""
+    """Shares of the updates: equal, or by the size of a device's data."""
 
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:  # noqa: ARG002
         """Return staleness weight times share."""
@@ -263,7 +271,7 @@ class MeanAggregator(Section, frozen=True):
             share = float(contribution.examples) if self.weigh_by == "examples" else 1.0
             shares.append(share / devices[contribution.voter])
         total = math.fsum(shares)
-        if total <= 0.0:  # no device said how much data it has
+        if total <= 0.0:  # no device reported its number of examples
             shares, total = [1.0] * len(buffered), float(len(buffered))
         return tuple([one.weight * share / total for one, share in zip(buffered, shares, strict=True)])
 
@@ -275,48 +283,48 @@ class BufferedAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="buf
     answer: ClassVar[Answer] = "now"
 
     count: Annotated[int, Meta(ge=1, le=10_000)] = 5
-    """Updates in a version; refused if over `limits.updates_held_max`."""
+    """Number of updates per version; at most `limits.updates_held_max`."""
     wait_s_max: float | None = None
-    """The hub waits this time for `count` updates, from the first one, then folds fewer; must be over 0. Without
-    this key it waits for ever.
+    """Maximum seconds from the first update until the hub folds fewer than `count` updates; must be
+    over 0. Without this key the hub waits for `count` updates.
     """
 
     def __post_init__(self) -> None:
         _check_seconds("wait_s_max", self.wait_s_max)
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:  # noqa: ARG002
-        """Return the arrival of the last of `count`, or when the first has waited long enough."""
+        """Return the arrival of update number `count`, or the end of the first update's wait."""
         if len(buffered) >= self.count:
             return buffered[self.count - 1].arrived_s
         return None if self.wait_s_max is None else buffered[0].arrived_s + self.wait_s_max
 
 
 class QuorumAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="quorum"):
-    """Fold when all live devices have pushed, or a short grace after a share of them have pushed.
+    """Fold when all live devices have pushed, or shortly after a quorum of them has pushed.
 
-    The devices wait for the fold, but slow devices do not delay it: their updates count in the next version, as
-    stale ones. Nobody waits for infrequent devices once all others have pushed. Times are in periods, the usual
-    time between two exchanges of a device.
+    The devices wait for the fold, but slow devices do not delay it: their updates count in the next
+    version, as stale ones. The hub does not wait for infrequent devices once all others have
+    pushed. Times are in periods, the usual time between two exchanges of a device.
     """
 
     paper: ClassVar[str] = "backup workers, Chen et al. 2016 (arXiv:1604.00981)"
     answer: ClassVar[Answer] = "at_flush"
 
     share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.6
-    """Share of the live devices, rounded up, that makes a quorum. With a larger share the slow devices set the
-    pace more.
+    """Share of the live devices, rounded up, that makes a quorum. With a larger share, slow devices
+    determine the pace more.
     """
     grace: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.1
     """Periods to wait for the others once there is a quorum."""
     patience: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
-    """The hub waits this number of periods for a quorum, from the first update, then folds fewer."""
+    """Maximum periods from the first update until the hub folds without a quorum."""
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
-        """Return the arrival of the last live device, the end of the grace, or the end of patience."""
+        """Return the arrival of the last live device, or the end of grace or patience."""
         waiting = Waiting.of(buffered)
         due_s = buffered[0].arrived_s + self.patience * (fleet.period_s or PERIOD_S)
         quorum = self.share * fleet.voters_live
-        if len(buffered) >= quorum - NEARLY:  # no update brings more than a vote
+        if len(buffered) >= quorum - NEARLY:  # each update adds at most one vote
             ballot = waiting.ballot(fleet)
             if ballot.reached_s(fleet.voters_live) is not None:
                 return ballot.first[-1].arrived_s
@@ -333,8 +341,8 @@ class QuorumAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="quoru
 class SynchronousAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="synchronous"):
     """Rounds: fold when all live devices, or a `share` of them, have pushed, or at a deadline.
 
-    All devices wait for the fold. With fewer than all this is over-selection; `staleness = { kind = "constant",
-    staleness_max = 0 }` rejects updates that arrive too late for their round.
+    All devices wait for the fold. A `share` under 1 is over-selection; then `staleness = { kind =
+    "constant", staleness_max = 0 }` rejects updates that arrive too late for their round.
     """
 
     paper: ClassVar[str] = (
@@ -345,8 +353,8 @@ class SynchronousAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="
     share: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     """Share of the live devices that a round waits for, rounded up."""
     deadline_s: float | None = None
-    """A round ends after this time from its first update; must be over 0. Without this key a round waits for a
-    silent device until the device's lease is over.
+    """Seconds from a round's first update to its end; must be over 0. Without this key a round
+    waits for a silent device until its lease expires.
     """
 
     def __post_init__(self) -> None:
@@ -355,7 +363,7 @@ class SynchronousAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
         """Return the arrival of the last device that the round waits for, or its deadline."""
         needed = self.share * fleet.voters_live
-        enough = len(buffered) >= needed - NEARLY  # no update brings more than a vote
+        enough = len(buffered) >= needed - NEARLY  # each update adds at most one vote
         if enough and (reached_s := Waiting.of(buffered).ballot(fleet).reached_s(needed)) is not None:
             return reached_s
         return None if self.deadline_s is None else buffered[0].arrived_s + self.deadline_s
@@ -363,4 +371,4 @@ class SynchronousAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="
 
 def _check_seconds(name: str, seconds: float | None) -> None:
     if seconds is not None and not 0.0 < seconds < math.inf:
-        raise ValueError(f"{name} is {seconds:g}: give seconds over 0, or leave it out")
+        raise ValueError(f"{name} is {seconds:g}; set a number of seconds over 0, or remove {name}")

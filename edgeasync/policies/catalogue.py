@@ -1,4 +1,4 @@
-"""Lists every kind of every part of a policy from the types: a new kind appears by itself."""
+"""List the kinds of all parts of a policy from their types."""
 
 import re
 from typing import Any
@@ -32,13 +32,15 @@ MANY = ("optimizer", "monitor.detectors")
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """One kind of a part of a policy. A part that is a single key, or a table without kinds, has the kind `""`.
+    """One kind of a part of a policy.
 
-    `part` is the part's path in `[policy]`. If `many` is true, the part is a list, and the list may have a kind
-    more than once. `table` is the kind's TOML table with its defaults. `default` is the part's default value, if
-    that value is of this kind. `example` is a line of `[policy]` that chooses the kind, with the part's
-    default if that is of this kind, or else with the kind's own defaults. Of a plugin, `code` is the name of its
-    class, and `package` the package that has installed it, if one has.
+    A part that is a single key, or a table without kinds, has kind `""`.
+
+    `part` is the part's path in `[policy]`. If `many` is true, the part is a list that may contain
+    a kind more than once. `table` is the kind's TOML table with its defaults. `default` is the
+    part's default value, if it is of this kind. `example` is a line of `[policy]` that selects the
+    kind, with the part's default if it is of this kind, otherwise with the kind's own defaults. For
+    a plugin, `code` is the name of its class, and `package` the package that installed it, if any.
     """
 
     part: str
@@ -55,13 +57,13 @@ class Kind(msgspec.Struct, frozen=True):
 
     @property
     def chosen(self) -> list[str]:
-        """The keys in `example` that have no default: their values there are examples."""
+        """The keys in `example` that have no default, so that their values are only examples."""
         names = [key.name for key in self.parameters if key.default is None]
         return [name for name in names if self.default is None and re.search(rf"\b{name} = ", self.example)]
 
 
 def catalogue(policy: type[msgspec.Struct] = Policy) -> list[Kind]:
-    """Return every kind: parts in their order, the kinds of each in the order of its union."""
+    """Return every kind: parts in order, the kinds of each part in the order of its union."""
     info = types.type_info(policy)
     assert isinstance(info, types.StructType)
     found: list[Kind] = []
@@ -70,7 +72,7 @@ def catalogue(policy: type[msgspec.Struct] = Policy) -> list[Kind]:
 
 
 def plugin_kinds() -> list[Kind]:
-    """Return the kinds and codecs that installed packages add, those that cannot be used with the reason."""
+    """Return the kinds and codecs of installed packages, including unusable ones with the reason."""
     found = []
     for name, point in sorted(installed(POLICIES).items()):
         try:
@@ -87,7 +89,7 @@ def plugin_kinds() -> list[Kind]:
 
 
 def describe_plugin(kind: str, package: str = "") -> list[Kind]:
-    """Return a plugin as each part that it can be; raises `PluginError` if it cannot be had."""
+    """Return a plugin as each part that it can be; raises `PluginError` if it cannot be loaded."""
     plugin = find_policy(kind)
     if plugin is None:
         return []
@@ -95,7 +97,9 @@ def describe_plugin(kind: str, package: str = "") -> list[Kind]:
     assert isinstance(info, types.StructType)
     parts = parts_of(plugin)
     if not parts:
-        raise PluginError(f"plugin {kind}: has the methods of no part of a policy; see docs/train/plugins.md")
+        raise PluginError(
+            f"plugin {kind}: implements no part of a policy; see docs/train/plugins.md for the required methods"
+        )
     table = to_toml(_table(info) | {"kind": kind})
     return [
         Kind(
@@ -122,7 +126,7 @@ def _line(part: str, table: str) -> str:
 
 
 def _unusable(kind: str, part: str, package: str, code: str, summary: str) -> Kind:
-    """Describe what has no keys: a codec, or a plugin that cannot be used."""
+    """Describe a codec, or a plugin that cannot be used; neither has keys."""
     example = f'push = "{kind}"' if part == "codec" else ""
     return Kind(part, False, kind, None, summary, "", (), f'"{kind}"', example, package, code)
 
@@ -130,8 +134,9 @@ def _unusable(kind: str, part: str, package: str, code: str, summary: str) -> Ki
 def _walk(struct: types.StructType, above: tuple[type, ...], path: str, around: str, found: list[Kind]) -> None:
     """Add the kinds below a struct to `found`.
 
-    `path` is the struct's place in `[policy]`, and `around` a line of TOML with a hole for the struct, from which
-    the examples are made. `above` has the structs around it, since one that contains itself is entered only once.
+    `path` is the struct's place in `[policy]`. `around` is a line of TOML with a hole for the
+    struct, from which the examples are made. `above` are the enclosing structs, so that a recursive
+    struct is entered only once.
     """
     for field in struct.fields:
         many = isinstance(bare(field.type), Lists)
@@ -183,9 +188,10 @@ def _key(field: types.Field, meaning: str) -> Kind:
 
 
 def _table(struct: types.StructType, *, defaults: bool = True) -> dict[str, Any]:
-    """Return a table that chooses a struct: its kind, its required keys, and its defaults if asked for.
+    """Return a table that selects a struct: its kind, its required keys and its defaults.
 
-    Some structs need one of several optional keys: then the table has the first one that makes it valid.
+    With `defaults` false, the defaults are omitted. Some structs need one of several optional keys.
+    Then the table contains the first one that makes it valid.
     """
     table: dict[str, Any] = {} if struct.tag is None else {str(struct.tag_field): struct.tag}
     spare = {}
@@ -210,7 +216,7 @@ def _is_read(table: dict[str, Any], struct: type) -> bool:
 
 
 def _sample(kind: types.Type) -> Any:
-    """Return some value that a key might have: the first of its examples, if it has some."""
+    """Return a possible value of a key: the first of its examples, if it has any."""
     examples = (kind.extra_json_schema or {}).get("examples") if isinstance(kind, types.Metadata) else None
     if examples:
         return examples[0]

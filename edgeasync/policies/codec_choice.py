@@ -1,9 +1,9 @@
-"""Chooses the codec of a device's updates for its link: `push = "auto"`.
+"""Choose the codec of a device's updates by its link: `push = "auto"`.
 
-The choice depends on the link alone: neither on how many local steps the device takes, nor on how busy its machine
-is. An update costs a byte a value. A coarser codec is for links on which such an upload takes long beside a few
-local steps and a round trip: there the size of updates limits how often the device exchanges. More than a byte a
-value buys nothing, whatever the link has to spare.
+The choice depends on the link alone, not on the number of local steps or the load of the machine.
+By default a value takes one byte. A coarser codec is for links on which such an upload takes long
+compared with some local steps and a round trip, because the upload then limits how often the device
+exchanges. More than a byte per value does not improve training, even on a fast link.
 """
 
 from collections.abc import Collection
@@ -11,17 +11,17 @@ from typing import NamedTuple
 
 
 class Rung(NamedTuple):
-    """A codec, and about how many bytes it takes for a value."""
+    """A codec, and its approximate number of bytes per value."""
 
     codec: str
     bytes_per_value: float
 
 
 LADDER = (Rung("int8", 1.02), Rung("top_k(0.1)+int8", 0.17))
-"""The finer one first; the last one is only for links that are too slow for the others."""
+"""Codecs from fine to coarse; the last one is only for links too slow for the others."""
 
 MODEL_LADDER = (Rung("float16", 2.0),)
-"""For devices that send whole models, which coarser codecs would damage."""
+"""Codecs for devices that send whole models, which coarser codecs would damage."""
 
 _BYTES_PER_VALUE = {rung.codec: rung.bytes_per_value for rung in LADDER + MODEL_LADDER} | {"bfloat16": 2.0}
 
@@ -29,17 +29,23 @@ UPLOAD_SHARE_MAX = 0.1
 """Longest upload, as a share of the time of `STEPS` local steps and a round trip."""
 
 STEPS = 8
-"""Local steps that an upload is compared with, however many the device takes: a longer period is no reason to send
-more bytes."""
+"""Number of local steps to compare an upload with.
+
+It is constant, because a device with longer intervals should not send more bytes.
+"""
 
 FAST_BYTES_PER_S = 10e6
-"""From this bandwidth on, about 100 Mbit/s, coding takes as long as it saves: one byte a value is small enough."""
+"""At this bandwidth, about 100 Mbit/s, encoding takes as long as it saves, so a byte per value is
+small enough.
+"""
 
 HYSTERESIS = 0.5
-"""Factor of `UPLOAD_SHARE_MAX` for codecs finer than the current one, so that choices do not alternate."""
+"""Factor of `UPLOAD_SHARE_MAX` for codecs finer than the current one, so that choices do not
+alternate.
+"""
 
 TINY_BYTES = 4096
-"""A payload of this size is hardly more than its headers."""
+"""Payloads up to this size are not worth encoding."""
 
 
 def choose_codec(
@@ -52,9 +58,9 @@ def choose_codec(
     step_s: float,
     round_trip_s: float = 0.0,
 ) -> str:
-    """Return the codec of the next updates: one of the `known` codecs, or `identity`, which is always known.
+    """Return the codec for the next updates: one of `known`, or `identity`.
 
-    `values` is the length of an update. A bandwidth or a step's time of 0 is unknown.
+    `values` is the length of an update. A bandwidth or step time of 0 means unknown.
     """
     rungs = [rung for rung in ladder if rung.codec in known]
     if 4 * values <= TINY_BYTES or not rungs:
@@ -71,5 +77,5 @@ def choose_codec(
 
 
 def bytes_per_value(codec: str) -> float:
-    """Return about how many bytes a codec takes for a value; of one that is not known here, the most."""
+    """Return a codec's approximate bytes per value; for an unknown codec, the maximum."""
     return _BYTES_PER_VALUE.get(codec, 4.0)

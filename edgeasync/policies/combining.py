@@ -1,4 +1,7 @@
-"""Combiners make one update of those that are folded together, elementwise: each slice can be combined alone."""
+"""Combiners: merge the updates of a fold into one.
+
+They work elementwise, so each slice can be combined alone.
+"""
 
 import math
 from collections.abc import Sequence
@@ -17,12 +20,13 @@ Rows = npt.NDArray[np.float32]
 
 @runtime_checkable
 class Combiner(Protocol):
-    """Makes one vector of several.
+    """Merges several vectors into one.
 
-    If it is `robust`, call `combine` with a slice of all updates at once. If not, sum the weighted updates
-    instead. Both work elementwise, so the slices may have any length; but give it all trained values at once, and
-    then all statistics, if it looks at `whole` updates. If it is `centred` as well as robust, treat it as a
-    `CentredClipCombiner`: one update is enough, and a vector of the trained length is kept for it.
+    If it is `robust`, the hub calls `combine` with a slice of all updates at once. Otherwise the
+    hub sums the weighted updates instead. Both work elementwise on slices of any length. A combiner
+    of `whole` updates receives all trained values at once, and then all statistics. A `centred`
+    combiner, which must also be robust, is treated like `CentredClipCombiner`: it works with a
+    single update, and the hub keeps a vector of the trained length for it.
 
     >>> from typing import ClassVar
     >>> import numpy as np
@@ -38,23 +42,29 @@ class Combiner(Protocol):
     """
 
     robust: ClassVar[bool]
-    """Whether it is more than a weighted sum of the updates; then all devices have the same share."""
+    """Whether it is more than a weighted sum of the updates. Then all devices have the same share.
+    """
 
     centred: ClassVar[bool]
-    """Whether updates are held against a centre."""
+    """Whether updates are compared with a centre."""
 
     whole: ClassVar[bool]
-    """Whether it looks at whole updates, as Krum does at their distances; that takes a copy of all of them."""
+    """Whether it compares whole updates, as Krum compares their distances. This needs a copy of
+    each.
+    """
 
     def combine(self, rows: Rows, out: Vector) -> None:
-        """Combine `rows` (k, n) of float32 into `out` (n,); `rows` may be overwritten.
+        """Combine float32 `rows` of shape (k, n) into `out` (n,); `rows` may be overwritten.
 
-        Give as a row an update times its weight times k: the mean of the rows is the weighted sum of the updates.
+        A row is an update times its weight times k, so that the mean of the rows is the weighted
+        sum of the updates.
         """
 
 
 class RowCombiner(Plugin, frozen=True):
-    """Base of a combiner of your own, which needs only `combine`: it is given whole updates, two or more.
+    """Base class for your own combiner, which only needs `combine`.
+
+    It receives two or more whole updates.
 
     >>> from typing import Annotated
     >>> import numpy as np
@@ -113,20 +123,21 @@ class TrimmedMeanCombiner(Section, frozen=True, tag_field="kind", tag="trimmed_m
     whole: ClassVar[bool] = False
 
     trim: Annotated[float, Meta(gt=0.0, lt=0.5)] = 0.1
-    """Share of the updates that is left out at the low end, and again at the high end, rounded up. At least one
-    update stays.
+    """Share of the updates that is removed at the low end, and again at the high end, rounded up.
+    At least one update remains.
     """
 
     def combine(self, rows: Rows, out: Vector) -> None:
-        """Write each coordinate's mean without its extremes; at least one value stays."""
+        """Write each coordinate's mean without its extremes; at least one value remains."""
         _mean_of_middle(rows, min(math.ceil(self.trim * len(rows) - 1e-9), (len(rows) - 1) // 2), out)
 
 
 class CentredClipCombiner(Section, frozen=True, tag_field="kind", tag="centred_clip"):
-    """The mean of updates that are cut off at a distance from the centre, a moving average of what was folded.
+    """The mean of updates whose distance from a centre is clipped.
 
-    With the centre c, an update x counts as `c + (x - c) min(1, r / |x - c|)`, so it moves the model by `r` at
-    most from where the fleet is going. It needs no other updates beside it.
+    The centre c is a moving average of past folds. An update x counts as `c + (x - c) min(1, r / |x
+    - c|)`. So it moves the model by at most `r` from the fleet's direction. This also works with a
+    single update.
     """
 
     paper: ClassVar[str] = "Karimireddy, He and Jaggi 2021 (arXiv:2012.10333)"
@@ -137,19 +148,19 @@ class CentredClipCombiner(Section, frozen=True, tag_field="kind", tag="centred_c
     radius: Annotated[float, Meta(gt=0.0, le=1e9)] = 0.5
     """`r`, as a multiple of the median of the voters' last norms."""
     momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
-    """Share of the centre that stays after a fold."""
+    """Share of the centre that remains after a fold."""
 
     def shares(self, distances: Sequence[float], norm_usual: float) -> list[float]:
-        """Return how much counts of each update's difference from the centre, from 0 to 1."""
+        """Return the factor from 0 to 1 for each update's difference from the centre."""
         most = self.radius * norm_usual
         return [1.0 if distance <= most else most / distance for distance in distances]
 
     def combine(self, rows: Rows, out: Vector) -> None:
-        """Write the mean of rows that have been cut off."""
+        """Write the mean of rows that are already clipped."""
         MeanCombiner().combine(rows, out)
 
     def move(self, centre: Vector, folded: Vector) -> None:
-        """Let the centre follow what was folded; `folded` may be overwritten."""
+        """Move the centre towards the folded update; `folded` may be overwritten."""
         np.multiply(centre, np.float32(self.momentum), out=centre)
         np.multiply(folded, np.float32(1.0 - self.momentum), out=folded)
         np.add(centre, folded, out=centre)

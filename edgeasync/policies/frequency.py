@@ -1,7 +1,8 @@
 """Frequency controllers: how many local steps a device takes between two exchanges.
 
-A controller decides in two stages. Now and then `retune` sets the *cadence* of the whole fleet. With every answer
-`interval` sets the local steps of one device from the cadence. All times come from the measurements.
+A controller decides in two stages. `retune` occasionally sets the *cadence* of the whole fleet.
+With every answer, `interval` sets the local steps of one device from the cadence. All times are
+measured.
 """
 
 import math
@@ -17,16 +18,19 @@ from edgeasync.measurements.fleet import FleetMeasurements
 from edgeasync.measurements.medians import median
 
 CHANGE_MAX = 2.0
-"""The largest factor by which a device's local steps change from one answer to the next."""
+"""Largest factor by which a device's local steps change from one answer to the next."""
 
 FIRST_STEPS = 8
 """Local steps of a device that is not measured yet."""
 
 AIM = 0.95
-"""Safety margin on the communication share of a slow link: measurements are noisy."""
+"""Safety margin on the communication share of a slow link, because measurements are noisy."""
 
 INFREQUENT = 4.0
-"""Nobody waits for a device that needs more than this many periods of the quick devices for an exchange."""
+"""A device whose exchange takes more than this many periods of the fast devices is infrequent.
+
+Nobody waits for it.
+"""
 
 GAIN_MIN = 0.25
 SHRINK = 0.7
@@ -35,21 +39,23 @@ VARIANCE_RATIO_MAX = 4.0
 
 
 STEPS_MAX = 2**31
-"""The most local steps of an assignment, whatever the bounds of its controller."""
+"""Maximum local steps of an assignment, whatever the bounds of its controller."""
 
 LocalSteps = Annotated[int, Meta(ge=1, le=100_000)]
 Bound = Literal["", "local_steps_min", "local_steps_max", "epochs_max", "change", "device"]
-"""The bound that keeps a device's steps from its controller's aim: a key of the controller, `CHANGE_MAX`, or the
-device's own limit."""
+"""The bound that limits a device's steps: a key of its controller, `CHANGE_MAX` or the device's
+limit.
+"""
 
 
 class Cadence(msgspec.Struct, frozen=True):
     """The pace that a controller has set for the fleet.
 
-    `period_s` is the usual time between two exchanges of a device (0 before anything is measured). `gain` is the
-    factor that shortens it while models drift apart (1: not at all), and `cause` says why. `steps_factor`
-    multiplies the local steps while a remedy against divergence is active (1: not at all). `quick_s` is the period
-    that a third of the devices could keep if they were alone (0 before anything is measured).
+    `period_s` is the usual time between two exchanges of a device, 0 before any measurement. `gain`
+    is the factor that shortens it while models drift apart, 1 for none, and `cause` is the reason.
+    `steps_factor` multiplies the local steps while a remedy against divergence is active, 1 for
+    none. `quick_s` is the period that a third of the devices could keep on their own, 0 before any
+    measurement.
 
     >>> from edgeasync.policies import Cadence
     >>> Cadence(period_s=2.0).gain
@@ -63,17 +69,17 @@ class Cadence(msgspec.Struct, frozen=True):
     quick_s: float = 0.0
 
     def is_infrequent(self, device: DeviceMeasurements) -> bool:
-        """Return whether the device's cycle is longer than `INFREQUENT` periods of the quick devices."""
+        """Return whether a device's cycle is longer than `INFREQUENT` periods of the fast devices."""
         return device.cycle_s > self.infrequent_s
 
     @property
     def infrequent_s(self) -> float:
-        """The longest cycle of a device that is not infrequent; infinity before anything is measured."""
+        """The longest cycle of a device that is not infrequent; infinity before any measurement."""
         return INFREQUENT * self.quick_s or math.inf
 
 
 class Interval(msgspec.Struct, frozen=True, gc=False):
-    """Local steps of one assignment (1 or more), the reason in words, and the bound that holds, if one does.
+    """The local steps of one assignment, at least 1, with the reason and the bound that applied.
 
     >>> from edgeasync.policies import Interval
     >>> Interval(16, "as always").local_steps
@@ -89,8 +95,8 @@ class Interval(msgspec.Struct, frozen=True, gc=False):
 class FrequencyController(Protocol):
     """Sets the cadence of the fleet, and each device's local steps.
 
-    Call `retune` now and then, each time with the cadence that it returned last, and `interval` for every
-    assignment. Both depend on nothing but their arguments, so that a replay decides the same.
+    The hub calls `retune` occasionally, with the cadence that it returned last, and `interval` for
+    every assignment. Both must depend on their arguments only, so that a replay decides the same.
 
     >>> from edgeasync import Policy
     >>> from edgeasync.policies import Interval, Plugin
@@ -104,14 +110,17 @@ class FrequencyController(Protocol):
     """
 
     def retune(self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]) -> Cadence:
-        """Return the cadence that follows `cadence`; `devices` are the live ones that have sent an update."""
+        """Return the next cadence; `devices` are the live ones that have sent an update."""
 
     def interval(self, device: DeviceMeasurements, cadence: Cadence) -> Interval:
         """Return the local steps of the device's next assignment."""
 
 
 class FixedFrequency(Section, frozen=True, tag_field="kind", tag="fixed"):
-    """The same number of local steps for every device, unless the monitor or the device's own limit lowers it."""
+    """The same number of local steps for every device.
+
+    The monitor or the device's own limit may lower it.
+    """
 
     paper: ClassVar[str] = "local SGD, Stich 2019 (arXiv:1805.09767)"
 
@@ -135,23 +144,23 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
     paper: ClassVar[str] = "local steps by speed as in Liu et al. 2024 (arXiv:2401.09135)"
 
     seconds: Annotated[float, Meta(gt=0.0, le=86_400.0)] = 10.0
-    """From one exchange to the next."""
+    """Seconds from one exchange to the next."""
     local_steps_min: LocalSteps = 1
-    """Never fewer steps than this, even if the time, the monitor or the doubling rule call for fewer. Only a
-    device's own `local_steps_max` is stronger. At most `local_steps_max`.
+    """Minimum number of steps, even if the time, the monitor or the doubling rule require fewer.
+    Only a device's own `local_steps_max` overrides it. It must not exceed `local_steps_max`.
     """
     local_steps_max: LocalSteps | None = None
-    """Never more steps than this. A device may then exchange more often than `seconds` says."""
+    """Maximum number of steps. A device may then exchange more often than every `seconds`."""
 
     def __post_init__(self) -> None:
         _check_steps("local_steps_min", self.local_steps_min, self._most)
 
     def retune(self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]) -> Cadence:  # noqa: ARG002
-        """Return the given time as the period."""
+        """Return the configured time as the period."""
         return msgspec.structs.replace(cadence, period_s=self.seconds, quick_s=self.seconds)
 
     def interval(self, device: DeviceMeasurements, cadence: Cadence) -> Interval:
-        """Return the steps that fit."""
+        """Return the number of steps that fit."""
         if not device.step_s:
             return _first(device, cadence, min(FIRST_STEPS, self._most), least=self.local_steps_min)
         steps = (self.seconds - device.communication_s) / device.step_s
@@ -166,50 +175,55 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
 class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     """Equal time between exchanges for all devices, as short as the links and the learning allow.
 
-    The period is the longer of two times: `period_steps_min` steps and one exchange of the median device; and the
-    time of which that device's communication takes `communication_share`. While `metric` demands it, the period
-    shrinks, down to a quarter. A device exchanges less often if communication would take more than
-    `communication_share_max` of its time. A device that is infrequent for that or for its slow steps does not
-    count for the median.
+    The period is the longer of two times. The first is `period_steps_min` steps and one exchange of
+    the median device. The second is the time in which that device's communication has a share of
+    `communication_share`. While `metric` requires it, the period shrinks, down to a quarter. A
+    device exchanges less often if communication would take more than `communication_share_max` of
+    its time. If that, or its slow steps, make a device infrequent, it does not count for the
+    median.
 
-    A hub that is quiet lets the period grow to `period_s_max` while the model stands still (`Rest`).
+    A quiet hub extends the period up to `period_s_max` once training has plateaued (`Rest`).
 
-    `metric`: with "loss_variance" the period shrinks while the variance of the losses is over four times its
-    median; with "stability" also while updates that are folded together point apart (mean cosine under 0); with
-    "none" never.
+    With `metric` "loss_variance", the period shrinks while the variance of the losses is over four
+    times its median. With "stability", it also shrinks while updates that are folded together
+    diverge (mean cosine under 0). With "none", it never shrinks.
     """
 
     paper: ClassVar[str] = "FedCompass, Li et al. 2023 (arXiv:2309.14675)"
 
     metric: Literal["stability", "loss_variance", "none"] = "stability"
-    """What shortens the period. `loss_variance`: the median of the last 16 variances of the losses is over 4 times
-    that of the last 64. `stability`: that, or updates that are folded together have a mean cosine under 0. Neither
-    acts once the losses are low: while the median of the last 16 is under a fifth of the median of the first 16.
-    `none`: nothing.
+    """What shortens the period. `loss_variance`: the median of the last 16 variances of the losses
+    is over 4 times that of the last 64. `stability`: that, or updates that are folded together have
+    a mean cosine under 0. `none`: nothing. Neither acts once the losses are low, that is while the
+    median of the last 16 is under a fifth of the median of the first 16.
     """
     period_steps_min: LocalSteps = 5
-    """Local steps of the median device that fit into the period, before `metric` shortens it; at most
-    `local_steps_max`.
+    """Local steps of the median device that fit into the period, before `metric` shortens it; at
+    most `local_steps_max`.
     """
     local_steps_min: LocalSteps = 1
-    """As in `time`."""
+    """Minimum number of steps, as for the kind `time`."""
     local_steps_max: LocalSteps = 128
-    """Never more steps than this, for any device."""
+    """Maximum number of steps, for any device."""
     communication_share: Annotated[float, Meta(ge=0.01, lt=1.0)] = 0.4
-    """Share of the median device's time that communication may take; at most `communication_share_max`."""
+    """Maximum share of the median device's time for communication; at most
+    `communication_share_max`.
+    """
     communication_share_max: Annotated[float, Meta(ge=0.01, lt=1.0)] = 0.6
-    """Share of any device's time that communication may take, as far as the other bounds allow."""
+    """Maximum share of any device's time for communication, as far as the other bounds allow."""
     epochs_max: Annotated[float, Meta(gt=0.0, le=1e6)] = 8.0
-    """The most passes over a device's own data between two exchanges. Two steps are allowed in any case."""
+    """Maximum passes over a device's own data between two exchanges. Two steps are always allowed.
+    """
     period_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
-    """Least period of a quiet hub at full pace, before `metric` shortens it; kept by more local steps, as far as
-    `local_steps_max` and `epochs_max` let them, never by waiting. At most `period_s_max`.
+    """Minimum period of a quiet hub at full pace, before `metric` shortens it. Devices keep it by
+    more local steps within `local_steps_max` and `epochs_max`, never by waiting. It must not exceed
+    `period_s_max`.
     """
     period_s_max: Annotated[float, Meta(gt=0.0, le=3600.0)] = 600.0
-    """Longest period of a quiet hub, while the model stands still."""
+    """Maximum period of a quiet hub once training has plateaued."""
     rest: bool = True
-    """What devices do in a longer period: nothing. With `false` they train on, never beyond `local_steps_max` and
-    `epochs_max`, and rest after that.
+    """Whether devices idle in a longer period. With `false` they train on within `local_steps_max`
+    and `epochs_max`, and idle after that.
     """
 
     def __post_init__(self) -> None:
@@ -217,19 +231,19 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         _check_steps("local_steps_min", self.local_steps_min, self.local_steps_max)
         if self.period_s_min > self.period_s_max:
             least, most = self.period_s_min, self.period_s_max
-            raise ValueError(f"period_s_min ({least:g}) is over period_s_max ({most:g})")
+            raise ValueError(f"period_s_min ({least:g}) must not exceed period_s_max ({most:g})")
         if self.communication_share > self.communication_share_max:
             share, most = self.communication_share, self.communication_share_max
-            raise ValueError(f"communication_share ({share:g}) is over communication_share_max ({most:g})")
+            raise ValueError(f"communication_share ({share:g}) must not exceed communication_share_max ({most:g})")
 
     def retune(self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]) -> Cadence:
-        """Return the period for the median device's step and communication time, and the gain for `metric`."""
+        """Return the period for the median device's step and communication time, and the gain."""
         return self._retune(cadence, fleet, devices, 0.0)
 
     def retune_quietly(
         self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]
     ) -> Cadence:
-        """Do what `retune` does, with `period_s_min`: only a hub that runs on and on has a reason for it."""
+        """Do the same as `retune`, but respect `period_s_min`; used by a quiet hub."""
         return self._retune(cadence, fleet, devices, self.period_s_min)
 
     def _retune(
@@ -253,7 +267,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         return Cadence(period_s, gain, cadence.steps_factor, cause, quick_s)
 
     def interval(self, device: DeviceMeasurements, cadence: Cadence) -> Interval:
-        """Return the steps that fit into the period, or those that a slow link asks for."""
+        """Return the steps that fit into the period, or those that a slow link needs."""
         if not device.step_s or not cadence.period_s:
             first = min(max(FIRST_STEPS, self.period_steps_min), self.local_steps_max)
             return _first(device, cadence, first, least=self.local_steps_min)
@@ -274,7 +288,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         return _within(device, cadence, steps, why, least=least, most=most, epochs=self.epochs_max)
 
     def _gain(self, gain: float, fleet: FleetMeasurements) -> tuple[float, str]:
-        """Return the factor that shortens the period, and why."""
+        """Return the factor that shortens the period, and the reason."""
         cause = ""
         if fleet.settled:
             return min(1.0, gain / SHRINK), "models drifted apart before"
@@ -294,24 +308,25 @@ def _median(values: list[float]) -> float:
 
 
 def _times_s(measured: list[tuple[float, float]], share: float, steps: int) -> list[float]:
-    """Return the shortest times between exchanges with this many steps, and at most this share of communication.
+    """Return the shortest time between exchanges of each device.
 
-    Devices are `measured` by the times of a step and of communication.
+    It allows `steps` steps, and at most `share` for communication. Devices are `measured` by their
+    step and communication times.
     """
     return [
         by_share_s if (by_share_s := talk_s / share) > (by_steps_s := talk_s + steps * step_s) else by_steps_s
         for step_s, talk_s in measured
-    ]  # not max(), which is called for every device
+    ]  # avoids calling max() for every device
 
 
 def _quick(values: list[float]) -> float:
-    """Return the time that a third of the devices keep to; the quickest one's where there are two or three."""
+    """Return the time that a third of the devices achieve; with two or three devices, the shortest."""
     return sorted(values)[(len(values) - 1) // 3] if values else 0.0
 
 
 def _check_steps(name: str, steps: int, local_steps_max: int) -> None:
     if steps > local_steps_max:
-        raise ValueError(f"{name} ({steps}) is over local_steps_max ({local_steps_max})")
+        raise ValueError(f"{name} ({steps}) must not exceed local_steps_max ({local_steps_max})")
 
 
 def _first(device: DeviceMeasurements, cadence: Cadence, local_steps: int, *, least: int) -> Interval:
@@ -329,10 +344,11 @@ def _within(
     most: int,
     epochs: float = math.inf,
 ) -> Interval:
-    """Return `steps` within all bounds, the reason in words, and the bound that held.
+    """Return `steps` within all bounds, the reason, and the bound that applied.
 
-    Bounds may contradict one another: each one overrides those before it. So the device's own limit always holds,
-    and then `least`. A controller without an upper bound gives `STEPS_MAX` as `most`.
+    Bounds may conflict. Each one overrides those before it. So the device's own limit always
+    applies, and before it `least`. A controller without an upper bound passes `STEPS_MAX` as
+    `most`.
     """
     if cadence.steps_factor < 1.0:
         steps *= cadence.steps_factor

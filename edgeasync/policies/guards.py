@@ -1,9 +1,9 @@
-"""Stands between the hub and policies that are not edgeasync's own.
+"""Guard the hub against errors in policy plugins.
 
-Such a policy is tried when it is given, on a small made-up input: a mistake is told then, not in mid-run. In a run
-what it returns is checked like the words of a peer. An exception, or what is out of bounds, becomes a
-`PluginError` that names the policy, and the hub ends with the last good version. Edgeasync's own policies have no
-guard, and cost nothing more.
+A plugin is tested on a small artificial input when the policy is created, so that a mistake is
+reported at once. During a run, its results are validated like the messages of a peer. An exception,
+or a result out of bounds, becomes a `PluginError` that names the plugin, and the hub ends with the
+last good version. Built-in policies have no guard, and cost nothing extra.
 """
 
 import math
@@ -30,10 +30,10 @@ from edgeasync.policies.staleness import Staleness, StalenessPolicy
 from edgeasync.policies.transforms import Conditions, Scalars, Transform
 
 WORDS_MAX = 300
-"""The longest sentence of a policy that is kept."""
+"""Maximum length of a text from a plugin; longer ones are cut."""
 
 FIGURES_MAX, NAME_MAX = 8, 40
-"""The most figures of a detector that are kept, and the longest name of one."""
+"""Maximum number of a detector's figures, and of characters per name; further ones are dropped."""
 
 STATE_VECTORS_MAX = 16
 SCALARS_MAX = 64
@@ -43,7 +43,7 @@ Returned = TypeVar("Returned")
 
 
 class Guard:
-    """A part of a policy that is not edgeasync's own; `path` is its place in `[policy]`."""
+    """Wraps a plugin that is part of a policy; `path` is its place in `[policy]`."""
 
     protocol: ClassVar[type]
 
@@ -56,15 +56,15 @@ class Guard:
 
     @property
     def who(self) -> str:
-        """The part for a person: its name and its place."""
+        """The plugin's place and name, for messages."""
         return f"policy.{self.path} {plugin_name(self.part)}"
 
     def wrong(self, what: str) -> PluginError:
-        """Return the error that says what is wrong with the part."""
+        """Return a `PluginError` about the plugin."""
         return PluginError(f"{self.who}: {what}")
 
     def ask(self, what: str, function: Callable[..., Returned], *arguments: Any) -> Returned:
-        """Call a function of the part; whatever it raises becomes a `PluginError`."""
+        """Call a function of the plugin; convert any exception to a `PluginError`."""
         try:
             return function(*arguments)
         except Exception as error:
@@ -79,26 +79,26 @@ class Guard:
         return found
 
     def word(self, name: str, known: object) -> str:
-        """Return an attribute that is one of several words."""
+        """Return an attribute that must be one of several words."""
         found = getattr(self.part, name)
         if found not in get_args(known):
-            raise self.wrong(f"{name} is {found!r:.60}; choose from {', '.join(get_args(known))}")
+            raise self.wrong(f"{name} is {found!r:.60}; set it to one of {', '.join(get_args(known))}")
         return str(found)
 
     def flag(self, name: str) -> bool:
-        """Return an attribute that is true or false."""
+        """Return an attribute that must be a bool."""
         found = getattr(self.part, name)
         if not isinstance(found, bool):
-            raise self.wrong(f"{name} is {found!r:.60}; make it True or False")
+            raise self.wrong(f"{name} is {found!r:.60}; set it to True or False")
         return found
 
     def trial(self) -> object:
-        """Use the part on a small made-up input; return what it decided, to compare."""
+        """Use the plugin on a small artificial input; return its decisions for comparison."""
         raise NotImplementedError
 
 
 class StalenessGuard(Guard):
-    """A staleness policy whose weights are from 0 to 1."""
+    """Checks that a staleness policy returns weights from 0 to 1."""
 
     protocol = StalenessPolicy
 
@@ -113,7 +113,7 @@ class StalenessGuard(Guard):
 
 
 class AggregatorGuard(Guard):
-    """An aggregator that gives each update a weight from 0 to 1."""
+    """Checks that an aggregator returns a weight from 0 to 1 for each update."""
 
     protocol = Aggregator
 
@@ -135,7 +135,7 @@ class AggregatorGuard(Guard):
         return tuple([self.number(weight, "a weight", 0.0, 1.0) for weight in found])
 
     def trial(self) -> object:
-        """Gather one, two and three updates."""
+        """Aggregate one, two and three updates."""
         decided: list[object] = []
         made = [
             Contribution(place, f"device-{place}", 0.5**place, 1.0 + place, 100, 8, place, 0.5, 10.0 + place, name)
@@ -148,7 +148,7 @@ class AggregatorGuard(Guard):
 
 
 class CombinerGuard(Guard):
-    """A combiner that makes finite values of finite ones."""
+    """Checks that a combiner returns finite values for finite updates."""
 
     protocol = Combiner
     robust: ClassVar[bool] = True
@@ -158,18 +158,18 @@ class CombinerGuard(Guard):
         super().__init__(part, path)
         self.whole = self.flag("whole")
         if not self.flag("robust") or self.flag("centred"):
-            raise self.wrong("robust is to be True and centred False; only edgeasync's own are otherwise")
+            raise self.wrong("unsupported attributes; set robust = True and centred = False")
 
     def combine(self, rows: Rows, out: Vector) -> None:
-        """Combine into `out`, all of which must be written."""
+        """Combine into `out`, and check that all of it was written."""
         finite = bool(np.isfinite(rows).all())
         out.fill(np.nan)
         self.ask("combine", self.part.combine, rows, out)
         if finite and not np.isfinite(out).all():
-            raise self.wrong("combine left values that are not finite; write all of out, in place")
+            raise self.wrong("combine left non-finite values; write finite values to all of out, in place")
 
     def trial(self) -> object:
-        """Combine two, three and seven made-up updates, and equal ones."""
+        """Combine two, three and seven artificial updates, and equal ones."""
         decided = []
         random = np.random.default_rng(0)
         for count in (2, 3, 7):
@@ -181,7 +181,7 @@ class CombinerGuard(Guard):
 
 
 class TransformGuard(Guard):
-    """A stage of the hub's optimizer whose scalars and values are finite."""
+    """Checks that an optimizer stage returns finite scalars and values."""
 
     protocol = Transform
 
@@ -202,16 +202,16 @@ class TransformGuard(Guard):
         return None if factor is None else self.number(factor, "the factor")
 
     def apply(self, gradient: Vector, parameters: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
-        """Turn a slice of gradient into a step; the parameters cannot be written to."""
+        """Convert a slice of the gradient to a step; the parameters are read-only."""
         finite = bool(np.isfinite(gradient).all())
         shown = parameters.view()
         shown.flags.writeable = False
         self.ask("apply", self.part.apply, gradient, shown, state, scalars)
         if finite and not all(np.isfinite(vector).all() for vector in (gradient, *state)):
-            raise self.wrong("apply left values that are not finite")
+            raise self.wrong("apply left non-finite values in the gradient or the state; write finite values")
 
     def trial(self) -> object:
-        """Take three steps, the last with a gradient of zeros."""
+        """Take three steps, the last one with a gradient of zeros."""
         decided: list[object] = []
         parameters = np.linspace(-1.0, 1.0, 6, dtype=np.float32)
         state = [np.zeros(6, np.float32) for _ in range(self.state_vectors)]
@@ -225,7 +225,7 @@ class TransformGuard(Guard):
 
 
 class FrequencyGuard(Guard):
-    """A controller whose steps are within what the protocol and the device allow."""
+    """Checks that a controller returns steps within the protocol's and the device's limits."""
 
     protocol = FrequencyController
 
@@ -243,21 +243,21 @@ class FrequencyGuard(Guard):
         )
 
     def interval(self, device: DeviceMeasurements, cadence: Cadence) -> Interval:
-        """Return the steps of an assignment; the device's own limit holds in any case."""
+        """Return the steps of an assignment, limited to the device's own maximum."""
         found = self.ask("interval", self.part.interval, device, cadence)
         if not isinstance(found, Interval) or found.bound not in get_args(Bound):
             raise self.wrong(f"interval returned {found!r:.60}; return an Interval")
         told: Any = found.local_steps
         steps = int(told) if isinstance(told, Integral) else 0
         if not 1 <= steps <= STEPS_MAX:
-            raise self.wrong(f"interval returned {told!r:.60} local steps; return a whole number from 1 on")
+            raise self.wrong(f"interval returned {told!r:.60} local steps; return an integer of at least 1")
         most = device.local_steps_max
         if most and steps > most:
             return Interval(most, f"the device allows {most} steps", "device")
         return Interval(steps, str(found.why)[:WORDS_MAX], found.bound)
 
     def trial(self) -> object:
-        """Pace a device that is new, one that is measured, and one with a limit of its own."""
+        """Set the steps of a new device, a measured one, and one with its own limit."""
         measured = DeviceMeasurements(
             examples=100,
             local_steps=8,
@@ -273,12 +273,12 @@ class FrequencyGuard(Guard):
         cadences = [Cadence(), self.retune(Cadence(), fleet, []), self.retune(Cadence(2.0), fleet, devices[:1])]
         decided = [cadences, *[self.interval(device, cadence) for device in devices for cadence in cadences]]
         if _written(devices, fleet) != before:
-            raise self.wrong("it changes its arguments; only read them")
+            raise self.wrong("it modifies its arguments; treat them as read-only")
         return decided
 
 
 class DetectorGuard(Guard):
-    """A detector that tells its evidence in a sentence and in figures."""
+    """Checks that a detector returns evidence as a sentence and figures."""
 
     protocol = Detector
 
@@ -287,12 +287,14 @@ class DetectorGuard(Guard):
         self.scope: Scope = self.word("scope", Scope)  # type: ignore[assignment]
         self.remedy: Remedy = self.word("remedy", Remedy)  # type: ignore[assignment]
         if self.scope == "device" and self.remedy != "alert":
-            raise self.wrong(f"remedy is {self.remedy!r}; a detector of devices only warns: make it 'alert'")
+            raise self.wrong(
+                f"remedy is {self.remedy!r}, but a detector with scope 'device' only warns; set it to 'alert'"
+            )
         self.count_max = int(self.number(part.count_max, "count_max", 1, 100_000))
         self.patient = self.flag("patient")
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
-        """Return what it finds, or `None`."""
+        """Return the detector's evidence, or `None`."""
         found = self.ask("cause", self.part.cause, update, fleet)
         if found is None:
             return None
@@ -305,7 +307,7 @@ class DetectorGuard(Guard):
         )
 
     def trial(self) -> object:
-        """Look at a usual update, one that is not finite, and one without a loss."""
+        """Check a usual update, a non-finite one, and one without a loss."""
         fleet = FleetMeasurements()
         before = _written(fleet)
         updates = [
@@ -315,12 +317,12 @@ class DetectorGuard(Guard):
         ]
         decided = [self.cause(update, fleet) for update in updates]
         if _written(fleet) != before:
-            raise self.wrong("it changes its arguments; only read them")
+            raise self.wrong("it modifies its arguments; treat them as read-only")
         return decided
 
 
 class PolicyPart(NamedTuple):
-    """A part of a policy, where it stands, and what guards one that is not edgeasync's own."""
+    """A part of a policy, its place, and the guard for a plugin at that place."""
 
     path: str
     guard: type[Guard]
@@ -328,7 +330,7 @@ class PolicyPart(NamedTuple):
 
 
 def policy_parts(policy: Any) -> Iterator[PolicyPart]:
-    """Yield every part of a policy that may be somebody else's."""
+    """Yield every part of a policy that may be a plugin."""
     yield PolicyPart("staleness", StalenessGuard, policy.staleness)
     yield PolicyPart("aggregate", AggregatorGuard, policy.aggregate)
     yield PolicyPart("combine", CombinerGuard, policy.combine)
@@ -343,7 +345,7 @@ def policy_parts(policy: Any) -> Iterator[PolicyPart]:
 
 
 def plugins_of(policy: Any) -> dict[str, Any]:
-    """Return the parts of a policy that are not edgeasync's own, by their place."""
+    """Return the plugins of a policy by their place."""
     return {
         place.path: place.part.part if isinstance(place.part, Guard) else place.part
         for place in policy_parts(policy)
@@ -352,30 +354,30 @@ def plugins_of(policy: Any) -> dict[str, Any]:
 
 
 def plugin_name(part: object) -> str:
-    """Return the name of a part for a person."""
+    """Return the name of a part for messages."""
     named = part if isinstance(part, type) or hasattr(part, "__qualname__") else type(part)
     return name_of(named)  # type: ignore[arg-type]
 
 
 def try_plugins(policy: Any) -> None:
-    """Try every part that is not edgeasync's own; raises `PluginError` if one cannot be used."""
+    """Test every plugin of a policy; raises `PluginError` if one cannot be used."""
     for path, guard, part in policy_parts(policy):
         if type(part) in _OWN_CLASSES or isinstance(part, Guard):
             continue
         if missing := [name for name in _members(guard.protocol) if not hasattr(part, name)]:
             who = f"policy.{path} {plugin_name(part)}"
             raise PluginError(
-                f"{who}: has no {', '.join(missing)}; see {guard.protocol.__name__} in docs/train/plugins.md"
+                f"{who}: missing {', '.join(missing)}; see {guard.protocol.__name__} in docs/train/plugins.md"
             )
         first, again = [repr(guard(part, path).trial()) for _ in range(2)]
         if first != again:
             raise guard(part, path).wrong(
-                "decides differently when it is asked the same again; a policy must depend on its arguments alone"
+                "returns different results for equal arguments; a policy must depend on its arguments alone"
             )
 
 
 def guarded(policy: Any) -> Any:
-    """Return the policy with a guard around every part that is not edgeasync's own."""
+    """Return the policy with a guard around every plugin."""
     if not plugins_of(policy):
         return policy
 

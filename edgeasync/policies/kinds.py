@@ -1,4 +1,4 @@
-"""The only table of kinds, with `TransformKind` and `DetectorKind`: a new kind needs no other code."""
+"""The built-in kinds of each part. With `TransformKind` and `DetectorKind`, this table is complete."""
 
 from edgeasync.config import Kinds, declare_kinds
 from edgeasync.plugins import POLICIES, find_policy, installed, is_plugin
@@ -43,14 +43,14 @@ OWN = {
     Transform: TransformKind,
     Detector: DetectorKind,
 }
-"""Edgeasync's own kinds of each part, by the part's protocol."""
+"""The built-in kinds of each part, by the part's protocol."""
 
 for _protocol, _own in OWN.items():
     declare_kinds(_protocol, Kinds(_own, find_policy, lambda: installed(POLICIES)))
 
 
 def plugins_named(table: object) -> list[str]:
-    """Return the plugins that a `[policy]` table names, each once, without importing any."""
+    """Return the distinct plugins that a `[policy]` table names, without importing any."""
     inside = table.values() if isinstance(table, dict) else table if isinstance(table, list) else ()
     found = [name for part in inside for name in plugins_named(part)]
     kind = table.get("kind") if isinstance(table, dict) else None

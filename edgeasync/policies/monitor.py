@@ -1,10 +1,10 @@
 """The divergence monitor: its detectors, their alarms, and the remedies.
 
-A detector looks either at one device's updates or at the whole fleet. An alarm begins when as many updates in a
-row as the detector asks for exceed its bound. It ends after `calm_updates` in a row, of that device or of the
-fleet, that do not. What a detector finds in a device is a warning for people: it never takes the device's weight.
-The remedy of a detector of the fleet holds as long as its alarm. All decisions follow from reported scalars, so a
-replay decides the same.
+A detector watches either single devices or the whole fleet. An alarm starts when a number of
+consecutive updates, set by the detector, exceed its bound. It ends after `calm_updates` consecutive
+updates, of that device or of the fleet, that do not. An alarm about a device is a warning for
+people and never changes the device's weight. The remedy of a fleet detector applies while its alarm
+lasts. All decisions follow from reported scalars, so that a replay decides the same.
 """
 
 import math
@@ -22,7 +22,7 @@ Remedy = Literal["alert", "increase_frequency", "reduce_lr", "reduce_local_lr", 
 Scope = Literal["device", "fleet"]
 
 LOST = 0.5
-"""Share of the first losses up to which no rise of the loss is alarming: most of what was learnt still holds."""
+"""Share of the first losses below which a rising loss causes no alarm: most progress remains."""
 
 STEPS_FACTOR = 0.5
 """Factor of the local steps under the remedy `increase_frequency`."""
@@ -35,13 +35,14 @@ CountMax = Annotated[int, Meta(ge=1, le=100_000)]
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):
-    """An update as the monitor sees it; `norm` and `loss` may be infinite or NaN, and the loss may be missing.
+    """An update as seen by the monitor.
 
-    `finite` says whether its values and its loss are, also of one whose norm is not compared and NaN. `known` says
-    whether this run has had the version that it was trained from. `base_loss` is the device's usual loss of
-    the fleet's model in its last updates, NaN while there are too few. `slowness` is how many times as many of the
-    device's updates as usual the model needs to learn its data, 1 to 4: they are late, or of few steps. `voter` is
-    the device's key or, without keys, its id.
+    `norm` and `loss` may be infinite or NaN, and `loss` may be `None`. `finite` tells whether the
+    values and the loss are finite, even if the norm is NaN because it is not compared. `known`
+    tells whether this run has had the update's base version. `base_loss` is the device's usual loss
+    of the fleet's model in its last updates, NaN while there are too few. `slowness`, from 1 to 4,
+    is how many times more updates than usual the model needs to learn the device's data, because
+    they are late or of few steps. `voter` is the device's key or, without keys, its id.
 
     >>> from edgeasync.policies import Observation
     >>> Observation("pi", norm=1.2, local_steps=16, loss=0.3).finite
@@ -60,7 +61,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What a detector found: words for a person, and the figures that they rest on, by their names.
+    """What a detector found: a sentence for people, and the figures behind it by name.
 
     >>> from edgeasync.policies import Evidence
     >>> Evidence("its loss is 1.77, the fleet's 0.002", {"loss": 1.77, "fleet_loss": 0.002}).figures["loss"]
@@ -73,12 +74,12 @@ class Evidence(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Detector(Protocol):
-    """Looks for one sign of divergence.
+    """Watches for one sign of divergence.
 
-    Show every update to `cause`: with the scope "device" before `fleet` has recorded the update, with the scope
-    "fleet" after that. An alarm begins when `count_max` updates in a row have a cause, and `remedy` applies while
-    it lasts; that of a device's detector is "alert". The answer depends on nothing but the arguments, so that a
-    replay decides the same.
+    The hub passes every update to `cause`. With scope "device", this happens before `fleet` records
+    the update, with scope "fleet" afterwards. An alarm starts when `count_max` consecutive updates
+    have a cause, and `remedy` applies while it lasts. The remedy of a device's detector is "alert".
+    The result must depend on the arguments only, so that a replay decides the same.
 
     >>> from typing import ClassVar
     >>> from edgeasync import Policy
@@ -96,10 +97,10 @@ class Detector(Protocol):
 
     @property
     def count_max(self) -> int:
-        """How many updates in a row must have a cause."""
+        """The number of consecutive updates with a cause that start an alarm."""
 
     patient: ClassVar[bool]
-    """Whether it waits for as many times more of them as the update's `slowness` says."""
+    """Whether `count_max` is multiplied by the update's `slowness`."""
 
     @property
     def remedy(self) -> Remedy:
@@ -109,7 +110,7 @@ class Detector(Protocol):
     """Whether its alarms are about a device or about the fleet."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
-        """Return what is alarming about the update or the fleet, or `None`."""
+        """Return evidence that the update or the fleet diverges, or `None`."""
 
 
 class _DeviceDetector(Section, frozen=True):
@@ -127,18 +128,20 @@ class _FleetDetector(Section, frozen=True):
 
 
 class UpdateNormDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="update_norm"):
-    """Find a device whose updates are far longer than what is usual, for any number of steps and for its own.
+    """Find a device whose updates are far longer than usual.
 
-    Its own number counts by its root: random steps grow with that, and aimed ones not much faster.
+    They must be longer both overall and for their number of steps. For the latter, the norm is
+    divided by the square root of the steps: random steps grow with the root, and directed ones not
+    much faster.
     """
 
     ratio_max: RatioMax = 4.0
-    """An update over this multiple of the usual norm is alarming."""
+    """An update over this multiple of the usual norm is suspicious."""
     count_max: CountMax = 3
-    """Such updates in a row that begin an alarm."""
+    """Consecutive suspicious updates that start an alarm."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
-        """Compare the norm, and the norm over the root of the steps."""
+        """Compare the norm, and the norm per square root of the steps."""
         lengths = fleet.lengths
         if not update.norm > self.ratio_max * lengths.median:  # first, since it runs with every update
             return None
@@ -162,46 +165,48 @@ class NotFiniteDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="not
     """
 
     count_max: CountMax = 3
-    """Such updates in a row that begin an alarm."""
+    """Consecutive updates of this kind that start an alarm."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
-        """Look at the values and at the loss."""
+        """Check whether the values and the loss are finite."""
         if update.finite:
             return None
         return Evidence("its updates or their losses are not finite: check its data for missing or huge values")
 
 
 class RefusedDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="refused"):
-    """A device whose updates are repeatedly from versions that this run never had: broken, or made up."""
+    """Find a device whose updates are repeatedly based on versions that this run never had."""
 
     count_max: CountMax = 5
-    """Such updates in a row that begin an alarm."""
+    """Consecutive updates of this kind that start an alarm."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
-        """Look at the version."""
+        """Check whether the update's base version is known."""
         return None if update.known else Evidence("its updates are from versions that this run never had")
 
 
 class DataMismatchDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="data_mismatch"):
-    """Find a device whose data contradict the others': the model learns theirs sooner than its.
+    """Find a device whose data contradict the others', so that the model fits theirs sooner.
 
-    So it is with wrong labels, a broken sensor, inputs on another scale. The updates of such a device count, too:
-    after some time the model has learnt some of its data, and the difference gets smaller.
+    Possible reasons are wrong labels, a broken sensor or inputs of another scale. The updates of
+    such a device still count. So the model slowly learns part of its data, and the difference
+    shrinks.
     """
 
     patient: ClassVar[bool] = True
 
     ratio_max: RatioMax = 2.0
-    """A loss over this multiple of the fleet's median may be alarming."""
+    """A loss over this multiple of the fleet's median may be suspicious."""
     peak_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
-    """A loss up to this share of the highest that the fleet's median has been is calm."""
+    """A loss is not suspicious up to this share of the highest median loss of the fleet so far."""
     count_max: CountMax = 8
-    """Such updates in a row that begin an alarm. If they are staler than usual, or of fewer steps, up to four
-    times as many, since the model learns a slow device's data more slowly.
+    """Consecutive suspicious updates that start an alarm. If they are staler than usual, or of
+    fewer steps, the number is up to four times higher, because the model learns a slow device's
+    data later.
     """
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
-        """Compare the device's median loss of the fleet's model with the others', now and at first."""
+        """Compare the device's median loss of the fleet's model with the others'."""
         own, votes = update.base_loss, fleet.base_losses
         if not own > self.peak_share * votes.peak:  # first, since it runs with every update
             return None
@@ -215,15 +220,18 @@ class DataMismatchDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="
 
 
 class LossDetector(_FleetDetector, frozen=True, tag_field="kind", tag="loss"):
-    """Find when the loss of the whole fleet, and of more than half of the voters, rises well above its average."""
+    """Find when the loss of the whole fleet rises well above its median.
+
+    It must rise for more than half of the voters, too.
+    """
 
     ratio_max: RatioMax = 3.0
-    """A loss over this multiple of the median of the last 64 is alarming."""
+    """A loss over this multiple of the median of the last 64 starts an alarm."""
     remedy: Remedy = "rollback"
-    """What the hub does about it."""
+    """The hub's remedy while the alarm lasts."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
-        """Compare the last quarter of the losses with their median, unless most of what was learnt still holds."""
+        """Compare the last quarter of the losses with their median, unless most progress remains."""
         loss, usual = fleet.loss, fleet.past_losses.usual
         bound = self.ratio_max * usual
         if not loss > bound > 0.0:  # first, since it runs with every update
@@ -240,12 +248,12 @@ class LossVarianceDetector(_FleetDetector, frozen=True, tag_field="kind", tag="l
     """Find when the losses of the whole fleet vary far more than before."""
 
     ratio_max: RatioMax = 8.0
-    """A variance over this multiple of the median of the last 64 is alarming."""
+    """A variance over this multiple of the median of the last 64 starts an alarm."""
     remedy: Remedy = "increase_frequency"
-    """What the hub does about it."""
+    """The hub's remedy while the alarm lasts."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
-        """Compare the last quarter of the variances with their median, unless losses are small by now."""
+        """Compare the last quarter of the variances with their median, unless losses are small."""
         variance, usual = fleet.loss_variance, fleet.past_variances.usual
         bound = self.ratio_max * usual
         if not variance > bound > 0.0:  # first, since it runs with every update
@@ -259,15 +267,18 @@ class LossVarianceDetector(_FleetDetector, frozen=True, tag_field="kind", tag="l
 
 
 class DisagreementDetector(_FleetDetector, frozen=True, tag_field="kind", tag="disagreement"):
-    """Find when devices pull in opposite directions: the mean cosine between updates of one fold is negative."""
+    """Find when devices pull in opposite directions.
+
+    Then the mean cosine between updates of one fold is negative.
+    """
 
     cosine_min: Annotated[float, Meta(ge=-1.0, le=1.0)] = -0.05
-    """A mean cosine under this is alarming."""
+    """A mean cosine below this starts an alarm."""
     remedy: Remedy = "reduce_lr"
-    """What the hub does about it."""
+    """The hub's remedy while the alarm lasts."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
-        """Compare the moving average with the bound, unless losses are small by now."""
+        """Compare the moving average of the cosine with the bound, unless losses are already small."""
         if fleet.agreement < self.cosine_min and not fleet.settled:
             words = f"updates pull apart: their mean cosine is {fleet.agreement:.2f}"
             return Evidence(words, {"cosine": fleet.agreement})
@@ -275,21 +286,21 @@ class DisagreementDetector(_FleetDetector, frozen=True, tag_field="kind", tag="d
 
 
 class ThresholdDetector(_FleetDetector, frozen=True, tag_field="kind", tag="threshold"):
-    """Find when a figure of the whole fleet, its voters' median, is above a bound, whatever is usual."""
+    """Find when a figure of the whole fleet, the voters' median, exceeds a fixed bound."""
 
     metric: Literal["loss", "loss_variance", "gradient_norm"] = "loss_variance"
-    """The figure. `gradient_norm` is the norm of an update divided by its local steps; the learning rate is part
-    of it.
+    """The figure. `gradient_norm` is the norm of an update divided by its local steps, including
+    the effect of the learning rate.
     """
     threshold: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.5
-    """A figure over this is alarming."""
+    """A figure over this starts an alarm."""
     remedy: Remedy = "increase_frequency"
-    """What the hub does about it."""
+    """The hub's remedy while the alarm lasts."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
         """Compare the figure with the bound."""
         found = fleet.gradients.median if self.metric == "gradient_norm" else getattr(fleet, self.metric)
-        if not found > self.threshold:  # nor before the first figure
+        if not found > self.threshold:  # also false before the first figure
             return None
         words = f"the {self.metric} is {found:.3g}, and the threshold {self.threshold:g}"
         return Evidence(words, {self.metric: found})
@@ -308,7 +319,7 @@ DetectorKind = (
 
 
 class Monitor(Section, frozen=True):
-    """Watch for divergence. An empty list watches nothing."""
+    """Watch for divergence. An empty list of detectors disables the monitor."""
 
     detectors: tuple[Detector, ...] = (
         NotFiniteDetector(),
@@ -321,21 +332,24 @@ class Monitor(Section, frozen=True):
     )
     """The detectors."""
     calm_updates: Annotated[int, Meta(ge=1, le=100_000)] = 10
-    """Updates in a row without alarm that end an alarm."""
+    """Consecutive updates without a cause that end an alarm."""
 
     clip: Annotated[float, Meta(ge=0.0, le=1e9)] = 1.0
-    """The hub shortens an update to at most this multiple of the usual norm; 0: never."""
+    """The hub clips an update to at most this multiple of the usual norm; 0 disables clipping."""
 
     probation: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.25
-    """An update of a device on probation counts with at most this multiple of the usual norm; only under `trust =
-    "open"`.
+    """The hub clips an update of a device on probation to at most this multiple of the usual norm.
+    It applies only under `trust = "open"`.
     """
 
     def norm_max(self, fleet: FleetMeasurements, slack: float = 0.0) -> float:
-        """Return the norm that longer updates are shortened to; infinity while too few voters are known."""
+        """Return the norm to which longer updates are clipped.
+
+        It is infinite while too few voters are known.
+        """
         return self.clip * fleet.lengths.usual(slack) if self.clip else math.inf
 
     @property
     def rolls_back(self) -> bool:
-        """Whether a detector may return the hub to an earlier version."""
+        """Whether a detector may roll the hub back to an earlier version."""
         return any(detector.remedy == "rollback" for detector in self.detectors)

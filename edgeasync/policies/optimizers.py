@@ -19,51 +19,57 @@ MomentumShare = Annotated[
 ]
 
 EPSILON_MIN = float(np.finfo(np.float32).tiny)
-"""A smaller divisor would be 0 in float32, or a subnormal number, which is slow."""
+"""Minimum divisor. A smaller one would be 0 in float32, or a slow subnormal number."""
 
 
 class Momentum(Section, frozen=True):
-    """Base of the optimizers that keep one velocity; `plan` decides how much momentum an update has.
+    """Base class of optimizers with one velocity; `plan` decides the momentum of an update.
 
-    Asynchrony acts as momentum: updates that are `tau` versions late on average act as momentum `tau / (1 + tau)`
-    does (Mitliagkas et al. 2016, arXiv:1605.09774). Momentum `b` averages over a horizon of `1 / (1 - b)` updates,
-    so asynchrony alone averages over `1 + tau`, and the two horizons multiply. With `correct_for_staleness` the
-    explicit momentum is only `b'`, which together with asynchrony gives the horizon of `b`:
-    `(1 + tau) / (1 - b') = 1 / (1 - b)`, that is `b' = b - (1 - b) tau`, or 0 if asynchrony alone gives more.
+    Asynchrony acts as momentum. Updates that are `tau` versions late on average have the effect of
+    momentum `tau / (1 + tau)` (Mitliagkas et al. 2016, arXiv:1605.09774). Momentum `b` averages
+    over a horizon of `1 / (1 - b)` updates. So asynchrony alone averages over `1 + tau`, and the
+    two horizons multiply. With `correct_for_staleness`, the explicit momentum is reduced to `b'`,
+    which together with asynchrony results in the horizon of `b`: `(1 + tau) / (1 - b') = 1 / (1 -
+    b)`, that is `b' = b - (1 - b) tau`, or 0 if asynchrony alone results in more.
 
-    With `learning_rate_max` the rate follows FedExP (Jhunjhunwala et al. 2023, arXiv:2301.09604): the less the
-    devices' updates agree, the shorter their mean is beside them, and the longer a step it is given.
+    With `learning_rate_max`, the rate follows FedExP (Jhunjhunwala et al. 2023, arXiv:2301.09604).
+    The less the devices' updates agree, the shorter is their mean compared with them, and the
+    larger is the learning rate.
     """
 
     learning_rate: LearningRate = 1.0
     """Factor of the step."""
     momentum: MomentumShare = 0.0
-    """Above 0, the stage keeps one more vector as large as the model."""
+    """Share of the velocity that remains. Above 0, the stage stores one more vector as large as the
+    model.
+    """
     correct_for_staleness: bool = False
-    """Lower the momentum to `momentum - (1 - momentum) s` at staleness `s`, at least 0. Late updates act as
-    momentum themselves (Mitliagkas et al. 2016). With the correction both together act like `momentum` alone.
+    """Lower the momentum to `momentum - (1 - momentum) s` at staleness `s`, at least 0. Late
+    updates act as momentum themselves (Mitliagkas et al. 2016). With the correction, both together
+    act like `momentum` alone.
     """
     staleness_max: Annotated[float, Meta(ge=0.0)] | None = None
     """Above this staleness there is no momentum, and the learning rate is at most 1."""
     devices_min: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
-    """With fewer live devices there is no momentum, and the learning rate is at most 1. With 2 the hub takes the
-    updates of a lone device as they are. On a device it changes nothing.
+    """With fewer live devices there is no momentum, and the learning rate is at most 1. With 2, the
+    hub applies the updates of a lone device unchanged. It has no effect on a device.
     """
     learning_rate_max: Annotated[Annotated[float, Meta(gt=0.0, le=1e6)] | None, Meta(examples=[1.75])] = None
-    """The hub raises the learning rate up to this when the devices' updates agree little: to `1 / (3 (a + (1 - a)
-    / n))` for `n` updates with a mean cosine `a`, as in FedExP (Jhunjhunwala et al. 2023). At least
-    `learning_rate`. On a device it changes nothing.
+    """Maximum learning rate when the devices' updates disagree. The hub then raises the learning
+    rate to `1 / (3 (a + (1 - a) / n))` for `n` updates with a mean cosine `a`, as in FedExP
+    (Jhunjhunwala et al. 2023). It must be at least `learning_rate`. It has no effect on a device.
     """
 
     def __post_init__(self) -> None:
         if self.learning_rate_max is not None and self.learning_rate_max < self.learning_rate:
             raise ValueError(
-                f"learning_rate_max ({self.learning_rate_max:g}) is under learning_rate ({self.learning_rate:g})"
+                f"learning_rate_max ({self.learning_rate_max:g}) must not be below learning_rate "
+                f"({self.learning_rate:g})"
             )
 
     @property
     def state_vectors(self) -> int:
-        """The velocity, if there is momentum."""
+        """1 for the velocity, 0 without momentum."""
         return 1 if self.momentum else 0
 
     def plan(self, conditions: Conditions) -> Scalars:
@@ -104,7 +110,7 @@ class SGD(Momentum, frozen=True, tag_field="kind", tag="sgd"):
         state: Sequence[Vector],
         scalars: Scalars,
     ) -> None:
-        """Turn gradient into step, in place."""
+        """Convert the gradient to a step, in place."""
         learning_rate, momentum = scalars
         if momentum:
             (velocity,) = state
@@ -120,16 +126,16 @@ class SGD(Momentum, frozen=True, tag_field="kind", tag="sgd"):
 class Nesterov(Momentum, frozen=True, tag_field="kind", tag="nesterov"):
     """Nesterov's accelerated gradient: `u = momentum (u + g)`, step `learning_rate (g + u)`.
 
-    In the form of Bengio et al. 2013, in which the gradient is taken at the parameters. Their form
-    `v = momentum v + g`, step `learning_rate (g + momentum v)`, is the same with `u = momentum v`, but takes one
-    pass more. If the momentum changes between updates, `v` is made with the earlier momentum and the step with the
-    present one, as in theirs.
+    In the form of Bengio et al. 2013, in which the gradient is computed at the parameters. Their
+    form `v = momentum v + g`, step `learning_rate (g + momentum v)`, is equivalent with `u =
+    momentum v`, but needs one pass more. If the momentum changes between updates, `v` uses the
+    earlier momentum and the step the present one, as in theirs.
     """
 
     paper: ClassVar[str] = "Nesterov 1983; Bengio et al. 2013 (arXiv:1212.0901)"
 
     momentum: MomentumShare = 0.8
-    """Share of the velocity `v` that stays."""
+    """Share of the velocity `v` that remains."""
 
     def apply(
         self,
@@ -138,7 +144,7 @@ class Nesterov(Momentum, frozen=True, tag_field="kind", tag="nesterov"):
         state: Sequence[Vector],
         scalars: Scalars,
     ) -> None:
-        """Turn gradient into step, in place."""
+        """Convert the gradient to a step, in place."""
         learning_rate, momentum = scalars
         if momentum:
             (velocity,) = state
@@ -152,9 +158,9 @@ class Nesterov(Momentum, frozen=True, tag_field="kind", tag="nesterov"):
 
 
 class Adam(Section, frozen=True, tag_field="kind", tag="adam"):
-    """Adam: moving averages of the gradient and of its square, both corrected because they start at zero.
+    """Adam: moving averages of the gradient and its square, corrected for their start at zero.
 
-    `epsilon` is added outside the root, as in the paper. Adam keeps two vectors.
+    `epsilon` is added outside the root, as in the paper. Adam stores two vectors.
 
     >>> from edgeasync import Adam
     >>> Adam(learning_rate=0.001).epsilon
@@ -166,23 +172,23 @@ class Adam(Section, frozen=True, tag_field="kind", tag="adam"):
     learning_rate: LearningRate = 0.001
     """Factor of the step."""
     beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
-    """Share of `m` that stays."""
+    """Share of the average `m` of gradients that remains."""
     beta2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.999
-    """Share of `v` that stays."""
+    """Share of the average `v` of squared gradients that remains."""
     epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
-    """Keeps the divisor from 0."""
+    """Small number that prevents a division by 0."""
 
     @property
     def state_vectors(self) -> int:
-        """The averages of the gradient and of its square."""
+        """2, for the averages of the gradient and of its square."""
         return 2
 
     def factor(self, scalars: Scalars) -> float | None:  # noqa: ARG002
-        """Return `None`: it never merely scales."""
+        """Return `None`, because Adam never only scales."""
         return None
 
     def plan(self, conditions: Conditions) -> Scalars:
-        """Return the corrected learning rate, the correction of the root, the averages' factors, and epsilon."""
+        """Return the corrected learning rate, the correction of the root, both betas and epsilon."""
         first = 1.0 - self.beta1 ** (conditions.count + 1)
         second = 1.0 - self.beta2 ** (conditions.count + 1)
         epsilon = max(self.epsilon, EPSILON_MIN)
@@ -195,7 +201,7 @@ class Adam(Section, frozen=True, tag_field="kind", tag="adam"):
         state: Sequence[Vector],
         scalars: Scalars,
     ) -> None:
-        """Turn gradient into step, in place."""
+        """Convert the gradient to a step, in place."""
         step_size, root_scale, beta1, beta2, epsilon = scalars
         mean, square = state
         scratch = np.multiply(gradient, np.float32(1.0 - beta1))
@@ -215,14 +221,14 @@ class Adam(Section, frozen=True, tag_field="kind", tag="adam"):
 class ClipByGlobalNorm(Scaling, frozen=True, tag_field="kind", tag="clip_by_global_norm"):
     """Scale a gradient that is longer than `norm` down to that length, and keep its direction.
 
-    On the hub the length is an upper bound, the sum of the lengths of the updates folded together. So it may clip
-    too early, but never too late.
+    On the hub the length is an upper bound, the sum of the lengths of the updates folded together.
+    So it may clip too much, but never too little.
     """
 
     paper: ClassVar[str] = "Pascanu et al. 2013 (arXiv:1211.5063)"
 
     norm: Annotated[float, Meta(gt=0.0, le=1e9)] = 10.0
-    """The greatest length (L2 norm)."""
+    """Maximum length (L2 norm)."""
 
     def plan(self, conditions: Conditions) -> Scalars:
         """Return the factor: `norm` over the gradient's norm, at most 1."""
@@ -230,17 +236,17 @@ class ClipByGlobalNorm(Scaling, frozen=True, tag_field="kind", tag="clip_by_glob
 
 
 class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
-    """Draw the parameters towards zero: `g + rate w`.
+    """Pull the parameters towards zero: `g + rate w`.
 
-    Before an optimizer that is the gradient of `rate / 2` times the squared norm. After an optimizer the decay is
-    decoupled, as in the paper: every update subtracts the share `rate` of each parameter, whatever the learning
-    rate.
+    Before an optimizer, this is the gradient of `rate / 2` times the squared norm. After an
+    optimizer, the decay is decoupled, as in the paper: every update subtracts the share `rate` of
+    each parameter, whatever the learning rate.
     """
 
     paper: ClassVar[str] = "Loshchilov and Hutter 2019 (arXiv:1711.05101)"
 
     rate: Annotated[float, Meta(gt=0.0, le=1.0, examples=[1e-4])]
-    """Share of each parameter."""
+    """Share of each parameter that is subtracted."""
 
     @property
     def state_vectors(self) -> int:
@@ -248,11 +254,11 @@ class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
         return 0
 
     def plan(self, conditions: Conditions) -> Scalars:  # noqa: ARG002
-        """Return the rate: a constant."""
+        """Return the constant rate."""
         return (self.rate,)
 
     def factor(self, scalars: Scalars) -> float | None:  # noqa: ARG002
-        """Return `None`: it does not merely scale."""
+        """Return `None`, because weight decay does not only scale."""
         return None
 
     def apply(
@@ -270,22 +276,20 @@ TransformKind = SGD | Nesterov | Adam | ClipByGlobalNorm | WeightDecay | CosineS
 
 
 def check_chain(chain: Sequence[Transform]) -> None:
-    """Raise `ValueError` for a chain that contradicts itself.
+    """Raise `ValueError` for a chain with conflicting stages.
 
-    Clipping must not follow a stage after which the norm is unknown. Only one stage may have momentum, since the
-    delays of two would add up.
+    Clipping must not follow a stage that makes the norm unknown. Only one stage may have momentum,
+    because the delays of two would add up.
     """
     with_momentum = ""
     reshaping = ""
     for position, stage in enumerate(chain):
         name = f"`{_kind(stage)}` at {position}"
         if isinstance(stage, ClipByGlobalNorm) and reshaping:
-            raise ValueError(
-                f"{name} comes after {reshaping}, behind which the norm is not known; put it before that"
-            )
+            raise ValueError(f"{name} must come before {reshaping}, which makes the norm of the update unknown")
         if isinstance(stage, Momentum | Adam) and stage.state_vectors:
             if with_momentum:
-                raise ValueError(f"{name} keeps momentum, and so does {with_momentum}; leave out one")
+                raise ValueError(f"{name} and {with_momentum} both have momentum; remove one of them")
             with_momentum = name
         if not reshaping and not _merely_scales(stage):
             reshaping = name

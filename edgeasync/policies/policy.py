@@ -1,4 +1,4 @@
-"""Every policy of the hub in one value: the `[policy]` table of its settings."""
+"""The hub's policy as one value: the `[policy]` table of its settings."""
 
 import math
 from collections.abc import Sequence
@@ -35,29 +35,32 @@ _OPTIMIZER = (
 
 
 class WarmUp(Section, frozen=True):
-    """Train more synchronously at first, for a number of updates or of passes over the fleet's data."""
+    """Train more synchronously at first.
+
+    The warm-up lasts for a number of updates or of passes over the fleet's data.
+    """
 
     paper: ClassVar[str] = ""
 
     updates: Annotated[int | None, Meta(examples=[100])] = None
     """The warm-up ends when the hub has applied this number of updates."""
     epochs: float | None = None
-    """The warm-up ends after this number of passes over the fleet's data. Passes are the examples trained on,
-    divided by the examples that the live devices report. In each step a device counts with at most the voters'
-    median of examples, once three voters are known. If no device reports a number, the warm-up ends with the first
-    version.
+    """The warm-up ends after this number of passes over the fleet's data. Passes are the examples
+    trained on, divided by the examples that the live devices report. In each step a device counts
+    with at most the voters' median of examples, once three voters are known. If no device reports a
+    number, the warm-up ends with the first version.
     """
     aggregate: Aggregator = SynchronousAggregator()
-    """In force during the warm-up."""
+    """The aggregator during the warm-up."""
     frequency: FrequencyController = FixedFrequency(local_steps=8)
-    """In force during the warm-up."""
+    """The frequency controller during the warm-up."""
 
     def __post_init__(self) -> None:
         if (self.updates is None) == (self.epochs is None):
-            raise ValueError("warm_up ends after updates or epochs: give one of the two")
+            raise ValueError("warm_up needs either updates or epochs; set exactly one of them")
         until = self.epochs if self.updates is None else self.updates
         if until is None or not 0 < until < math.inf:
-            raise ValueError("warm_up takes updates, or epochs, over 0")
+            raise ValueError("warm_up.updates and warm_up.epochs must be over 0")
 
 
 class Plateau(Section, frozen=True):
@@ -66,13 +69,13 @@ class Plateau(Section, frozen=True):
     paper: ClassVar[str] = ""
 
     factor: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.5
-    """Multiplies the learning rate at each plateau."""
+    """Factor of the learning rate at each plateau."""
     patience: Annotated[int, Meta(ge=1, le=10_000)] = 5
-    """Evaluations in a row without a better loss that make a plateau."""
+    """Consecutive evaluations without a better loss that count as a plateau."""
     improvement: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.01
-    """A loss is better only if it is this share under the lowest loss."""
+    """A loss counts as better only if it is lower than the lowest loss by this share."""
     factor_min: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.01
-    """The learning rate never falls below this share of your rate."""
+    """Minimum learning rate, as a share of the configured one."""
 
 
 class Policy(Section, frozen=True):
@@ -84,56 +87,60 @@ class Policy(Section, frozen=True):
     """
 
     trust: FleetTrust | None = None
-    """Whom the hub expects. `admitted`: it bounds each update, and warns of odd devices. `open`: it also combines
-    updates robustly (`combine` and `optimizer`, unless you set them, are `centred_clip` and `sgd`), and a device
-    with an alarm is on probation. If it is left out: `open` for a hub that is `insecure` beyond loopback without
-    keys, `admitted` for every other hub. [Devices that lie](/train/policies.md#devices-that-lie).
+    """How far the hub trusts its devices. `admitted`: it clips each update, and warns of unusual
+    devices. `open`: it also combines updates robustly, and puts a device with an alarm on
+    probation. With `open`, `combine` and `optimizer` default to `centred_clip` and `sgd`. The
+    default is `open` for a hub that is `insecure` beyond loopback without keys, otherwise
+    `admitted`: [Devices that lie](/train/policies.md#devices-that-lie).
     """
     staleness: StalenessPolicy = PolynomialStaleness()
     """The weight of an update by its staleness."""
     take: Take = "all"
-    """Whose updates count. A device's score is the loss of its parameters if it measures that
-    ([validation](/train/evaluation.md#scores-of-devices)), else the loss of the model it trained from, or its
-    training loss. `all`: all. `better`: updates with a score that is not over the fleet's. `best`: only the update
-    with the best score of those folded together, with the weight of all. Under an aggregator that folds one by
-    one: the updates of the device with the best score. From three voters on, a score is never the best if it is
-    further below the voters' median than 8 times the median distance from it, which counts as 5 % of the median at
-    least. The hub refuses the others as `behind`, or folds them with weight 0.
+    """Which updates count, by the devices' scores. `all`: all. `better`: updates whose score does
+    not exceed the fleet's. `best`: only the update with the best score of those folded together,
+    with the weight of all. If the aggregator folds updates one by one, `best` selects the updates
+    of the device with the best score. A device's score is the loss of its parameters if it measures
+    that ([validation](/train/evaluation.md#scores-of-devices)), else the loss of the model it trained
+    from, or its training loss. From three voters on, a suspiciously low score is never the best:
+    one that is further below the voters' median than 8 times the median distance from it. That
+    distance counts as at least 5 % of the median. The hub rejects the other updates as `behind`, or
+    folds them with weight 0.
     """
     behind_max: Annotated[float | None, Meta(examples=[10.0])] = None
-    """The hub refuses an update as `behind` if its score is over `behind_max` times the fleet's; must be over 1.
-    Where scores are negative, the limit is the fleet's score plus `behind_max` - 1 times its absolute value.
+    """The hub rejects an update as `behind` if its score exceeds `behind_max` times the fleet's;
+    must be over 1. For negative scores, the limit is the fleet's score plus `behind_max` - 1 times
+    its absolute value.
     """
     preempt: bool = False
-    """A device whose update is refused as `not_finite`, as `quarantined` (an operator has excluded it), or as
-    `behind` by `behind_max`, starts over: it drops the steps it has taken since, its residual and its optimizer's
-    state, and begins again from the hub's model. Needs `behind_max`.
-    [More](/train/evaluation.md#devices-that-start-over).
+    """Whether a device starts over after certain rejections. These are `not_finite`, `quarantined`
+    (an operator has excluded it), and `behind` by `behind_max`. The device drops the steps since
+    the rejected update, its residual and its optimizer's state, and begins again from the hub's
+    model. Requires `behind_max`. [More](/train/evaluation.md#devices-that-start-over).
     """
     aggregate: Aggregator = QuorumAggregator()
     """When updates become the next version, and whether devices wait for it."""
     combine: Combiner = _MEAN
-    """How updates that are folded together become one."""
+    """How updates that are folded together are merged into one."""
     optimizer: Annotated[tuple[Transform, ...], Meta(min_length=1)] = _OPTIMIZER
-    """The stages, in order, that the combined update goes through before it moves the model."""
+    """The stages, in order, that convert the combined update to a step of the model."""
     frequency: FrequencyController = AdaptiveFrequency()
     """How many local steps a device takes before its next exchange."""
     overlap_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
-    """The most local steps that a device takes while it waits for its next assignment; 0: none.
-    [Policies](/train/policies.md#which-for-which-fleet) says when it helps.
+    """Maximum local steps that a device takes while it waits for its next assignment; 0 for none.
+    [Policies](/train/policies.md#which-for-which-fleet) explains when it helps.
     """
     delay_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
-    """A device uses the answer to an update exactly this many local steps after it has sent the update, and trains
-    meanwhile; if the answer is not there by then, the device waits for it. 0: it waits at once. It needs
-    `frequency = { kind = "fixed" }` of at least as many steps, and no `overlap_steps_max`. A device that was
-    started again, or whose training diverged, uses the next answer at once.
+    """Number of local steps after an update until the device uses its answer; 0 to wait at once.
+    The device trains meanwhile, and waits if the answer has not arrived by then. Requires
+    `frequency = { kind = "fixed" }` of at least as many steps, and no `overlap_steps_max`. A device
+    that was restarted, or whose training diverged, uses the next answer at once.
     """
     warm_up: WarmUp | None = None
-    """Train in another way at first; `[policy.warm_up]`."""
+    """A different policy at the start of training; `[policy.warm_up]`."""
     plateau: Plateau | None = None
     """Lower the learning rate when evaluations stop improving; `[policy.plateau]`."""
     monitor: Monitor = Monitor()
-    """Signs of divergence to watch for, and the remedies; `[policy.monitor]`."""
+    """Detectors of divergence and their remedies; `[policy.monitor]`."""
 
     def __post_init__(self) -> None:
         if self.trust == "open":
@@ -141,19 +148,21 @@ class Policy(Section, frozen=True):
         try_plugins(self)
         check_chain(self.optimizer)
         if self.behind_max is not None and not 1.0 < self.behind_max < math.inf:
-            raise ValueError(f"behind_max is {self.behind_max:g}: give a ratio over 1")
+            raise ValueError(f"behind_max is {self.behind_max:g}; set a ratio over 1")
         if self.preempt and self.behind_max is None:
-            raise ValueError("preempt needs behind_max: how far behind the others a device's score may be")
+            raise ValueError("preempt needs behind_max, the limit for a device's score; set behind_max")
         _check_gathering(self, self.aggregate)
         _check_delay(self, self.frequency)
         if self.warm_up is not None:
             if self.warm_up.aggregate.update != self.aggregate.update:
-                raise ValueError("warm_up and aggregate want different updates: both model_average, or neither")
+                raise ValueError(
+                    "warm_up.aggregate and aggregate need different updates; set both to model_average, or neither"
+                )
             _check_gathering(self, self.warm_up.aggregate)
             _check_delay(self, self.warm_up.frequency)
 
     def _combine_robustly(self) -> None:
-        """Replace parts that were left out, so that they are the defaults themselves, by what withstands lies."""
+        """Replace `combine` and `optimizer` by robust ones, if they have their default values."""
         if self.combine is _MEAN:
             msgspec.structs.force_setattr(self, "combine", CentredClipCombiner())
         if self.optimizer is _OPTIMIZER:
@@ -161,47 +170,49 @@ class Policy(Section, frozen=True):
 
 
 def folds_one_by_one(aggregate: Aggregator) -> bool:
-    """Return whether every update becomes a version of its own, so that no two are folded together."""
+    """Return whether every update becomes a version of its own."""
     return isinstance(aggregate, (ImmediateAggregator, ModelAverageAggregator))
 
 
 def _check_gathering(policy: Policy, aggregate: Aggregator) -> None:
-    """Raise `ValueError` if the combiner needs something that the aggregator does not do."""
+    """Raise `ValueError` if combiner and aggregator do not fit together."""
     if not policy.combine.robust:
         return
     _check_shares(policy, aggregate)
     if not policy.combine.centred and folds_one_by_one(aggregate):
         raise ValueError(
-            f"combine: {_kind(policy.combine)} needs updates that are folded together, and {_kind(aggregate)} "
-            "folds them one by one"
+            f"combine: {_kind(policy.combine)} needs several updates per fold, but {_kind(aggregate)} folds them "
+            "one by one; choose another aggregate.kind, or combine.kind = 'mean'"
         )
 
 
 def _check_delay(policy: Policy, frequency: FrequencyController) -> None:
-    """Raise `ValueError` if the answer to an update is to be used after the next update."""
+    """Raise `ValueError` if a device would use the answer to an update after its next update."""
     if not policy.delay_steps:
         return
     if policy.overlap_steps_max:
-        raise ValueError("delay_steps says how many steps a device takes meanwhile: leave overlap_steps_max out")
+        raise ValueError("delay_steps and overlap_steps_max cannot be combined; remove overlap_steps_max")
     local_steps = frequency.local_steps if isinstance(frequency, FixedFrequency) else None
     if local_steps is None:
-        raise ValueError(f"delay_steps needs a fixed number of steps between updates, not {_kind(frequency)}")
+        raise ValueError(f"delay_steps needs frequency.kind = 'fixed', not {_kind(frequency)}")
     if policy.delay_steps > local_steps:
         raise ValueError(
-            f"delay_steps is {policy.delay_steps}, over the {local_steps} local steps of an update: a "
-            "device has one unanswered update at a time, so that each counts exactly once; give at most as many"
+            f"delay_steps ({policy.delay_steps}) must not exceed the {local_steps} local steps of an update, "
+            "because a device has only one unanswered update at a time"
         )
 
 
 def _check_shares(policy: Policy, aggregate: Aggregator) -> None:
-    """Raise `ValueError` for unequal shares, which a robust combiner cannot give to devices."""
+    """Raise `ValueError` if a robust combiner gets unequal shares, which it does not support."""
     kind = _kind(policy.combine)
     if policy.trust == "open" and isinstance(policy.combine, CentredClipCombiner):
         kind += " (the default of trust = 'open')"
     if policy.take == "best":
-        raise ValueError(f"take: of the best update alone there is no {kind}; combine = mean goes with it")
+        raise ValueError(
+            f"take = 'best' selects a single update, so {kind} has nothing to combine; set combine.kind = 'mean'"
+        )
     if isinstance(aggregate, MeanAggregator) and aggregate.weigh_by == "examples":
-        raise ValueError(f"combine: a {kind} gives all devices the same share; leave weigh_by out")
+        raise ValueError(f"combine: {kind} gives all devices the same share; remove aggregate.weigh_by")
 
 
 def _kind(value: object) -> str:
@@ -209,9 +220,10 @@ def _kind(value: object) -> str:
 
 
 class PolicySet(Protocol):
-    """The parts of a policy that the hub uses: `Policy` has them, and any value with these parts will do.
+    """The parts of a policy that the hub uses: a `Policy`, or any value with these parts.
 
-    Use each part as its own protocol says. A policy does not change while a hub uses it; all state is the hub's.
+    Each part follows its own protocol. A policy does not change while a hub uses it; the hub stores
+    all state.
     """
 
     @property
@@ -224,23 +236,23 @@ class PolicySet(Protocol):
 
     @property
     def take(self) -> Take:
-        """Whose updates count."""
+        """Which updates count."""
 
     @property
     def behind_max(self) -> float | None:
-        """How far behind the fleet's median a device's score may be."""
+        """How far a device's score may exceed the fleet's."""
 
     @property
     def preempt(self) -> bool:
-        """Whether a device whose training has gone wrong begins again from the hub's model."""
+        """Whether a device whose training has gone wrong starts over from the hub's model."""
 
     @property
     def aggregate(self) -> Aggregator:
-        """When contributions become a version, and with which weights."""
+        """When updates become a version, and with which weights."""
 
     @property
     def combine(self) -> Combiner:
-        """How updates that are folded together become one."""
+        """How updates that are folded together are merged into one."""
 
     @property
     def optimizer(self) -> Sequence[Transform]:
@@ -252,19 +264,19 @@ class PolicySet(Protocol):
 
     @property
     def overlap_steps_max(self) -> int:
-        """How many local steps a device takes at most while it waits for its next assignment."""
+        """Maximum local steps of a device while it waits for its next assignment."""
 
     @property
     def delay_steps(self) -> int:
-        """How many local steps after an update a device uses the answer."""
+        """Number of local steps after an update until the device uses the answer."""
 
     @property
     def warm_up(self) -> WarmUp | None:
-        """How the hub trains at first."""
+        """The policy at the start of training."""
 
     @property
     def plateau(self) -> Plateau | None:
-        """How the learning rate falls when evaluations get no better."""
+        """How the learning rate falls when evaluations stop improving."""
 
     @property
     def monitor(self) -> Monitor:
@@ -272,31 +284,36 @@ class PolicySet(Protocol):
 
 
 def check_recordable(policy: PolicySet) -> None:
-    """Raise `ConfigError` unless a run's folder can hold this policy: a `Policy` whose parts can be found by name.
+    """Raise `ConfigError` unless a run's folder can record this policy.
 
-    A part without a name could not be read, so nobody could open the run again.
+    It can record a `Policy` whose parts can be found by name. A part without a name could not be
+    read again, so the run could not be reopened.
     """
     remedy = (
-        "a run's folder cannot name it, so nobody could open the run again; make it a class of "
-        "edgeasync.policies.Plugin in a module that can be imported, or take one of 'edgeasync policies'"
+        "so the run could not be reopened; derive its class from edgeasync.policies.Plugin in an importable "
+        "module, or use one of 'edgeasync policies'"
     )
     if type(policy) is not Policy:
-        raise ConfigError(f"policy: {type(policy).__name__} is not edgeasync's own Policy: {remedy}")
+        raise ConfigError(
+            f"policy: {type(policy).__name__} is not an edgeasync.Policy and cannot be recorded, {remedy}"
+        )
     for field in msgspec.structs.fields(Policy):
         part = getattr(policy, field.name)
         try:
             known = _is_same(convert(to_table(part), field.type, where=field.name), part)
         except (ConfigError, TypeError, ValueError) as error:
             ours = type(part).__module__.startswith("edgeasync.")
-            if ours and not isinstance(part, Monitor | WarmUp):  # these may hold a class that has no name
+            if ours and not isinstance(part, Monitor | WarmUp):  # these may contain a class without a name
                 raise ConfigError(f"policy.{error}") from error
             known = False
         if not known:
-            raise ConfigError(f"policy.{field.name}: {part!r:.200} has no name: {remedy}")
+            raise ConfigError(
+                f"policy.{field.name}: {part!r:.200} is not registered and cannot be recorded, {remedy}"
+            )
 
 
 def is_recordable(policy: PolicySet) -> bool:
-    """Return whether a run's folder can hold this policy."""
+    """Return whether a run's folder can record this policy."""
     try:
         check_recordable(policy)
     except ConfigError:
@@ -305,7 +322,7 @@ def is_recordable(policy: PolicySet) -> bool:
 
 
 def _is_same(read: object, given: object) -> bool:
-    """Return whether a part that was written and read again equals the given one; a list may be a tuple then."""
+    """Return whether a part equals itself after writing and reading; lists may have become tuples."""
     if isinstance(read, tuple):
         if not isinstance(given, list | tuple) or len(read) != len(given):
             return False

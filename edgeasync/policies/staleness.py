@@ -1,6 +1,6 @@
-"""Staleness policies: how much an update counts when the model has moved on since the device fetched it.
+"""Staleness policies: the weight of an update by the age of its base.
 
-A weight is from 0 to 1 and never rises with staleness: no old update counts more than a new one.
+A weight is from 0 to 1 and never increases with staleness.
 """
 
 from typing import Annotated, ClassVar, Protocol, runtime_checkable
@@ -16,10 +16,10 @@ Limit = Annotated[float, Meta(ge=0.0)] | None
 
 
 class Staleness(msgspec.Struct, frozen=True, gc=False):
-    """How old an update is, and for how many devices.
+    """The age of an update, and the number of live devices.
 
-    `versions` counts the versions made since the update's base. `devices_live` counts the devices that hold their
-    lease.
+    `versions` counts the versions made since the update's base. `devices_live` counts the devices
+    with a valid lease.
 
     >>> from edgeasync.policies import Staleness
     >>> Staleness(versions=3).versions
@@ -34,8 +34,9 @@ class Staleness(msgspec.Struct, frozen=True, gc=False):
 class StalenessPolicy(Protocol):
     """Weighs an update by its staleness.
 
-    Call it once for every update. Multiply the update by the weight, from 0 to 1; reject it as stale if there is
-    `None`. The weight depends on nothing but the staleness, so that a replay decides the same.
+    The hub calls it once for every update and multiplies the update by the weight, from 0 to 1.
+    `None` rejects the update as stale. The weight must depend on the staleness only, so that a
+    replay decides the same.
 
     >>> from edgeasync import Policy
     >>> from edgeasync.policies import Plugin
@@ -52,20 +53,21 @@ class StalenessPolicy(Protocol):
 
 
 def is_stale(staleness: Staleness, limit: float | None) -> bool:
-    """Return whether an update is staler than the limit allows."""
+    """Return whether an update's staleness exceeds the limit."""
     return limit is not None and staleness.versions > limit
 
 
 class ConstantStaleness(Section, frozen=True, tag_field="kind", tag="constant"):
-    """Every update counts fully, at any age or up to a limit.
+    """Every update counts fully, up to an optional limit of its age.
 
-    The constant form of FedAsync, section 5; with a limit, the lag tolerance of SAFA (arXiv:1910.01355).
+    The constant form of FedAsync, section 5; with a limit, the lag tolerance of SAFA
+    (arXiv:1910.01355).
     """
 
     paper: ClassVar[str] = FEDASYNC
 
     staleness_max: Limit = None
-    """The hub refuses an update with a larger `s` as `stale`."""
+    """The hub rejects an update with a larger `s` as `stale`."""
 
     def __call__(self, staleness: Staleness) -> float | None:
         """Return 1, or `None` beyond the limit."""
@@ -78,9 +80,9 @@ class AdaptiveLearningRate(Section, frozen=True, tag_field="kind", tag="adaptive
     paper: ClassVar[str] = ""
 
     factor: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.9
-    """The weight after one version, and the factor for each further one."""
+    """The weight after one version, and the factor for each further version."""
     staleness_max: Limit = None
-    """The hub refuses an update with a larger `s` as `stale`."""
+    """The hub rejects an update with a larger `s` as `stale`."""
 
     def __call__(self, staleness: Staleness) -> float | None:
         """Return the weight, or `None` beyond the limit."""
@@ -96,9 +98,9 @@ class PolynomialStaleness(Section, frozen=True, tag_field="kind", tag="polynomia
     paper: ClassVar[str] = FEDASYNC
 
     exponent: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.5
-    """0: every update counts fully."""
+    """Exponent of the decay; with 0, every update counts fully."""
     staleness_max: Limit = None
-    """The hub refuses an update with a larger `s` as `stale`."""
+    """The hub rejects an update with a larger `s` as `stale`."""
 
     def __call__(self, staleness: Staleness) -> float | None:
         """Return the weight, or `None` beyond the limit."""

@@ -1,10 +1,11 @@
-"""Transforms: gradient in, step out. The hub's optimizer and a device's own are made of the same transforms.
+"""Transforms: gradient in, step out. The optimizers of hub and devices consist of them.
 
 A step is *subtracted* from the parameters, so stages chain without changing its sign.
 
-As in optax a transform is a pure description. It has two parts, so that a hub's decisions are scalars that can be
-written down and replayed: `plan` decides the scalars, and `apply` is elementwise arithmetic on any slice. The
-kinds are in `optimizers` and `schedules`; this module has what all stages share.
+As in optax, a transform is a pure description. It has two parts, so that the hub can log its
+decisions as scalars and replay them: `plan` decides the scalars, and `apply` is elementwise
+arithmetic on any slice. `optimizers` and `schedules` define the kinds. This module defines what all
+stages share.
 """
 
 from collections.abc import Sequence
@@ -20,13 +21,14 @@ Scalars = tuple[float, ...]
 
 
 class Conditions(msgspec.Struct, frozen=True, gc=False):
-    """The facts about an update that its scalars are decided from.
+    """The facts about an update on which its scalars depend.
 
-    `norm` is the L2 norm of the gradient, or an upper bound. `count` is the number of updates that the state
-    vectors have seen, `count_before` the number of those before the state was last cleared. `staleness` is the
-    moving average of the updates' staleness in versions, 0 on a device. `extrapolation` is the learning rate that
-    FedExP gives the mean of the devices' updates, 0 on a device and while it is unknown. `devices` counts the live
-    devices with a vote of their own; it is 1 on a device.
+    `norm` is the L2 norm of the gradient, or an upper bound. `count` is the number of updates that
+    the state vectors have seen, `count_before` the number of those before the state was last
+    cleared. `staleness` is the moving average of the updates' staleness in versions, 0 on a device.
+    `extrapolation` is FedExP's learning rate for the mean of the devices' updates, 0 on a device
+    and while it is unknown. `devices` counts the live devices with a vote of their own; it is 1 on
+    a device.
 
     >>> from edgeasync.policies import Conditions
     >>> Conditions(norm=2.0, count=3, count_before=10).total
@@ -42,7 +44,7 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def total(self) -> int:
-        """The number of all updates before this one, which schedules use."""
+        """The number of all updates before this one, on which schedules depend."""
         return self.count_before + self.count
 
 
@@ -50,9 +52,9 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
 class Transform(Protocol):
     """One stage of an optimizer.
 
-    For each update call `plan` once, then `apply` with these scalars for every slice. Keep the stage's state
-    vectors between updates. If it has no state vectors and `factor` is a number, multiplying by that number does
-    the same as `apply`.
+    For each update, the hub calls `plan` once, then `apply` with these scalars for every slice. It
+    keeps the stage's state vectors between updates. If there are no state vectors and `factor`
+    returns a number, multiplying the gradient by that number is equivalent to `apply`.
 
     >>> import numpy as np
     >>> from edgeasync import Policy
@@ -73,20 +75,23 @@ class Transform(Protocol):
 
     @property
     def state_vectors(self) -> int:
-        """How many vectors of the model's length the stage keeps between updates; they begin at zero."""
+        """Number of state vectors of the model's length, initially zero, kept between updates."""
 
     def plan(self, conditions: Conditions) -> Scalars:
         """Decide this update's scalars."""
 
     def factor(self, scalars: Scalars) -> float | None:
-        """Return the factor of the gradient if this update only scales it, else `None`."""
+        """Return the factor of the gradient if this update only scales it, otherwise `None`."""
 
     def apply(self, gradient: Vector, parameters: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
-        """Turn a slice of gradient into a step, in place, with the same slice of parameters and state vectors."""
+        """Convert a slice of the gradient to a step, in place.
+
+        `parameters` and `state` are the same slices of the parameters and the state vectors.
+        """
 
 
 class Scaling(Section, frozen=True):
-    """Base of the stages that only scale: a kind decides its factor in `plan`, and needs nothing more.
+    """Base class of stages that only scale; a subclass only needs `plan`, which returns the factor.
 
     >>> from edgeasync import SGD, Policy
     >>> from edgeasync.policies import Plugin, Scaling
@@ -118,20 +123,21 @@ class Scaling(Section, frozen=True):
 
 
 def scale(values: Vector, factor: float) -> None:
-    """Multiply in place; a factor of 1 costs nothing."""
+    """Multiply in place; skip the work if the factor is 1."""
     if factor != 1.0:
         np.multiply(values, np.float32(factor), out=values)
 
 
 def state_vectors(chain: Sequence[Transform]) -> int:
-    """Return how many state vectors a chain keeps in all."""
+    """Return the number of state vectors of a chain."""
     return sum(transform.state_vectors for transform in chain)
 
 
 def plan_chain(chain: Sequence[Transform], conditions: Conditions) -> tuple[Scalars, ...]:
-    """Return every stage's scalars for one update; each stage is given the norm of the gradient that reaches it.
+    """Return every stage's scalars for one update.
 
-    A stage that does more than scale makes the norm unknown: later stages are given the norm before that stage.
+    Each stage receives the norm of its input gradient. After a stage that does more than scale, the
+    norm is unknown, so later stages receive the norm before that stage.
     """
     plan = []
     norm = conditions.norm
@@ -147,7 +153,7 @@ def plan_chain(chain: Sequence[Transform], conditions: Conditions) -> tuple[Scal
 
 
 def leading_factor(chain: Sequence[Transform], plan: Sequence[Scalars]) -> tuple[float, int]:
-    """Return the joint factor of the first stages that only scale and keep no state, and how many they are."""
+    """Return the product and the number of the leading stages that only scale and keep no state."""
     product = 1.0
     for position, (transform, scalars) in enumerate(zip(chain, plan, strict=True)):
         factor = transform.factor(scalars)
@@ -164,9 +170,10 @@ def apply_chain(
     state: Sequence[Vector],
     plan: Sequence[Scalars],
 ) -> None:
-    """Run a slice of gradient through the chain, in place, with the same slice of parameters and state.
+    """Run a slice of the gradient through the chain, in place.
 
-    Values beyond float32 become infinite; set `np.errstate` if numpy should not warn of that.
+    `parameters` and `state` are the same slices of the parameters and the state vectors. Values
+    beyond float32 become infinite; set `np.errstate` to silence numpy's warning.
     """
     used = 0
     for transform, scalars in zip(chain, plan, strict=True):

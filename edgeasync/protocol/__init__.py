@@ -1,1 +1,1 @@
-"""What travels between hub and devices: messages, their frames, tensor codecs, and transfers in pieces."""
+"""The wire protocol: messages, frames, codecs and transfers in pieces."""

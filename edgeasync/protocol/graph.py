@@ -1,4 +1,4 @@
-"""The training graph that a hub ships, and the fingerprint by which both sides identify it."""
+"""The training graph that a hub sends, and the fingerprint that identifies it."""
 
 import hashlib
 
@@ -11,7 +11,7 @@ def fingerprint_of(graph: wire.Buffer) -> str:
 
 
 class ShippedGraph:
-    """A serialized ONNX training graph. All its transfers share this object, which never changes."""
+    """A serialized ONNX training graph. All its transfers share this immutable object."""
 
     __slots__ = ("checksum", "fingerprint", "payload")
 

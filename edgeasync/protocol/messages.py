@@ -1,6 +1,7 @@
-"""The messages of the protocol, as typed and bounded structs. `docs/reference/wire` specifies them.
+"""The messages of the protocol, as typed and bounded structs.
 
-A field's order is its place on the wire; new fields may only be added at the end, with a default.
+`docs/reference/wire` specifies them. The order of the fields is their order on the wire.
+New fields may only be added at the end, with a default.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -12,29 +13,30 @@ from edgeasync.parameters import ParameterSpec
 from edgeasync.structs import resolve_type
 
 PROTOCOL_VERSION = 1
-"""The version of the protocol, in every header. A hub and a device of different versions refuse each other."""
+"""The protocol version in every header. A hub and a device of different versions refuse each other.
+"""
 
 DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?\Z"
 
 METRICS_MAX = 8
-"""The most metrics of one push."""
+"""Maximum number of metrics of a push."""
 
 METRIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}\Z"
 
 DELTAS_MAX = 64
-"""The most differences in one assignment's payload."""
+"""Maximum number of deltas in an assignment's payload."""
 
 DAY_S = 86400.0
-"""The time that a limit of a day's bytes is about."""
+"""The period of a daily quota."""
 
 HEARTBEAT_BYTES = 128
-"""A ping and its answer."""
+"""Bytes of a ping and its answer."""
 
 HEADERS_BYTES = 4096
-"""What an exchange takes beside its payloads, at most."""
+"""Maximum bytes of an exchange in addition to its payloads."""
 
 PEERS_MAX = 64
-"""The most members of a round of peers, and the most names in a list of them."""
+"""Maximum number of members of a round of peers, and of names in a list of peers."""
 
 PEER_ADDRESS_PATTERN = r"^tcp://[A-Za-z0-9.:%_\[\]-]{1,256}:[1-9][0-9]{0,4}\Z"
 
@@ -43,7 +45,7 @@ Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Unsigned64 = Annotated[int, Meta(ge=0)]
 Identity = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Key = bytes
-"""The public key that a message came under; empty where there are no keys."""
+"""The public key under which a message arrived; empty without keys."""
 
 PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
 DeviceId = Annotated[str, Meta(pattern=DEVICE_ID_PATTERN)]
@@ -57,11 +59,11 @@ Metrics = Annotated[dict[Annotated[str, Meta(pattern=METRIC_PATTERN)], float], M
 SECONDS_MAX = 1e9
 Seconds = Annotated[float, Meta(ge=0.0, le=SECONDS_MAX)]
 PaceReason = Annotated[str, Meta(pattern=r"^[ -~]{0,32}\Z")]
-"""A few words for people in printable ASCII: nothing in them can steer a terminal."""
+"""A few words for people in printable ASCII, which cannot contain terminal control sequences."""
 
 
 class ModelVersion(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A version of the model: the lineage of hub state it belongs to, and its number there."""
+    """A version of the model: the lineage of the hub's state, and the number in that lineage."""
 
     lineage: Lineage
     number: Count
@@ -74,13 +76,13 @@ class Applied(msgspec.Struct, frozen=True, array_like=True, tag="applied", gc=Fa
 
 
 class Buffered(msgspec.Struct, frozen=True, array_like=True, tag="buffered", gc=False):
-    """The update waits with others, `count` in all, for the next flush."""
+    """The update waits for the next flush, as one of `count` updates."""
 
     count: Count
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected", gc=False):
-    """The update will never count. `preempted`: drop what training left you, and begin again from the model."""
+    """The update will never count. If `preempted`, start over from the hub's model."""
 
     reason: Literal[
         "stale", "not_finite", "foreign_lineage", "future_version", "quarantined", "behind", "rolled_back"
@@ -89,7 +91,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected", gc=
 
 
 class Duplicate(msgspec.Struct, frozen=True, array_like=True, tag="duplicate", gc=False):
-    """The update was answered before; `first` is the outcome of then."""
+    """The update was answered before; `first` is the earlier outcome."""
 
     first: Applied | Buffered | Rejected
 
@@ -99,16 +101,17 @@ Outcome = Applied | Buffered | Rejected | Duplicate
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """Base of every message; `kind` is its number in the header frame."""
+    """Base class of all messages; `kind` is the number in the header frame."""
 
     kind: ClassVar[int]
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
-    """What a device says about itself, for people and for policies.
+    """What a device reports about itself, for people and policies.
 
-    With a limit of its own, `bytes_per_day_max`, it says how many bytes and seconds its day has left. It uses an
-    assignment its own `delay_steps` after the push that was answered; 0: it says no delay.
+    With its own quota, `bytes_per_day_max`, it reports how many bytes and seconds of its day are
+    left. It uses an assignment its own `delay_steps` after the push that was answered; 0 means no
+    own delay.
     """
 
     machine: Annotated[str, Meta(max_length=64)] = ""
@@ -124,26 +127,30 @@ class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
 
 
 Framework = Literal["jax", "onnx", "torch"]
-"""The framework of a model. Each names arrays in its own way, so checksums of two frameworks do not compare."""
+"""The framework of a model. Checksums of different frameworks cannot be compared.
+
+Each framework names arrays in its own way.
+"""
 
 
 class Frozen(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A checksum of the arrays of a model that do not travel, such as its frozen parameters."""
+    """A checksum of a model's frozen arrays."""
 
     framework: Framework
     checksum: Fingerprint
 
 
 OtherFrozen = Literal["refuse", "warn"]
-"""What happens to a device whose frozen arrays differ: it is refused, or it trains and people are warned."""
+"""How to treat a device whose frozen arrays differ: refuse it, or let it train and warn."""
 
 
 class Hello(Message, frozen=True):
-    """Device to hub: who I am and what I hold. The first message on every connection.
+    """Device to hub: my identity and my state. The first message on every connection.
 
-    `incarnation` counts the starts of an agent on this state; of two with the same state id the higher one wins.
-    `layout` is the fingerprint of my model's arrays, in the order of their roles and names. `frozen` is the
-    checksum of those that do not travel. Both are `None` if I do not know them.
+    `incarnation` counts the starts of an agent on this state. Of two agents with the same state id,
+    the higher incarnation wins. `layout` is the fingerprint of my model's arrays, in the order of
+    their roles and names. `frozen` is the checksum of its frozen arrays. Both are `None` if
+    unknown.
     """
 
     kind = 1
@@ -163,12 +170,12 @@ class Hello(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """Hub to device: you are a member; this is the model's layout, and how to communicate.
 
-    `graph` is the SHA-256 of the ONNX training graph that the device trains with, if the hub ships one; the device
-    asks for it with `FetchGraph`. `update` says what a push holds: a difference, or the device's whole model.
-    `error_feedback` and `residual_decay` say how the device keeps what a codec drops, `overlap_steps_max` how many
-    steps it may take while it waits for an assignment. It uses an assignment `delay_steps`
-    after the push that was answered. `checksum_last` is that of push `seq_last`, so that a device can tell whether
-    the push was its own; 0 if the hub has no record.
+    `graph` is the SHA-256 of the ONNX training graph, if the hub has one; the device requests it
+    with `FetchGraph`. `update` tells what a push contains: a difference, or the device's whole
+    model. `error_feedback` and `residual_decay` tell how the device keeps what a codec drops.
+    `overlap_steps_max` is the maximum number of steps while it waits for an assignment. It uses an
+    assignment `delay_steps` after the push that was answered. `checksum_last` is that of push
+    `seq_last`, so that a device can tell whether that push was its own; 0 if the hub has no record.
     """
 
     kind = 2
@@ -191,10 +198,10 @@ class Welcome(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """Device to hub: give me an assignment (after a welcome, or when one was refused or lost).
+    """Device to hub: send me an assignment (after a welcome, or after one was refused or lost).
 
-    `version` is the one I hold, as the hub sent it; `held_checksum` is that of the model as float32.
-    `partial` is the checksum of an assignment's payload whose beginning I hold.
+    `version` is the one I have, as the hub sent it; `held_checksum` is that of the model as
+    float32. `partial` is the checksum of a payload of which I have the beginning.
     """
 
     kind = 3
@@ -205,16 +212,20 @@ class Fetch(Message, frozen=True):
 
 
 class Push(Message, frozen=True, gc=False):
-    """Device to hub: what I learnt in `local_steps` steps from `base`. The payload is the coded update.
+    """Device to hub: the result of `local_steps` steps from `base`.
 
-    `loss_mean` and `loss_variance` are of my local steps; they are `None` if I know no loss. `score` is the loss
-    of the assigned model on examples of my own, if I keep some for that; low is good. `overlap_steps` of the local
-    steps were taken before the assignment arrived. `base_loss` is the loss of the first step after it: that of the
-    assigned model on a batch of mine. `held_checksum` is that of `base` as I hold it; `None` if I no longer do.
-    `metrics` are of my local steps, too, and finite. `validation_loss` is that of my parameters after the steps,
-    on examples kept for that.
+    The payload is the encoded update.
 
-    With `transfer` above 0 the payload follows in pieces of that transfer once the hub grants credit.
+    `loss_mean` and `loss_variance` are of my local steps; `None` if I have no loss. `score` is the
+    loss of the assigned model on held-out examples of my own, if I have some; low is good.
+    `overlap_steps` is the number of local steps before the assignment arrived. `base_loss` is the
+    loss of the first step after it, that is of the assigned model on one of my batches.
+    `held_checksum` is that of `base` as I have it; `None` if I no longer do. `metrics` are of my
+    local steps, too, and finite. `validation_loss` is that of my parameters after the steps, on
+    held-out examples.
+
+    With `transfer` above 0, the payload follows in pieces of that transfer once the hub grants
+    credit.
     """
 
     kind = 4
@@ -239,7 +250,7 @@ class Push(Message, frozen=True, gc=False):
 
 
 class Ack(Message, frozen=True, gc=False):
-    """Hub to device: the outcome of push `seq`. Travels alone or inside an `Assignment`."""
+    """Hub to device: the outcome of push `seq`. Sent alone or inside an `Assignment`."""
 
     kind = 5
     seq: Count
@@ -247,10 +258,10 @@ class Ack(Message, frozen=True, gc=False):
 
 
 class Deltas(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An assignment's payload holds coded differences, to be added one after the other to the version `base`.
+    """An assignment's payload contains deltas, to be added in order to the version `base`.
 
-    `lengths` are their bytes; `checksum` is that of the resulting model as float32. Every sum is rounded as the
-    codec `rounding` does it.
+    `lengths` are their sizes in bytes. `checksum` is that of the resulting model as float32. Every
+    sum is rounded with the codec `rounding`.
     """
 
     base: Count
@@ -260,11 +271,12 @@ class Deltas(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Assignment(Message, frozen=True, gc=False):
-    """Hub to device: train `local_steps` steps from this version. The payload is the coded model, or `deltas`.
+    """Hub to device: train `local_steps` steps from this version.
 
-    With `transfer` above 0 the payload follows in pieces once the device grants credit. `push_codec`, if given, is
-    the codec of the device's payloads from now on. The coded model may be coarse. The
-    device multiplies its own learning rate by `learning_rate_factor` until the next assignment.
+    The payload is the encoded model, or `deltas`. With `transfer` above 0, the payload follows in
+    pieces once the device grants credit. `push_codec`, if set, is the codec for the device's
+    payloads from now on. The encoded model may be coarse. The device multiplies its own learning
+    rate by `learning_rate_factor` until the next assignment.
     """
 
     kind = 6
@@ -281,7 +293,10 @@ class Assignment(Message, frozen=True, gc=False):
 
 
 class Piece(Message, frozen=True, gc=False):
-    """Either way: the next part of a transfer; the payload frame holds the bytes from `offset` on."""
+    """Either way: the next part of a transfer.
+
+    The payload frame contains the bytes from `offset` on.
+    """
 
     kind = 7
     transfer: Count
@@ -290,7 +305,7 @@ class Piece(Message, frozen=True, gc=False):
 
 
 class Credit(Message, frozen=True, gc=False):
-    """Either way: I hold the first `received_bytes` of this transfer; with 0 the transfer begins."""
+    """Either way: I have the first `received_bytes` of this transfer; 0 starts the transfer."""
 
     kind = 8
     transfer: Count
@@ -298,9 +313,11 @@ class Credit(Message, frozen=True, gc=False):
 
 
 class Ping(Message, frozen=True, gc=False):
-    """Device to hub: I am alive, have taken `steps_total` local steps, and my last ping took `round_trip_s`.
+    """Device to hub: I am alive.
 
-    I train in `pace_percent` of the time: 0 while I pause, less than 100 while slowed. `pace_reason` says why.
+    I have taken `steps_total` local steps, and my last ping took `round_trip_s`. I train in
+    `pace_percent` of the time: 0 while I pause, less than 100 while slowed. `pace_reason` is the
+    reason.
     """
 
     kind = 9
@@ -321,9 +338,11 @@ class Pong(Message, frozen=True, gc=False):
 
 
 class Goodbye(Message, frozen=True):
-    """Either way: a clean goodbye. From a hub, `finished` ends the device's work; `stopping` does not.
+    """Either way: a clean goodbye.
 
-    A device whose person or program wants a pause is `paused`: it says goodbye, and will be back.
+    From a hub, `finished` ends the device's work; `stopping` does not.
+
+    `paused` means that a person or program has paused the device, and that it will return.
     """
 
     kind = 11
@@ -349,9 +368,9 @@ RefusalCode = Literal[
 
 
 class Refuse(Message, frozen=True):
-    """Hub to device: a refusal, with a stable code, a sentence for a person, and when to try again.
+    """Hub to device: a refusal, with a stable code, a sentence for people, and when to try again.
 
-    `rest` goes with `busy`: until then the device does nothing. Another `busy` may call it earlier.
+    With `busy`, `rest` asks the device to idle until then. Another `busy` may shorten that time.
     """
 
     kind = 12
@@ -374,16 +393,17 @@ class Status(Message, frozen=True):
 
 
 class FetchGraph(Message, frozen=True):
-    """Device to hub: give me the graph that your welcome names; I do not hold it."""
+    """Device to hub: send me the graph that your welcome names, because I do not have it."""
 
     kind = 15
     session: Identity
 
 
 class GraphHeader(Message, frozen=True):
-    """Hub to device: the training graph. The payload is a serialized ONNX model, to be checked before use.
+    """Hub to device: the training graph.
 
-    With `transfer` above 0 the payload follows in pieces once the device grants credit.
+    The payload is a serialized ONNX model, to be screened before use. With `transfer` above 0, it
+    follows in pieces once the device grants credit.
     """
 
     kind = 16
@@ -394,14 +414,14 @@ class GraphHeader(Message, frozen=True):
 
 
 class Enrol(Message, frozen=True):
-    """Device to hub, under a token's temporary key: this is my own public key, let it in."""
+    """Device to hub, under a token's temporary key: this is my own public key, admit it."""
 
     kind = 17
     key: PublicKey
 
 
 class Enrolled(Message, frozen=True):
-    """Hub to device: your key is in the list, under this name."""
+    """Hub to device: your key is listed under this name."""
 
     kind = 18
     name: DeviceId
@@ -414,9 +434,10 @@ class Wake(Message, frozen=True):
 
 
 class Order(Message, frozen=True):
-    """Operator to hub: let no update of this device, and of others with its key, count; or release them.
+    """Operator to hub: exclude this device and others with its key, or release them.
 
-    The answer is a `Status`, or a `Refuse` if the hub knows no such device. To give an order twice does no harm.
+    The answer is a `Status`, or a `Refuse` if the hub does not know the device. A repeated order
+    has no effect.
     """
 
     kind = 20
@@ -425,7 +446,10 @@ class Order(Message, frozen=True):
 
 
 class FindPeers(Message, frozen=True):
-    """Peer to hub: the other peers reach me at this address; who are they? Needs no session, but a key."""
+    """Peer to hub: the other peers reach me at this address; tell me who they are.
+
+    It needs a key, but no session.
+    """
 
     kind = 21
     name: DeviceId
@@ -433,7 +457,7 @@ class FindPeers(Message, frozen=True):
 
 
 class ListedPeer(msgspec.Struct, frozen=True, array_like=True):
-    """A peer as a hub knows it: its key's name, where it says that it is reached, and its key."""
+    """A peer as a hub knows it: the name of its key, the address it has reported, and its key."""
 
     name: DeviceId
     address: PeerAddress
@@ -441,14 +465,14 @@ class ListedPeer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FoundPeers(Message, frozen=True):
-    """Hub to peer: all peers that have asked me, you among them, in order of their names."""
+    """Hub to peer: all peers that have asked me, including you, sorted by name."""
 
     kind = 22
     peers: Annotated[tuple[ListedPeer, ...], Meta(max_length=PEERS_MAX)]
 
 
 Request = StatusRequest | Wake | Order
-"""What needs no session, and is answered with a `Status`."""
+"""Messages that need no session and are answered with a `Status`."""
 
 MESSAGES: dict[int, type[Message]] = {
     message.kind: resolve_type(message)

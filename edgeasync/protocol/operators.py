@@ -1,4 +1,4 @@
-"""The operators that devices run, whatever graph a hub ships."""
+"""The operators that devices run, whatever graph a hub sends."""
 
 _NAMES = """
     Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization
@@ -17,10 +17,10 @@ _NAMES = """
     Sum Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Where Xor
 """
 ALLOWED = frozenset(_NAMES.split())
-"""Standard operators that compute tensors from tensors; none that loops freely or branches.
+"""Standard operators that compute tensors from tensors, without free loops or branches.
 
-Those that draw at random do so for the size of another tensor. `Loop` and `If` are not there, nor sequences, text
-and images.
+Random operators draw values in the size of another tensor. `Loop`, `If`, sequences, text and images
+are excluded.
 """
 
 _OWN_NAMES = """
@@ -28,4 +28,4 @@ _OWN_NAMES = """
     SkipLayerNormalization SkipSimplifiedLayerNormalization
 """
 ALLOWED_OWN = frozenset(_OWN_NAMES.split())
-"""Operators of onnxruntime's own domain: of quantized weights, and what its optimizer makes of frozen layers."""
+"""Operators of onnxruntime's own domain: for quantized weights, and from its optimizer."""

@@ -1,7 +1,7 @@
 """The messages that peers exchange without a hub, as typed and bounded structs.
 
-A field's order is its place on the wire; new fields may only be added at the end, with a default. The connection
-says who sent a message: a key is an identity. No message says its sender's name.
+The order of the fields is their order on the wire. New fields may only be added at the end, with a
+default. The sender of a message follows from the key of its connection, so no message contains it.
 """
 
 from typing import Annotated, Literal
@@ -15,7 +15,7 @@ from edgeasync.structs import resolve_type
 ROUND_NUMBER_MAX = 2**62
 
 ROUND_LEAP_MAX = 2**32
-"""How far a round may lie ahead of those that a peer knows: nobody can use the numbers up at once."""
+"""How far a round's number may exceed the known ones, so that nobody can exhaust the numbers."""
 
 STEPS_MAX = 2 * PEERS_MAX
 
@@ -32,7 +32,7 @@ AbandonReason = Literal[
 
 
 class RoundId(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
-    """A round. The higher one of two wins: by number, then by the proposer's name and start."""
+    """A round. Of two rounds the higher one wins: by number, then by proposer and incarnation."""
 
     number: RoundNumber
     proposer: DeviceId
@@ -40,22 +40,22 @@ class RoundId(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False
 
 
 class RoundMember(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A member of a round: a peer, and which of its starts."""
+    """A member of a round: a peer and its incarnation."""
 
     name: DeviceId
     incarnation: Count
 
 
 class PeerPing(Message, frozen=True, gc=False):
-    """To every peer: I am alive, this is where I stand.
+    """To every peer: I am alive, and this is my state.
 
-    `incarnation` grows with every start, `count` with every ping of a start: an older ping does not count.
-    `fingerprint` is of what all peers must have in common: the model's layout, and how they exchange. `number` is
-    that of the highest round I know. I am `ready` for a round unless my trainer has yet to begin, or owes work to
-    an earlier one. `heard` are the peers I have heard within a lease. `current` is the round I am in, `completed`
-    the last one whose mean I have. A round is due every `round_every_s` or, if they are given, `round_steps`:
-    all peers must agree on it. `frozen` is the checksum of my model's arrays that do not travel, `None` if I know
-    of none.
+    `incarnation` grows with every start, `count` with every ping of a start. An older ping is
+    ignored. `fingerprint` covers what all peers must have in common: the model's layout, and how
+    they exchange. `number` is that of the highest round I know. I am `ready` for a round unless my
+    trainer has yet to begin, or owes steps to an earlier round. `heard` are the peers I have heard
+    within a lease. `current` is my current round, `completed` the last one whose mean I have. A
+    round is due every `round_every_s` or, if set, every `round_steps`; all peers must have the same
+    value. `frozen` is the checksum of my model's frozen arrays, `None` if unknown.
     """
 
     kind = 40
@@ -76,8 +76,8 @@ class PeerPing(Message, frozen=True, gc=False):
 class Propose(Message, frozen=True, gc=False):
     """Proposer to each member: take a snapshot, and average it with the others'.
 
-    The members are in order of their names, which is their order in the ring. Every payload is coded by `codec`
-    and travels in pieces of exactly `piece_bytes`, but for the last piece.
+    The members are sorted by name, which is their order in the ring. Every payload is encoded with
+    `codec` and sent in pieces of exactly `piece_bytes`, except for the last piece.
     """
 
     kind = 41
@@ -91,8 +91,9 @@ class Propose(Message, frozen=True, gc=False):
 class Offer(Message, frozen=True, gc=False):
     """Sender to receiver: my payload of this step is ready, with this length and checksum.
 
-    I repeat it while no credit comes. Then it says that I have sent the first `sent_bytes`. A link keeps messages
-    in order, so those of them that you do not hold are lost. A first offer says nothing of this.
+    I repeat the offer until a credit arrives. A repeated offer tells that I have sent the first
+    `sent_bytes`. A link keeps messages in order, so those of them that have not arrived are lost.
+    In the first offer, `sent_bytes` is `None`.
     """
 
     kind = 42
@@ -104,9 +105,9 @@ class Offer(Message, frozen=True, gc=False):
 
 
 class PeerCredit(Message, frozen=True, gc=False):
-    """Receiver to sender: I hold the first `received_bytes` of this step's payload; send what follows.
+    """Receiver to sender: I have the first `received_bytes` of this step's payload; send the rest.
 
-    With `again` send it even if you have: it did not arrive.
+    With `again`, send it even if you have already sent it, because it did not arrive.
     """
 
     kind = 43
@@ -117,7 +118,7 @@ class PeerCredit(Message, frozen=True, gc=False):
 
 
 class PeerPiece(Message, frozen=True, gc=False):
-    """Sender to receiver: the bytes of this step's payload from `offset` on are in the payload frame."""
+    """Sender to receiver: the payload frame contains this step's payload from `offset` on."""
 
     kind = 44
     round: RoundId
@@ -127,9 +128,10 @@ class PeerPiece(Message, frozen=True, gc=False):
 
 
 class Abandon(Message, frozen=True, gc=False):
-    """To each other member: I give this round up. I waited for `awaited` at `step`; at step -1 for my own work.
+    """To each other member: I abandon this round.
 
-    `ready` says, as in a ping, whether a round can be proposed to me.
+    I waited for `awaited` at `step`, or for my own work if `step` is -1. As in a ping, `ready`
+    tells whether I accept a new round.
     """
 
     kind = 45

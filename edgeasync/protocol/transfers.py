@@ -1,9 +1,10 @@
-"""Payloads too large for one message are sent in pieces, under a window of credit. No I/O in here.
+"""Transfers of payloads that are too large for one message: pieces with credit flow control.
 
-The receiver opens a transfer with `Credit(received_bytes=0)` and sends a new credit after every piece. The sender
-never has more than its window in flight. It sizes the window to what the link moves in a round trip and a tenth of
-a second, so that a heartbeat never waits long behind a payload. A transfer that was cut off is resumed under
-another number: the first credit says from which byte.
+No I/O. The receiver starts a transfer with `Credit(received_bytes=0)` and sends a new credit after
+every piece. The sender never has more than its window in flight. It adapts the window to what the
+link transmits in a round trip and a tenth of a second, so that a heartbeat never waits long behind
+a payload. An interrupted transfer is resumed under another number, from the byte in its first
+credit.
 """
 
 from collections import deque
@@ -26,42 +27,45 @@ TRANSFER: Table[TransferState] = {
     "corrupt": (),
     "dropped": (),
 }
-"""A transfer's state, as its sender or its receiver sees it.
+"""The states of a transfer, for its sender and its receiver.
 
-`announced`: no byte has moved. `suspended`: it was cut off, and is kept to be resumed; a sender resumes by a new
-transfer of the same payload. `corrupt`: a piece was wrong. `dropped`: it ended in another way.
+`announced`: no byte was sent. `suspended`: it was interrupted and can be resumed; a sender resumes
+by a new transfer of the same payload. `corrupt`: a piece was wrong. `dropped`: it ended in another
+way.
 """
 
 PIECE_BYTES_MIN = 1 << 16
-"""Smaller pieces, except the last, are refused: their headers would cost more than they carry."""
+"""Smaller pieces, except the last, are rejected, because their headers would cost too much."""
 
 PIECE_BYTES_MAX = 1 << 24
-"""Larger pieces would hold up the loop that checks them."""
+"""Larger pieces would block the event loop while it verifies them."""
 
 WINDOW_TARGET_S = 0.1
 """How long a byte should wait behind the bytes sent before it."""
 
 WINDOW_BYTES_MAX = 4 << 20
-"""The widest window of small pieces: its messages always fit into libzmq's queues."""
+"""Maximum window with small pieces, so that its messages always fit into libzmq's queues."""
 
 PIECES_MAX = 32
-"""The most pieces in a window, unless they would be too long. libzmq's queues hold 64 messages."""
+"""Maximum pieces per window, unless they would be too long. libzmq's queues hold 64 messages."""
 
 BURST_GROWTH_MAX = 4.0
-"""The largest factor by which the first window into an idle link, which shows its rate, widens the next one."""
+"""Maximum factor by which the first window on an idle link, which measures its rate, grows the next
+one.
+"""
 
 BURSTS = 3
-"""How many of the latest windows into an idle link are kept: the best of them shows its rate."""
+"""Number of windows on an idle link that are remembered; the fastest one determines the rate."""
 
 ROUND_TRIP_MAX_S = 2.0
-"""Limit of a link's measured round trip: a busy machine must not open the window wide."""
+"""Maximum of a measured round trip, so that a busy machine does not enlarge the window too much."""
 
 ROUND_TRIPS = 5
-"""How many of the latest round trips measured at rest are kept: the least of them is the link's."""
+"""Number of round trips on an idle link that are remembered; the shortest one counts."""
 
 
 class CreditWindow:
-    """How many bytes may be in flight on one link, adapted to the time that a full window takes.
+    """The number of bytes that may be in flight on a link, adapted to the time of a full window.
 
     `bytes_per_s` is the rate of the last full window, 0 before the first.
     """
@@ -78,21 +82,21 @@ class CreditWindow:
 
     @property
     def message_bytes_max(self) -> int:
-        """The longest payload that should go in one message: what the link moves in `WINDOW_TARGET_S`."""
+        """The longest payload to send in one message: what the link transmits in `WINDOW_TARGET_S`."""
         return min(self.piece_bytes, self._target_bytes)
 
     @property
     def length_max(self) -> int:
-        """The length of a piece: short beside the window, but not so short that the window has too many pieces."""
+        """The length of a piece: short compared with the window, but not too many per window."""
         length = max(PIECE_BYTES_MIN, self._target_bytes // 4, self.bytes // PIECES_MAX)
         return min(self.piece_bytes, length)
 
     @property
     def _target_bytes(self) -> int:
-        """The part of the window that moves in `WINDOW_TARGET_S`, without the part for the round trip.
+        """The part of the window for `WINDOW_TARGET_S`, without the part for the round trip.
 
-        On a link that was never measured it is only the shortest piece. The link may be so slow that a longer one
-        would hold up heartbeats for more than a lease; and a payload sent in one message cannot be resumed.
+        Before any measurement, it is the shortest piece. On a very slow link, a longer piece would
+        delay heartbeats for more than a lease, and a payload sent in one message cannot be resumed.
         """
         if not self._measured:
             return PIECE_BYTES_MIN
@@ -100,7 +104,7 @@ class CreditWindow:
         return max(PIECE_BYTES_MIN, int(self.bytes * share))
 
     def adapt(self, elapsed_s: float) -> None:
-        """Grow or shrink, at most twofold, towards what the link moves in a round trip and `WINDOW_TARGET_S`."""
+        """Grow or shrink by at most a factor of two, towards a round trip and `WINDOW_TARGET_S`."""
         factor = (self.round_trip_s + WINDOW_TARGET_S) / max(elapsed_s, 1e-6)
         self._scale(min(2.0, factor))
 
@@ -115,12 +119,13 @@ class CreditWindow:
         self.adapt(elapsed_s)
 
     def observe_burst(self, in_flight_bytes: int, elapsed_s: float, spread_s: float, spread_bytes: int) -> None:
-        """Adapt to a window that found the link idle, and to how its credits were spread out.
+        """Adapt to a window on an idle link, and to how its credits were spread out.
 
-        Its last credit took a round trip and the window's own time on the link. So the window shows the rate even
-        if it filled only a small part of a long link. This rate is too high if the round trip was measured too
-        long. The rate of the spread is too high if the credits came all at once. So the lower of the two is taken,
-        and of the last few windows the highest rate, since a busy machine delays some.
+        Its last credit took a round trip and the window's transmission time. So the window measures
+        the rate even if it used only a small part of a long link. This rate is too high if the
+        measured round trip is too long. The rate of the spread is too high if the credits arrived
+        all at once. So the lower of the two counts, and of the last few windows the highest rate,
+        because a busy machine delays some.
         """
         self._measured = True
         moving_s = max(elapsed_s - self.round_trip_s, 1e-6)
@@ -130,11 +135,11 @@ class CreditWindow:
         self._scale(min(BURST_GROWTH_MAX, wanted / self.bytes))
 
     def observe_round_trip(self, sample_s: float, *, at_rest: bool) -> None:
-        """Adapt to a round trip, measured `at_rest` or while payloads may have delayed it.
+        """Adapt to a round trip, measured on an idle link (`at_rest`) or during payloads.
 
-        Only one at rest may make the link's round trip longer: else the queue that the window itself causes would
-        widen the window again and again. A round trip longer than the window can cause shows that payloads sent in
-        one message are too long.
+        Only a measurement on an idle link may increase the link's round trip. Otherwise the queue
+        that the window itself causes would enlarge the window again and again. A round trip longer
+        than the window can cause shows that payloads sent in one message are too long.
         """
         sample_s = min(max(sample_s, 0.0), ROUND_TRIP_MAX_S)
         known = bool(self._at_rest_s)
@@ -146,7 +151,7 @@ class CreditWindow:
 
 
 class Transfer:
-    """The part of a transfer that both sides have: its number on this connection, and its state."""
+    """The common part of both sides of a transfer: its number on this connection, and its state."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -158,7 +163,7 @@ class Transfer:
         self.state = state
 
     def suspend(self) -> bool:
-        """Suspend the transfer, or drop it if nothing has moved; return whether it can be resumed."""
+        """Suspend the transfer, or drop it if no byte was sent; return whether it can be resumed."""
         self.move("dropped" if self.state == "announced" else "suspended")
         return self.state == "suspended"
 
@@ -170,7 +175,8 @@ class Transfer:
 class OutgoingTransfer(Transfer):
     """The sending side: cuts a payload into pieces as credit arrives.
 
-    `announced_s` is when the transfer was announced: the first credit then shows the round trip.
+    `announced_s` is when the transfer was announced, so that the first credit measures the round
+    trip.
     """
 
     def __init__(
@@ -186,24 +192,27 @@ class OutgoingTransfer(Transfer):
         self._announced_s = announced_s
         self._sent = self._first_byte = 0
         self._received = 0
-        self._mark: tuple[int, int, float] | None = None  # where a full window ends, its bytes, when it began
+        self._mark: tuple[int, int, float] | None = None  # end of a full window, its bytes, its start
         self._first_credit: tuple[int, float] | None = None  # of the first window: its byte and time
 
     def note_announced(self, now_s: float) -> None:
-        """Set when the transfer was announced, if that was after it was made."""
+        """Set when the transfer was announced, if that was later."""
         self._announced_s = now_s
 
     def credit(self, credit: Credit, now_s: float) -> list[tuple[Piece, memoryview]]:
         """Return the pieces that a credit allows; raises `ProtocolError` for an impossible credit.
 
-        The first credit may name any byte but the end: an earlier transfer may have moved the beginning.
+        The first credit may name any byte but the end, because an earlier transfer may have sent a
+        part.
         """
         if self.state == "announced":
             self._open(credit, now_s)
         elif self.state != "moving":
-            raise ProtocolError(f"credit for a transfer that is {self.state}")
+            raise ProtocolError(f"unexpected credit for a transfer in state {self.state!r}")
         elif credit.transfer != self.number or not self._received <= credit.received_bytes <= self._sent:
-            raise ProtocolError(f"credit for byte {credit.received_bytes} of a transfer at {self._sent}")
+            raise ProtocolError(
+                f"invalid credit for byte {credit.received_bytes}: the transfer is at byte {self._sent}"
+            )
         self._received = credit.received_bytes
         if self._received == len(self.payload):
             self.move("complete")
@@ -215,7 +224,7 @@ class OutgoingTransfer(Transfer):
         return self._cut(now_s)
 
     def _measure(self, mark: tuple[int, int, float], now_s: float) -> None:
-        """Let the window adapt to the time that a full one took: the first of the transfer, or a later one."""
+        """Adapt the window to the time of a full one: the first of the transfer, or a later one."""
         end, in_flight, since_s = mark
         if end - in_flight == self._first_byte and self._first_credit is not None:
             first_bytes, first_s = self._first_credit
@@ -225,16 +234,17 @@ class OutgoingTransfer(Transfer):
 
     def _open(self, credit: Credit, now_s: float) -> None:
         if credit.transfer != self.number or not 0 <= credit.received_bytes < max(1, len(self.payload)):
-            raise ProtocolError(f"credit for byte {credit.received_bytes} of a transfer not begun")
+            raise ProtocolError(f"invalid first credit for byte {credit.received_bytes} of a transfer")
         self.move("moving")
         self._sent = self._first_byte = credit.received_bytes
         if self._announced_s is not None:
             self.window.observe_round_trip(now_s - self._announced_s, at_rest=True)
 
     def _cut(self, now_s: float) -> list[tuple[Piece, memoryview]]:
-        """Return the next pieces of which the window has room for more than half, but at least one.
+        """Return the next pieces, at least one, as far as the window has room for half of a piece.
 
-        Mark where the window is full, or where a short payload ends: the credit for that byte measures the link.
+        Mark where the window is full, or where a short payload ends, because the credit for that
+        byte measures the link.
         """
         pieces: list[tuple[Piece, memoryview]] = []
         window_bytes = self.window.bytes
@@ -250,15 +260,15 @@ class OutgoingTransfer(Transfer):
             self._sent += len(part)
         else:
             if len(pieces) > 2 and self._received == self._first_byte:
-                # The whole payload found an idle link, which also shows the rate. The last credit may never come,
-                # so measure up to the one before. Fewer pieces would show delays rather than the rate.
+                # The whole payload was sent on an idle link, which also measures the rate. The last credit may
+                # never arrive, so measure up to the one before. Fewer pieces would measure delays, not the rate.
                 end = self._sent - len(pieces[-1][1])
                 self._mark = (end, end - self._first_byte, now_s)
         return pieces
 
 
 class IncomingTransfer(Transfer):
-    """The receiving side: one buffer of exactly the announced size, filled in order, checked when it is whole."""
+    """The receiving side: a buffer of exactly the announced size, filled in order, then verified."""
 
     def __init__(self, number: int, buffer: memoryview, checksum: int) -> None:
         super().__init__(number)
@@ -268,7 +278,7 @@ class IncomingTransfer(Transfer):
         self._digest = xxhash.xxh3_64()
 
     def resume(self, number: int, checksum: int, payload_bytes: int) -> bool:
-        """Resume under another number if that announces the same payload, else drop the transfer.
+        """Resume under another number if the payload is the same, otherwise drop the transfer.
 
         Return whether it was resumed.
         """
@@ -284,12 +294,13 @@ class IncomingTransfer(Transfer):
         return Credit(self.number, self._received)
 
     def accept(self, piece: Piece, part: wire.Buffer) -> None:
-        """Copy the next piece; raises `ProtocolError` if it is out of order, out of bounds or corrupt.
+        """Copy the next piece; raises `ProtocolError` if it is invalid.
 
-        That ends the transfer: the sender must announce the payload again.
+        A piece is invalid if it is out of order, out of bounds or corrupt. This ends the transfer,
+        so the sender must announce the payload again.
         """
         if self.state not in {"announced", "moving"}:
-            raise ProtocolError(f"a piece of a transfer that is {self.state}")
+            raise ProtocolError(f"unexpected piece of a transfer in state {self.state!r}")
         try:
             self._accept(piece, part)
         except ProtocolError:
@@ -299,16 +310,16 @@ class IncomingTransfer(Transfer):
     def _accept(self, piece: Piece, part: wire.Buffer) -> None:
         end = piece.offset + len(part)
         if piece.transfer != self.number or piece.offset != self._received or end > len(self.buffer):
-            raise ProtocolError(f"piece at byte {piece.offset} where {self._received} was due")
+            raise ProtocolError(f"piece at byte {piece.offset}, expected byte {self._received}")
         if len(part) < PIECE_BYTES_MIN and (end != len(self.buffer) or len(part) == 0):
-            raise ProtocolError(f"a piece of {len(part)} bytes is too small")
+            raise ProtocolError(f"piece of {len(part)} bytes is too small")
         if wire.checksum(part) != piece.checksum:
-            raise ProtocolError(f"the piece at byte {piece.offset} is corrupt")
+            raise ProtocolError(f"piece at byte {piece.offset} is corrupt")
         self.buffer[piece.offset : end] = part
         self._received = end
         self._digest.update(part)
         self.move("moving")
         if end == len(self.buffer):
             if self._digest.intdigest() != self.checksum:
-                raise ProtocolError("the whole payload does not have the checksum it was announced with")
+                raise ProtocolError("the payload's checksum differs from the announced one")
             self.move("complete")

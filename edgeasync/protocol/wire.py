@@ -1,6 +1,7 @@
-"""Frames: a message is one msgpack header frame and at most one flat payload frame.
+"""Frames: a message is one msgpack header frame and at most one payload frame.
 
-The header is the array `[protocol version, kind, fields, padding]`; `fields` is the message's own array.
+The header is the array `[protocol version, kind, fields, padding]`. `fields` is the array of the
+message's fields.
 """
 
 from collections.abc import Mapping
@@ -13,10 +14,11 @@ from edgeasync.errors import ProtocolError
 from edgeasync.protocol.messages import MESSAGES, PROTOCOL_VERSION, Message, Refuse
 
 HEADER_BYTES_MIN = 64
-"""Shorter headers are padded: small unaligned frames before a large one halve libzmq's throughput."""
+"""Shorter headers are padded: small unaligned frames before a large one halve libzmq's throughput.
+"""
 
 HEADER_BYTES_MAX = 1 << 20
-"""Longer headers are refused without being read."""
+"""Longer headers are rejected without parsing."""
 
 ERROR_LENGTH_MAX = 240
 
@@ -27,7 +29,7 @@ _pack = msgpack.Packer(autoreset=True).pack
 
 
 class UnsupportedVersionError(ProtocolError):
-    """The header has another version of the protocol than this side's."""
+    """The header has another protocol version than this side."""
 
     def to_refuse(self) -> Refuse:
         """Return the refusal that ends the handshake on both sides."""
@@ -45,12 +47,13 @@ def encode(message: Message) -> bytes:
 def decode(
     header: bytes, bytes_max: int = HEADER_BYTES_MAX, kinds: Mapping[int, type[Message]] = MESSAGES
 ) -> Message:
-    """Read a header frame of up to `bytes_max` bytes, into a checked message.
+    """Parse and validate a header frame of up to `bytes_max` bytes.
 
-    Raises only `ProtocolError`, whatever the bytes are: `UnsupportedVersionError` for another protocol version.
+    Raises only `ProtocolError` for any bytes, and its subclass `UnsupportedVersionError` for
+    another protocol version.
     """
     if len(header) > bytes_max:
-        raise ProtocolError(f"header of {len(header)} bytes is over the limit of {bytes_max}")
+        raise ProtocolError(f"header of {len(header)} bytes exceeds the limit of {bytes_max}")
     try:
         frame = msgpack.unpackb(header, ext_hook=_refuse_extension)
     except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
@@ -62,15 +65,17 @@ def decode(
         raise UnsupportedVersionError(f"got protocol version {version}, expected {PROTOCOL_VERSION}")
     message = kinds.get(kind) if type(kind) is int else None
     if message is None:
-        raise ProtocolError("unknown kind of message")
+        raise ProtocolError("unknown message kind")
     try:
-        return msgspec.convert(fields, message, builtin_types=(bytes,))  # else base64 text would pass for bytes
+        return msgspec.convert(
+            fields, message, builtin_types=(bytes,)
+        )  # otherwise base64 text would be accepted as bytes
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"{message.__name__}: {_brief(error)}") from error
 
 
 def checksum(*payload: Buffer) -> int:
-    """Return the XXH3-64 of a payload frame: it guards against corruption, not against forgery."""
+    """Return the XXH3-64 of a payload frame, which detects corruption but not forgery."""
     if len(payload) == 1:
         return xxhash.xxh3_64_intdigest(payload[0])
     digest = xxhash.xxh3_64()
@@ -84,6 +89,6 @@ def _refuse_extension(code: int, data: bytes) -> object:  # noqa: ARG001
 
 
 def _brief(error: Exception) -> str:
-    """Shorten an error's sentence for people: it may quote a whole header that a peer sent."""
+    """Shorten an error message, which may quote a whole header of a peer."""
     sentence = str(error) or type(error).__name__
     return sentence if len(sentence) <= ERROR_LENGTH_MAX else f"{sentence[:ERROR_LENGTH_MAX]}..."

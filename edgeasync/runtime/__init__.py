@@ -1,1 +1,1 @@
-"""The shells of hub, agent and peer, which carry out what the cores decide, and their settings."""
+"""Shells of hub, agent and peer, and their settings. A shell executes the effects of its core."""

@@ -1,7 +1,7 @@
-"""The device's shell: it connects the engine with a hub, with a thread that trains, and with the disk.
+"""The agent's shell: connects the device engine to a hub, a training thread and the disk.
 
-The loop talks while the thread computes: numpy releases the interpreter's lock, so pings leave on time however
-long a step takes.
+The event loop communicates while the thread computes. numpy releases the GIL, so pings leave on
+time during long steps.
 """
 
 import asyncio
@@ -41,37 +41,41 @@ from edgeasync.runtime.workload import Workload
 from edgeasync.training.graph_check import check_graph
 
 CLOSE_S = 1.0
-"""How long a stopping agent waits for the running local step, which it interrupts; a longer one is abandoned."""
+"""How long a stopping agent waits for the local step that it interrupted, before abandoning it."""
 
 OnReport = Callable[[DeviceReport], None]
 Result = TypeVar("Result")
 
 
 class AgentRuntime:
-    """Trains on this device for a hub, and waits for the hub as long as needed.
+    """Trains on this device for a hub, and reconnects for as long as needed.
 
-    `run` trains until the hub has finished or `request_stop`, and returns why it ended. An agent runs once.
+    `run` trains until the hub has finished or until `request_stop`, and returns the reason. An
+    agent runs once.
 
-    - `settings`: its tables `agent`, `limits` and `throttle`. Without `parameters_max` a model must fit into this
-      machine's memory.
-    - `device`: who this is, and its credentials. If a hub does not answer or is full, the agent tries the next
-      address. The attribute `address` is the hub in use.
-    - `workload`: what it trains. `make_trainer` finds the hub's training graph in the attribute `graph`, and may
-      set `training.local_steps` and `training.validate`.
-    - `on_report` is called with what happens, `observe` with every event that the core has handled, both on the
-      loop.
+    - `settings` are the tables `agent`, `limits` and `throttle`. Without `parameters_max`, the
+      model must fit into this machine's memory.
+    - `device` is the identity, credentials and state folder. If a hub does not answer or is full,
+      the agent tries the next address. The attribute `address` is the current hub.
+    - `workload` defines what is trained. `make_trainer` finds the hub's training graph in the
+      attribute `graph`, and may set `training.local_steps` and `training.validate`.
+    - `on_report` receives every report, `observe` every event that the core has handled. Both are
+      called on the event loop.
     - Agents of one process may share a `network`.
-    - `sense` is called every second in a thread: by what it returns, the agent pauses or trains slower.
+    - `sense` is called every second in a separate thread. Its readings make the agent pause or slow
+      down.
 
-    A trainer that raises `StepsEndedError` at the first step of an assignment has no more steps: `run` returns.
+    If the trainer raises `StepsEndedError` at the first step of an assignment, it has no more
+    steps, and `run` returns.
 
-    `run` raises errors that waiting does not fix: `ModelMismatchError`, `GraphError`, `RefusedError`,
-    `AccessError` and `AddressError`. Exceptions of `make_trainer` and of the trainer pass through. For
-    `StopIteration`, and for exceptions outside `Exception`, the agent raises an `EdgeAsyncError` instead.
+    `run` raises errors that waiting does not fix: `ModelMismatchError`, `GraphError`,
+    `RefusedError`, `AccessError` and `AddressError`. It passes on exceptions of `make_trainer` and
+    of the trainer. It replaces `StopIteration`, and exceptions outside `Exception`, by an
+    `EdgeAsyncError`.
     """
 
     graph: bytes | None = None
-    """The training graph that the hub shipped, if it did."""
+    """The training graph that the hub sent, if any."""
 
     _graph_held = ""
 
@@ -155,8 +159,8 @@ class AgentRuntime:
     async def run(self) -> str:
         """Train until the hub has finished or a stop is requested; return the reason.
 
-        If its task is cancelled, the agent says goodbye as after `request_stop`. Raises `EdgeAsyncError` if this
-        agent was run before.
+        If its task is cancelled, the agent sends its goodbye, as after `request_stop`. Raises
+        `EdgeAsyncError` if this agent was run before.
         """
         self._ending.begin()
         if self.training.gate.ending.is_set():
@@ -184,14 +188,14 @@ class AgentRuntime:
                 self.network.end()
 
     def _begin(self) -> None:
-        """Connect, after what was kept of an earlier start is here."""
+        """Recall the spool of an earlier start, then connect."""
         if self._spool is None:
             self._driver.do(self._begin_engine)
         else:
             self.training.run(self._spool.recall, lambda kept: self._begin_engine(*kept))
 
     def _begin_engine(self, spool: Spool | None = None, held: HeldModel | None = None) -> None:
-        """Connect; only from now on the engine may be told of anything, sensors included."""
+        """Connect, and start the sensors. The engine accepts no events before this call."""
         self.engine.recall(spool, held)
         self.engine.begin()
         if self._watch is not None:
@@ -199,34 +203,35 @@ class AgentRuntime:
 
     @property
     def address(self) -> str:
-        """The hub that is spoken to."""
+        """The address of the current hub."""
         return self.network.address
 
     @property
     def joined(self) -> bool:
-        """Whether a hub has let this device in, and speaks to it."""
+        """Whether this device is joined to a hub."""
         return self.core.link == "joined"
 
     @property
     def day_left_bytes(self) -> int | None:
-        """The rest of `bytes_per_day_max`; `None` without a limit."""
+        """The bytes left of today's `bytes_per_day_max`; `None` without a quota."""
         return self.core.data_quota.left_bytes(time.monotonic())
 
     def stalled_s(self) -> float:
-        """Return for how long the training thread, if it has work, has ended neither that nor a local step.
+        """Return the seconds since the training thread last finished a local step or a job.
 
-        0 for an agent that waits, rests or stands still because it was asked to.
+        0 without work, and while the agent waits, is idle or was paused by a caller.
         """
         return self.training.stalled_s() if self._ending.begun and not self._ending.reached else 0.0
 
     def last_events(self) -> list[str]:
-        """Return a line for each of the last events and effects of the core, without secrets."""
+        """Return one line for each recent event and effect of the core, without secrets."""
         return self.engine.recorder.lines()
 
     def request_stop(self) -> None:
-        """Say goodbye to the hub and let `run` return. The agent abandons a long local step.
+        """Send the hub a goodbye and let `run` return. The agent abandons a long local step.
 
-        Call it in the loop's thread. Before `run` it makes `run` return at once. After `run` it does nothing.
+        Call it on the event loop. Before `run`, it makes `run` return at once. After `run`, it does
+        nothing.
         """
         if not self._ending.begun:
             self.training.end()
@@ -234,37 +239,37 @@ class AgentRuntime:
             self._handle(events.DeviceStopRequested())
 
     def request_pause(self, *, training: bool) -> None:
-        """Leave the hub until `request_resume`; training continues if `training`, else it stands still.
+        """Leave the hub until `request_resume`; local steps continue only if `training` is true.
 
-        Call it in the loop's thread, while `run` runs.
+        Call it on the event loop while `run` is running.
         """
         self.training.gate.stand_still(asked=not training)
         self._handle(events.PauseRequested(training))
 
     def request_resume(self) -> None:
-        """Return to the hub; call it in the loop's thread, while `run` runs."""
+        """Rejoin the hub. Call it on the event loop while `run` is running."""
         self.training.gate.stand_still(asked=False)
-        self.training.pause()  # steps beyond an update were for the time without a hub
+        self.training.pause()  # overlap steps are only for the time without a hub
         self._handle(events.ResumeRequested())
 
     @property
     def version(self) -> int | None:
-        """The number of the hub's version that is here."""
+        """The number of the hub's version that this device has."""
         version = self.core.work.held.version
         return None if version is None else version.number
 
     def copy_model(self) -> tuple[int, Vector] | None:
-        """Return the number and a copy of the hub's newest model that is here; may be called from any thread.
+        """Return the number and a copy of the hub's newest model on this device.
 
-        Arrays that are local have this device's values.
-        `None` while there is no model, or another is just being installed.
+        May be called from any thread. Local parameters have this device's values. Returns `None`
+        without a model, and while another one is being installed.
         """
         held = self.engine.held_model()
         if held is None:
             return None
         vector = held.values.copy()
         self._local.overlay(vector)
-        again = self.engine.held_model()  # an install takes the version away before it changes a value
+        again = self.engine.held_model()  # an install resets the version before it changes a value
         return None if again is None or again.version != held.version else (held.version.number, vector)
 
     def _handle(self, event: events.DeviceEvent) -> None:
@@ -291,21 +296,23 @@ class AgentRuntime:
 
     def _fail_and_leave(self, error: BaseException) -> None:
         if isinstance(error, MemoryError):
-            short = NoMemoryError("this device has not the memory for the model: end other programs on it")
+            short = NoMemoryError(
+                "not enough memory for the model on this device; stop other programs, or train a smaller model"
+            )
             short.__cause__ = error
             error = short
         self._ending.fail(error)
-        self.engine.handle(events.DeviceStopRequested())  # says goodbye
+        self.engine.handle(events.DeviceStopRequested())  # sends the goodbye
 
-    # -- what the engine asks for -----------------------------------------------------------------------------
+    # -- interface for the engine -----------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Connect a fresh socket: nothing of an older connection can come through it."""
+        """Connect a new socket, on which no message of an older connection can arrive."""
         self.disconnect()
         self.network.connect(self.core.hub)
 
     def disconnect(self, *, goodbye: bool = False) -> None:
-        """Close the socket, if there is one."""
+        """Close the socket, if it is open."""
         self.network.close(goodbye=goodbye, answered=self.core.handshake.answered)
 
     def has_connected(self) -> bool:
@@ -313,11 +320,11 @@ class AgentRuntime:
         return self.network.has_connected()
 
     def send(self, header: bytes, payload: Buffer | None) -> None:
-        """Send a message without waiting; without a connection it is dropped."""
+        """Send a message without waiting. Without a connection, drop it."""
         self.network.send(header, payload)
 
     def has_graph(self, fingerprint: str) -> bool:
-        """Look into memory, then into the cache."""
+        """Return whether the graph is in memory or in the cache."""
         if self._graph_held != fingerprint and self._graphs is not None:
             found = self._graphs.find(fingerprint, self._warn_from_thread)
             if found is not None:
@@ -325,13 +332,13 @@ class AgentRuntime:
         return self._graph_held == fingerprint
 
     def keep_graph(self, fingerprint: str, graph: bytes) -> None:
-        """Hold the graph in memory, and in the cache for the next start."""
+        """Store the graph in memory, and in the cache for the next start."""
         self.graph, self._graph_held = graph, fingerprint
         if self._graphs is not None:
             self._graphs.keep(fingerprint, graph, self._warn_from_thread)
 
     def prepare(self, welcome: Welcome) -> None:
-        """Make ready in the background: loading a graph may take seconds, in which pings must leave."""
+        """Make the trainer in the training thread, because loading a graph may take seconds."""
         self.training.submit(lambda: self._prepare(welcome))
 
     def _prepare(self, welcome: Welcome) -> None:
@@ -344,12 +351,12 @@ class AgentRuntime:
             self._spool.restore(trainer)
 
     def keep_quota(self, record: QuotaRecord) -> None:
-        """Write the count of the day's bytes in the background."""
+        """Write today's byte count in the background."""
         if self._quota is not None:
             self._quota.keep(record)
 
     def report(self, report: DeviceReport) -> None:
-        """Pass on what happened; that no hub is reached, with since when and why, once that is known."""
+        """Pass on a report. If no hub is reachable, first find out the reason."""
         if report.event == "joined":
             self._access.joined()
         knock = self._access.knock
@@ -362,12 +369,12 @@ class AgentRuntime:
             self.network.explain(report, self._report_unreached)
 
     def _report_unreached(self, report: DeviceReport) -> None:
-        """Tell that no hub is reached, unless one is by the time it is known why not."""
+        """Report that no hub is reachable, unless the agent has joined one meanwhile."""
         if self.core.link != "joined":
             self._driver.do(lambda: self._on_report(report))
 
     def stop(self, stop: EndAgent) -> None:
-        """Let `run` return, or raise."""
+        """Make `run` return, or raise."""
         self.training.end()
         if stop.error is not None:
             self._ending.fail(stop.error)

@@ -1,6 +1,7 @@
-"""An agent's settings file as frozen structs. `docs/reference/settings/index.md` lists every key.
+"""Define an agent's settings file as frozen structs.
 
-Apart from a hub's, so that a device loads nothing of a hub.
+`docs/reference/settings/index.md` lists every key. This is a separate module, so that a device
+imports nothing of the hub.
 """
 
 from collections.abc import Mapping
@@ -16,15 +17,17 @@ from edgeasync.training.local_parameters import Patterns
 from edgeasync.training.micro_batches import MicroBatch
 from edgeasync.training.numpy_models import Model
 
-OF_A_PEER = "a device without a hub is a peer: use edgeasync.Peer, or 'edgeasync peer' and a peer's settings file"
+OF_A_PEER = "a device without a hub is a peer; use edgeasync.Peer, or 'edgeasync peer' with a peer's settings file"
 
 
 class AgentSection(DeviceSection, frozen=True):
-    """`[agent]`: which hub, which data, and who this device is."""
+    """`[agent]`: the device's hub, its data and its identity."""
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(PeerSection.__struct_fields__, OF_A_PEER),
-        **dict.fromkeys(("output", "train", "freeze"), f"the hub says it, with the model; {OF_A_PEER}"),
+        **dict.fromkeys(
+            ("output", "train", "freeze"), f"the hub's settings define it with the model; {OF_A_PEER}"
+        ),
         **dict.fromkeys(DeviceLimits.__struct_fields__, "it is a key of [limits]"),
     }
 
@@ -38,33 +41,36 @@ class AgentSection(DeviceSection, frozen=True):
     }
 
     trainer: str | None = None
-    """A trainer of your own, `package.module:factory`. The factory is called with the hub's `Welcome` and the
-    data, `None` without `data`. It is imported from this machine's installation, never from the hub: [Your own
-    code on daemons](/train/own_code.md).
+    """Your own trainer as `package.module:factory`. The factory is called with the hub's `Welcome`
+    and the data, or with `None` if `data` is not set. The agent imports it from this machine's
+    installation, never from the hub: [Your own code on daemons](/train/own_code.md).
     """
     micro_batch_size: MicroBatch | None = None
-    """Most examples that go through the model at once, or `auto`; instead of the hub's. The result of a step stays
-    the same: [Large batches on small devices](/train/optimizer.md#large-batches-on-small-devices).
+    """Maximum number of examples that the model processes at once, or `auto`. It replaces the hub's
+    value. The result of a step stays the same: [Large batches on small
+    devices](/train/optimizer.md#large-batches-on-small-devices).
     """
     spool: Literal["identity", "full"] = "identity"
-    """What the device keeps over a power cut: who it is (`identity`), or also its unanswered update (`full`).
-    `full` keeps the trainer's state and the model, too: [What a device keeps](/reference/settings/agent.md#agent).
+    """What survives a power cut: the identity (`identity`), or also the unanswered update (`full`).
+    `full` also stores the trainer's state and the model: [What a device
+    keeps](/reference/settings/agent.md#agent).
     """
     local: Patterns = ()
-    """Arrays that stay on this device, a pattern such as `head.*`. The hub may name others: [Local
+    """Patterns of arrays that stay on this device, such as `head.*`. The hub may add others: [Local
     parameters](/train/local.md).
     """
     hub_key: str | None = None
-    """The hub's public key, to ask for admission without a token: 64 hexadecimal digits. The device waits until a
-    person at the hub accepts its key: [Keys](/operate/keys.md#or-let-a-device-knock).
+    """The hub's public key, 64 hexadecimal digits, to request admission without a token. The device
+    waits until a person at the hub accepts its key: [Keys](/operate/keys.md#or-let-a-device-knock).
     """
     insecure: bool = False
-    """Speak to a hub beyond this machine without keys. Anybody on the way could read and change the messages.
-    Without it the agent refuses such an address, and a name that does not resolve, with exit code 8. `insecure` of
-    `[hub]` says which addresses count as this machine.
+    """Connect to a hub on another machine without keys. Anybody on the network path could then read
+    and change the messages. Without this flag the agent refuses such an address, and a name that
+    does not resolve, with exit code 8. `insecure` of `[hub]` defines which addresses count as this
+    machine.
     """
     when_finished: Literal["exit", "wait"] = "exit"
-    """What to do after the end of training: end with exit code 0, or wait for the hub's next run. The
+    """What to do when training ends: exit with code 0, or wait for the hub's next run. The
     [service](/devices/service.md) waits.
     """
 
@@ -75,27 +81,31 @@ class AgentSection(DeviceSection, frozen=True):
 
 
 class AgentSettings(Section, frozen=True):
-    """An agent's settings file; with `[model]` it insists on that model."""
+    """An agent's settings file."""
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("peer", "peers"), OF_A_PEER),
-        "local": f"the hub's file says how devices train; {OF_A_PEER}",
+        "local": f"the hub's settings file defines how devices train; {OF_A_PEER}",
     }
 
     agent: AgentSection = AgentSection()
-    """Which hub, which data, which device."""
+    """The device's hub, data and identity."""
     limits: DeviceLimits = DeviceLimits()
-    """The most that the device does, accepts and sends."""
+    """Limits on what the device does, accepts and sends."""
     throttle: ThrottleSection = ThrottleSection()
     """When the device pauses, and how fast it trains."""
     model: Model | None = None
-    """As in a hub's file, of the kind `softmax` or `mlp`. The agent insists on that model: if the hub's model has
-    other arrays, the agent ends with exit code 5. Without it, the agent trains any model that the hub has.
+    """The only model that the agent accepts, of kind `softmax` or `mlp`, as in a hub's file. If the
+    hub's model has other arrays, the agent ends with exit code 5. Without this table, the agent
+    trains any model of the hub.
     """
 
     @classmethod
     def of_keys(cls, given: Mapping[str, object], *, where: str) -> Self:
-        """Return settings by keys of `[agent]` and `[limits]` in one mapping; raises `ConfigError`."""
+        """Return settings from one mapping with keys of `[agent]` and `[limits]`.
+
+        Raises `ConfigError`.
+        """
         limits = {key: value for key, value in given.items() if key in DeviceLimits.__struct_fields__}
         agent = {key: value for key, value in given.items() if key not in limits}
         return cls(
@@ -104,4 +114,4 @@ class AgentSettings(Section, frozen=True):
 
     def __post_init__(self) -> None:
         if self.model is not None and self.model.local:
-            raise ValueError("model.local is a hub's key; on a device [agent] local keeps arrays to itself")
+            raise ValueError("model.local is a key of a hub's settings file; on a device, set local in [agent]")

@@ -1,4 +1,4 @@
-"""A timer on an event loop that can only be moved forward."""
+"""A timer on an event loop that can only move to an earlier time."""
 
 import asyncio
 import math
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class DeadlineTimer:
-    """Calls `on_due` on the running loop once a time has come; an earlier time replaces a later one."""
+    """Calls `on_due` on the running loop at the earliest time that was set."""
 
     def __init__(self, on_due: Callable[[], None]) -> None:
         self._on_due = on_due
@@ -14,7 +14,10 @@ class DeadlineTimer:
         self._due_s = math.inf
 
     def set(self, due_s: float, now_s: Callable[[], float]) -> None:
-        """Wait for a time, infinity for none, of the clock `now_s`; do nothing if an earlier one is waited for."""
+        """Set the timer to `due_s` on the clock `now_s`, unless an earlier time is already set.
+
+        Infinity means no deadline.
+        """
         if self._handle is not None:
             if due_s >= self._due_s:
                 return
@@ -25,7 +28,7 @@ class DeadlineTimer:
             self._handle = asyncio.get_running_loop().call_later(delay_s, self._call)
 
     def cancel(self) -> None:
-        """Wait for nothing."""
+        """Cancel the timer."""
         if self._handle is not None:
             self._handle.cancel()
 

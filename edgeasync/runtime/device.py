@@ -1,4 +1,4 @@
-"""A device as its settings describe it: who it is, where its state lies, and what it keeps there."""
+"""Find a device's identity, state folder and files from its settings."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class OpenDevice(NamedTuple):
-    """A device in one start: who it is, by which keys it speaks to which hub, and where it keeps its state.
+    """A device during one start: its identity, its credentials and its state folder.
 
-    Without a state folder it keeps nothing.
+    Without a state folder it stores nothing on disk.
     """
 
     identity: DeviceIdentity
@@ -41,35 +41,44 @@ class OpenDevice(NamedTuple):
     state: Path | None = None
 
     def graph_cache(self) -> GraphCache | None:
-        """Return where it keeps training graphs, `None` without a state folder."""
+        """Return the cache of training graphs, or `None` without a state folder."""
         return None if self.state is None else GraphCache(self.state / "graphs")
 
     def quota_file(self) -> QuotaFile | None:
-        """Return where it keeps the count of the day's bytes, `None` without a state folder."""
+        """Return the file of today's byte count, or `None` without a state folder."""
         return None if self.state is None else QuotaFile(self.state)
 
     def spool_file(self) -> "SpoolFile | None":
-        """Return where it keeps what has no answer yet, `None` without a state folder."""
+        """Return the file of the unanswered update, or `None` without a state folder."""
         if self.state is None:
             return None
-        from edgeasync.durable.spool_file import SpoolFile  # noqa: PLC0415 - only who keeps a spool pays for it
+        from edgeasync.durable.spool_file import SpoolFile  # noqa: PLC0415 - imported only by devices with a spool
 
         return SpoolFile(self.state, self.identity.state_id)
 
     def local_parameters(self, patterns: Sequence[str]) -> LocalParameters:
-        """Return its own values of the arrays that match; without a state folder they do not outlive a restart."""
+        """Return the device's own values of the arrays that match `patterns`.
+
+        Without a state folder they are lost at a restart.
+        """
         return LocalParameters(patterns, None if self.state is None else partial(_open_local, self))
 
 
 class Device(NamedTuple):
-    """Who a device is, where its state lies, and its keys if it has some; without a folder it keeps nothing."""
+    """A device's id, its state folder, and its keys if it has any.
+
+    Without a state folder it stores nothing on disk.
+    """
 
     device_id: str
     state: Path | None = None
     keys: DeviceKeys | None = None
 
     def open(self, identity: DeviceIdentity, section: AgentSection) -> OpenDevice:
-        """Return the device of one start, whose state folder is open; raises what `find_credentials` raises."""
+        """Return the device for one start, whose state folder is open.
+
+        Raises the errors of `find_credentials`.
+        """
         knocking = section.hub_key is not None
         credentials = find_credentials(
             section.hubs, self.keys, section.enrol, knocking=knocking, insecure=section.insecure
@@ -78,14 +87,18 @@ class Device(NamedTuple):
 
 
 def find_device(section: AgentSection) -> Device:
-    """Return who this device is; with keys, what its hub calls it. Raises `ConfigError` for another's name."""
+    """Return the device that the settings describe.
+
+    With keys, its name is the one that the hub enrolled. Raises `ConfigError` if `device_id`
+    belongs to another key.
+    """
     device_id = section.device_id or default_device_id()
     if section.state is None:
         for name, value in (("enrol", section.enrol), ("hub_key", section.hub_key)):
             if value is not None:
-                raise ConfigError(f"{name} needs state: a folder for the device's own key")
+                raise ConfigError(f"{name} needs a folder for the device's own key; set state")
         if section.spool == "full":
-            raise ConfigError("spool = 'full' needs state: a folder for the updates that wait")
+            raise ConfigError("spool = 'full' needs a folder for the unanswered update; set state")
         return Device(device_id, None, None)
     state = expanded(section.state)
     keys = DeviceKeys(state)
@@ -97,8 +110,8 @@ def find_device(section: AgentSection) -> Device:
     device_id = section.device_id or name
     if not Sender(name=name, role="device").speaks_for(device_id):
         raise ConfigError(
-            f"the name {device_id} (--device-id): this device's key speaks for {name}, and "
-            f"for {name}/0, {name}/1 and so on"
+            f"device_id {device_id!r} (--device-id) does not belong to this device's key; use {name}, or "
+            f"{name}/0 to {name}/999 for several agents"
         )
     return Device(device_id, state, keys)
 
@@ -110,13 +123,14 @@ def planned_trainer(
     dataset: Dataset | None,
     own: Callable[[LocalTraining], LocalTraining] = lambda local: local,
 ) -> Trainer:
-    """Return the device's own trainer if it names one, else the one that the hub asks for.
+    """Return the trainer that the device's settings name, else the one that the hub plans.
 
-    `own` changes what the device decides itself. Raises `ConfigError`, and whatever makes the trainer raises.
+    `own` may change the device's own part of the plan. Raises `ConfigError`, and passes on
+    exceptions of the trainer's factory.
     """
     if section.trainer is not None:
         return make_trainer(section.trainer, welcome, dataset)
-    assert dataset is not None  # only an own trainer does without
+    assert dataset is not None  # only a trainer of the device's own may lack data
     received = None if graph is None else ReceivedGraph(graph, welcome.spec, section.cores_used, section.provider)
     plan = read_plan(welcome.settings) if welcome.settings else TrainingPlan(model=CodeModel())
     local = own(plan.local)
@@ -127,16 +141,18 @@ def planned_trainer(
 
 
 def _open_local(device: OpenDevice) -> "LocalFile":
-    from edgeasync.durable.local_file import LocalFile  # noqa: PLC0415 - only who has such parameters pays for it
+    from edgeasync.durable.local_file import LocalFile  # noqa: PLC0415 - imported only by devices with local parameters
 
     assert device.state is not None
     return LocalFile(device.state, device.identity.state_id)
 
 
 def _knock(keys: DeviceKeys, section: AgentSection, hub_key: str, device_id: str) -> None:
-    """Write down which hub this device wants to belong to; raises `ConfigError`."""
+    """Store the key and addresses of the hub to knock at; raises `ConfigError`."""
     if section.enrol is not None or not section.hubs:
-        raise ConfigError("hub_key goes with hub, and without enrol: a token names the hub itself")
+        raise ConfigError(
+            "hub_key needs hub, and cannot be combined with enrol: a token already contains the hub's key"
+        )
     try:
         hub = read_key(hub_key)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Drives an engine on an event loop: what it is told, and what is due by the clock."""
+"""Run an engine's actions and timers on an event loop."""
 
 import asyncio
 import contextlib
@@ -9,10 +9,10 @@ from edgeasync.host.completion import Completion
 
 
 class EngineDriver:
-    """Lets an engine act, one action at a time, until its shell's `ending` is reached.
+    """Runs an engine's actions one at a time, until its shell's `ending` is reached.
 
-    It calls `tick` at the time of `next_deadline_s`, which every action may change, and `fail` with an error that
-    an action raises. All of that is on the loop on which `begin` was called.
+    It calls `tick` at the time that `next_deadline_s` returns, which every action may change. If an
+    action raises an error, it calls `fail`. All calls run on the loop on which `begin` was called.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class EngineDriver:
         self.loop = asyncio.get_running_loop()
 
     def do(self, action: Callable[[], None]) -> None:
-        """Let the engine act, then set the timer for what is due next; called on the loop."""
+        """Run `action`, then set the timer for the next deadline. Call it on the event loop."""
         if self._ending.reached:
             return
         try:
@@ -44,11 +44,11 @@ class EngineDriver:
             self._timer = self.loop.call_later(max(0.0, due_s - time.monotonic()), self.do, self._tick)
 
     def do_from_thread(self, action: Callable[[], None]) -> None:
-        """Let the engine act soon; called in another thread, which may outlast the loop."""
-        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        """Schedule `action` on the loop. Call it from another thread, which may outlast the loop."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self.do, action)
 
     def cancel(self) -> None:
-        """Let the engine do nothing more by the clock."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""The model that a hub holds."""
+"""The model that a hub serves."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,14 +17,15 @@ from edgeasync.training.plan import CodeModel, LocalTraining, ShippedModel, Trai
 
 
 class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that a hub holds, and what it gives to the devices that join.
+    """The model of a hub, and what the hub sends to devices that join.
 
-    - `initial` makes the first vector of the `spec`.
-    - `shipped` is what devices are told to train: the command `edgeasync agent` makes its trainer from it and from
-      the hub's `[local]` settings. If your agents make trainers of their own, leave it out.
-    - `graph` is a serialized ONNX training graph for the devices, and `forward` the model that it was built from.
-    - `frozen` is the checksum of the model's arrays that do not travel, if it has any. `[hub] frozen` says what
-      happens to a device whose arrays differ.
+    - `initial` returns the initial vector of `spec`.
+    - `shipped` is the model that devices train: `edgeasync agent` makes its trainer from it and
+      from the hub's `[local]` settings. Omit it if your agents make their own trainers.
+    - `graph` is a serialized ONNX training graph for the devices, and `forward` the model from
+      which it was built.
+    - `frozen` is the checksum of the model's frozen arrays, if it has any. `[hub] frozen` defines
+      how the hub treats a device with different frozen arrays.
     """
 
     spec: ParameterSpec
@@ -35,28 +36,28 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
     frozen: Frozen | None = None
 
     def training(self, local: LocalTraining) -> dict[str, Any] | None:
-        """Return the plan that devices are sent, if they are told what to train."""
+        """Return the training plan for devices, or `None` if agents make their own trainers."""
         return None if self.shipped is None else to_table(TrainingPlan(model=self.shipped, local=local))
 
     def check(self, settings: RunSettings, evaluator: Evaluator | None) -> None:
-        """Raise `AddressError` or `ConfigError` for what such a hub cannot do."""
+        """Raise `AddressError` or `ConfigError` if the settings do not fit this model."""
         hub = settings.hub
         check_bind(hub.bind, insecure=hub.insecure or hub.keys is not None)
         if hub.keys is not None and hub.bind.startswith("inproc:"):
             raise AddressError(
-                f"{hub.bind}: ZeroMQ does not encrypt within a process; leave out keys, or write tcp://"
+                f"{hub.bind}: ZeroMQ does not encrypt within a process; remove keys, or bind to tcp://"
             )
         if hub.knocking and hub.keys is None:
             raise ConfigError(
-                "knocking (--knocking) needs keys (--keys): a hub without keys lets every device in, so none "
-                "asks; give keys, or leave knocking out"
+                "knocking (--knocking) needs keys (--keys): a hub without keys admits every device; set keys, or "
+                "remove knocking"
             )
         if self.spec.length > settings.limits.parameters_max:
             raise ConfigError(
-                f"the model has {self.spec.length} parameters, over limits.parameters_max = "
-                f"{settings.limits.parameters_max}; raise that limit"
+                f"the model has {self.spec.length} parameters, more than limits.parameters_max = "
+                f"{settings.limits.parameters_max}; increase that limit"
             )
         if evaluator is None and hub.stop.accuracy is not None:
             raise ConfigError(
-                "stop.accuracy needs held-out data to measure on: give Hub an evaluator, or leave it out"
+                "stop.accuracy needs held-out data; pass an evaluator to Hub, or remove stop.accuracy"
             )

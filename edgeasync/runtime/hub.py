@@ -1,4 +1,4 @@
-"""The hub's shell: a ROUTER socket on an event loop, the run's folder, and threads for what takes long."""
+"""The hub's shell: a ROUTER socket on an event loop, the run's folder, and worker threads."""
 
 import contextlib
 import os
@@ -52,35 +52,36 @@ from edgeasync.runtime.kept_off import KeptOff
 from edgeasync.runtime.memory import Part, most_memory
 from edgeasync.training.evaluation import Evaluator
 
-MANY_NAMES = "without keys a machine can take many names: policy.trust = 'open' does not protect against that"
+MANY_NAMES = (
+    "without keys one machine may join under many names, and policy.trust = 'open' cannot prevent that; set keys"
+)
 
 PROGRESS_S = 5.0
-"""How often a hub that replays a long journal says how far it is."""
+"""How often a hub reports its progress while it replays a long journal."""
 
 OnReport = Callable[[HubReport], None]
 Result = TypeVar("Result")
 
 
 class HubRuntime:
-    """Holds the model and trains it with the devices that join.
+    """Serves the model and trains it with the devices that join.
 
-    `run` serves until the stop condition or `request_stop`, and returns why it ended. A hub runs once.
+    `run` serves until the stop condition or `request_stop`, and returns the reason. A hub runs
+    once.
 
-    - If the folder `[hub] run` already holds a run, the hub resumes that run's model instead of the first values.
-      The folder keeps a copy of the graph and of its forward model. It also keeps `record`, the settings.
-    - `evaluator` is a function. It takes the vector and returns an `EvaluationResult` (`training.evaluation`) with
-      `loss`, `accuracy` (or `None`) and `examples`. The hub calls it as often as `[evaluation] every` says, and
-      keeps the best version in `best_file`. If the stop condition needs an evaluator and there is none, the
-      constructor raises `ConfigError`.
+    - If the folder `[hub] run` already contains a run, the hub resumes it. The folder stores copies
+      of the graph, its forward model and `record`, the settings.
+    - `evaluator` maps a vector to an `EvaluationResult`, as often as `[evaluation] every` requires.
     - With `trust_code` the hub imports plugins that only the run's folder names.
-    - `recordable` is `False` for a run that nobody resumes: its policy then need not have a name.
-    - `on_best` is called on the loop with the best version so far and its evaluation, when that is to be written.
-    - `observe` is called on the loop with every event that the core has decided about, and with its effects.
+    - `recordable` is `False` for a run that nobody resumes. Its policy then needs no name.
+    - `on_best` receives each new best version and its evaluation, before it is written.
+    - `observe` receives every event that the core has decided, and its effects.
 
-    `run` raises `AddressError` if it cannot bind the address. It raises `StorageError` or `ModelMismatchError`
-    if it cannot use the run folder's model. Exceptions of `initial`, of the evaluator and of `on_report` pass
-    through. If `initial` or the evaluator raises `StopIteration`, or an exception outside `Exception`, the hub
-    raises an `EdgeAsyncError` instead.
+    `on_report`, `on_best` and `observe` run on the event loop. The constructor raises `ConfigError`
+    if the stop condition needs an evaluator and none is passed. `run` raises `AddressError` if it
+    cannot bind the address, and `StorageError` or `ModelMismatchError` if it cannot use the run's
+    folder. It passes on exceptions of `initial`, `evaluator` and `on_report`. `StopIteration` and
+    exceptions outside `Exception` become an `EdgeAsyncError`.
     """
 
     def __init__(
@@ -108,7 +109,6 @@ class HubRuntime:
         self._ending = Completion("Hub")
         self._opened = False
         self._asked: Literal["", "stopping", "finished"] = ""
-        """Whether and how a stop was requested."""
         keys = None if settings.hub.keys is None else HubKeys(expanded(settings.hub.keys))
         self._network = HubListener(settings.hub.bind, _bounds(settings, self.spec), keys, network)
         folder = FolderLock(run, "run (--run)")
@@ -136,70 +136,70 @@ class HubRuntime:
 
     @property
     def model_file(self) -> Path:
-        """The newest model that was saved, the last one once `run` has returned; `load_model` reads it."""
+        """The file of the newest saved model, which `load_model` reads."""
         return self._files.model
 
     @property
     def best_file(self) -> Path:
-        """The best version: by the evaluator or, without one, by the losses that most devices reach."""
+        """The file of the best version by the evaluator or, without one, by the devices' losses."""
         return self._files.best
 
     @property
     def recovered(self) -> bool:
-        """Whether the hub has read the run's folder; only then does it have a `core`."""
+        """Whether the hub has read the run's folder. The attribute `core` exists only then."""
         return self._opened
 
     @property
     def core(self) -> HubCore:
-        """The hub's decisions and counters; raises `EdgeAsyncError` before the run's folder has been read."""
+        """The hub's core; raises `EdgeAsyncError` until `recovered` is true."""
         if not self._opened:
-            raise EdgeAsyncError("the hub has no core before it has read its run's folder; look at `recovered`")
+            raise EdgeAsyncError("the hub has no core until it has read its run's folder; check `recovered` first")
         return self._engine.core
 
     @property
     def address(self) -> str:
-        """Where the hub listens; while it runs, with the port that a `*` stood for."""
+        """The address on which the hub listens, with its actual port while it runs."""
         return self._network.address
 
     @property
     def current(self) -> Vector:
-        """The newest version of the model, a vector that never changes; to be read on the loop."""
+        """The newest version of the model, an immutable vector. Read it on the event loop."""
         return self._engine.model.current.vector
 
     def ask_status(self, tell: Callable[[dict[str, Any]], None]) -> None:
-        """Call `tell` on the loop with the status (docs/reference/json.md), once everything in it is on disk."""
+        """Call `tell` on the event loop with the status, once its content is durable."""
         self._engine.ask_status(lambda text: tell(msgspec.json.decode(text)), self._now_s())
 
     @property
     def status_shown(self) -> dict[str, Any]:
-        """The newest status that was on disk when somebody asked; to be read on the loop."""
+        """The newest status whose content is durable. Read it on the event loop."""
         status: dict[str, Any] = msgspec.json.decode(self._engine.status_answers.shown)
         return status
 
     def show(self, action: Callable[[], None]) -> None:
-        """Call `action`, which shows what has happened, on the loop, once that is on disk."""
+        """Call `action` on the event loop once everything decided so far is durable."""
         self._engine.outbox.show(action)
 
     def most_memory(self) -> list[Part]:
-        """Return what the most memory consists of that this hub may need; to be called before `run`."""
+        """Return the parts of this hub's maximum memory. Call it before `run`."""
         return most_memory(self.spec, self._settings, evaluated=self._evaluation is not None)
 
     def last_events(self) -> list[str]:
-        """Return a line for each of the last events and effects of the core, without secrets."""
+        """Return one line for each recent event and effect of the core, without secrets."""
         return self._engine.recorder.lines() if self._opened else []
 
     async def run(self) -> str:
         """Serve until training is finished or a stop is requested; return the reason.
 
-        If its task is cancelled, the hub ends as after `request_stop`: the newest model is on disk. If its task
-        is cancelled again, the hub waits for nothing. Raises `EdgeAsyncError` if this hub was run before.
+        If its task is cancelled, the hub ends as after `request_stop`. A second cancellation ends
+        it at once. Raises `EdgeAsyncError` if this hub was run before.
         """
         self._ending.begin()
         if self._asked:
             return "stopping"
         self._threads.begin()
         self._started_s = time.monotonic()
-        self._files.folder.take("another hub runs in this folder; choose another folder as run (--run)")
+        self._files.folder.take("another hub is using this folder; choose another folder for run (--run)")
         try:
             await self._open_in_thread()
             self._engine = self._make_engine()
@@ -215,7 +215,7 @@ class HubRuntime:
             self._files.folder.close()
 
     async def _open_in_thread(self) -> None:
-        """Open the folder in a thread. No other hub may take the folder before the thread has ended."""
+        """Open the folder in a thread, and keep it locked until that thread has ended."""
         opened = Completion("opening")
         opened.begin()
         worker = Worker("open", lambda error: self._threads.hand_over(error, opened.fail))
@@ -232,7 +232,7 @@ class HubRuntime:
             worker.abandon()
 
     def _open(self) -> None:
-        """Recover what the folder holds, or begin; replaying a long journal may take minutes."""
+        """Recover the run in the folder, or begin a new one, which may take minutes."""
         told_s = time.monotonic()
 
         def on_entry(number: int, *_: object) -> bool:
@@ -241,7 +241,7 @@ class HubRuntime:
                 told_s = time.monotonic()
                 self._threads.hand_over(HubReport("replaying", detail=f"entry {number}"), self.report)
             if self._asked:
-                raise EdgeAsyncError("stopped before the journal was replayed; nothing was changed")
+                raise EdgeAsyncError("stopped before the journal was fully replayed; nothing was changed")
             return True
 
         self._run.open(
@@ -262,7 +262,7 @@ class HubRuntime:
         self._files.put_best_aside()
 
     def _begin(self) -> tuple[Vector, int]:
-        """Return the model that a run without checkpoints begins with."""
+        """Return the initial model of a run without checkpoints."""
         return load_model(self.model_file, self.spec) if self.model_file.exists() else (self._model.initial(), 0)
 
     def _make_core(self, rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
@@ -272,7 +272,7 @@ class HubRuntime:
 
     def _make_engine(self) -> HubEngine:
         run = self._run
-        # The core's time stands still while there is no hub.
+        # The core's clock does not advance while the hub is down.
         self._now_s = OffsetClock(time.monotonic, run.now_s)
         if self._settings.hub.durability == "journal":
             self._log = GroupCommit(run.journal, self, on_durable=self._on_durable, on_failing=self._on_failing)
@@ -287,7 +287,7 @@ class HubRuntime:
         )
 
     def _observer(self) -> Observe | None:
-        """Return what sees the core's events: the history, who has asked for it, both, or nobody."""
+        """Return the observer of the core's events: the history, the caller's, both, or `None`."""
         run, asked = self._run, self._observe
         if run.history is None:
             return asked
@@ -321,33 +321,31 @@ class HubRuntime:
             await self._close()
 
     def request_stop(self, *, finished: bool = False) -> None:
-        """Say goodbye to the devices, save the model, and let `run` return.
+        """Send the devices a goodbye, save the model, and let `run` return.
 
-        If training is `finished`, the devices' agents end, too; else they wait for this hub's return. Call it in
-        the loop's thread. Before `run` it makes `run` return at once, with nothing changed. After `run` it does
-        nothing.
+        Call it on the event loop.
+
+        If training is `finished`, the devices' agents end, too. Otherwise they wait for this hub to
+        return. Before `run`, it makes `run` return at once. After `run`, it does nothing.
         """
         self._asked = "finished" if finished or self._asked == "finished" else "stopping"
         if self._opened and not self._ending.reached:
             self._engine.request_stop(self._now_s(), finished=finished)
 
     def _resume(self) -> None:
-        """Tell what was recovered, and resume it as a branch of its own."""
+        """Report what was recovered, and resume it in a new lineage."""
         run = self._run
         for remark in (*self._files.folder.remarks, *run.remarks):
             self.report(HubReport("warning", detail=remark))
         if run.checkpoint:
-            detail = f"version {run.core.version}, from {run.checkpoint} and {run.entries} entries of the journal"
+            detail = f"version {run.core.version}, from {run.checkpoint} and {run.entries} journal entries"
             self.report(HubReport("resumed", detail=detail))
             self._engine.resume(secrets.token_hex(8), self._now_s())
         elif run.core.version:
-            self.report(HubReport("resumed", detail=f"version {run.core.version}, from {self.model_file} alone"))
+            self.report(HubReport("resumed", detail=f"version {run.core.version}, from {self.model_file} only"))
 
     async def _close(self) -> None:
-        """Finish pending work; the loop stays awake meanwhile, for an impatient second Ctrl-C.
-
-        Raises `StorageError` if the last model could not be written.
-        """
+        """Finish pending work; raises `StorageError` if the last model could not be written."""
         self._timer.cancel()
         try:
             await self._threads.close("fold")
@@ -361,17 +359,17 @@ class HubRuntime:
             raise self._files.unsaved
 
     def abandon(self) -> None:
-        """Write a last checkpoint after the loop was closed; a journal has all that was shown."""
+        """Write a last checkpoint after the loop was closed, unless the hub has a journal."""
         if not self._opened or self._log is not None or self._ending.reached:
             return
         core, model = self.core, self._engine.model
         if model.current.number != core.version:
-            return  # it was making a version
+            return  # a fold was in progress
         state = capture(core, model, self._run.publisher, None, self._now_s())
         try:
             self._files.save_now(state)
         except (OSError, StorageError) as error:
-            self.warn(f"no checkpoint could be written: {error}")
+            self.warn(f"cannot write the last checkpoint: {error}")
 
     def _schedule_tick(self) -> None:
         self._timer.set(self._engine.next_deadline_s(), self._now_s)
@@ -381,10 +379,10 @@ class HubRuntime:
         if not self._ending.reached:
             self._schedule_tick()
 
-    # -- what the network calls ------------------------------------------------------------------------------
+    # -- interface for the network ----------------------------------------------------------------------------
 
     def allows(self, who: Key | Peer, header_bytes: int) -> bool:
-        """Return whether a key, or a peer without one, may send one more message now."""
+        """Return whether a key, or a peer without a key, may send another message now."""
         return self._engine.bounds.allows(who, self._now_s(), header_bytes)
 
     def receive(self, peer: Peer, header: bytes, payload: wire.Buffer | None, sender: Sender) -> None:
@@ -392,16 +390,16 @@ class HubRuntime:
         self._engine.on_message(peer, header, payload, self._now_s(), sender)
 
     def on_idle(self) -> None:
-        """Look when something is due next."""
+        """Reset the timer to the next deadline."""
         self._schedule_tick()
 
     def on_sweep(self) -> None:
-        """Tell what was kept off by bounds since the last time, now and then."""
+        """Report what the limits refused since the last report, at most once a minute."""
         if news := self._kept_off.news(self._engine.bounds.denied, time.monotonic()):
             self.warn(news)
 
     def on_revoked(self, keys: set[Key]) -> None:
-        """End what keys have here that count no more."""
+        """End the sessions of keys that were revoked."""
         for key in sorted(keys):
             self._threads.guard(partial(self._engine.revoke, key, self._now_s()))
         self._schedule_tick()
@@ -411,29 +409,29 @@ class HubRuntime:
         self.report(HubReport("warning", detail=detail))
 
     def fail(self, error: BaseException) -> None:
-        """End with this error."""
+        """End `run` with this error."""
         self._ending.fail(error)
 
-    # -- what the engine asks for -----------------------------------------------------------------------------
+    # -- interface for the engine -----------------------------------------------------------------------------
 
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message without waiting; one that cannot leave is dropped."""
+        """Send a message without waiting. If it cannot be sent, drop it."""
         self._network.send(peer, header, payload)
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` in the worker's thread, then call `then` on the loop."""
+        """Run `work` in the fold thread, then call `then` on the event loop."""
         self._threads.run("fold", work, then)
 
     def write_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` in the journal's thread, then call `then` on the loop."""
+        """Run `work` in the journal thread, then call `then` on the event loop."""
         self._threads.run("journal", work, then)
 
     def save_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` in the saver's thread, then call `then` on the loop."""
+        """Run `work` in the save thread, then call `then` on the event loop."""
         self._threads.run("save", work, then)
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Call `action` in a while."""
+        """Call `action` after `delay_s` seconds."""
         self._threads.after(delay_s, action)
 
     def _on_durable(self) -> None:
@@ -444,7 +442,7 @@ class HubRuntime:
         self._engine.on_failing(reason)
 
     def save(self, state: HubState) -> None:
-        """Write a checkpoint, and the model by itself, in the saver's thread."""
+        """Write a checkpoint and the model in the save thread."""
         self._files.save(state, self._saved, last=self.core.stopped)
 
     def _saved(self, covered: int) -> None:
@@ -453,25 +451,25 @@ class HubRuntime:
             self._log.drop_through(covered)
 
     def save_best(self, snapshot: Snapshot, loss: float, accuracy: float | None) -> None:
-        """Write the best version in the saver's thread."""
+        """Write the best version in the save thread."""
         evaluation = Evaluated(snapshot.number, loss, accuracy)
         self._on_best(snapshot, evaluation)
         self._files.save_best(snapshot, self.core.lineage, evaluation)
 
     def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
-        """Evaluate a version in a thread of its own; skip it if another is still being evaluated."""
+        """Evaluate a version in its thread, or skip it while another one is being evaluated."""
         if self._evaluation is not None:
             self._evaluation.evaluate(snapshot, lambda result: None if self._ending.reached else then(result))
 
     def report(self, report: HubReport) -> None:
-        """Pass on what happened; an error there ends the hub, after what else is to be done now."""
+        """Pass on a report. If the callback raises, end the hub after the current effects."""
         try:
             self._on_report(report)
         except Exception as error:  # noqa: BLE001
             self._ending.fail(error)
 
     def describe(self) -> dict[str, Any]:
-        """Return address, process, uptime, the model's place, and what was written down so far."""
+        """Return the shell's part of the status: address, process, uptime, files and journal."""
         log = self._log
         return {
             "address": self.address,

@@ -10,7 +10,7 @@ from edgeasync.training.evaluation import Evaluator, plain
 
 
 class HubEvaluation:
-    """Evaluates one version at a time, and skips those that come meanwhile."""
+    """Evaluates one version at a time, and skips versions that arrive meanwhile."""
 
     def __init__(self, evaluator: Evaluator, threads: HubThreads, *, needs_accuracy: bool) -> None:
         self._evaluator = evaluator
@@ -19,7 +19,10 @@ class HubEvaluation:
         self._busy = False
 
     def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
-        """Evaluate a version, then call `then` on the loop; skip it if another is still being evaluated."""
+        """Evaluate a version, then call `then` on the event loop.
+
+        Skip it while another one is being evaluated.
+        """
         if self._busy:
             return
         self._busy = True
@@ -32,7 +35,7 @@ class HubEvaluation:
             found = plain(self._evaluator(snapshot.vector))
             if found.accuracy is None and self._needs_accuracy:
                 raise ConfigError(
-                    "stop.accuracy would never end training: the evaluator returns none; leave out stop.accuracy"
+                    "stop.accuracy can never be reached: the evaluator returns no accuracy; remove stop.accuracy"
                 )
             return Evaluated(snapshot.number, found.loss, found.accuracy)
 

@@ -1,4 +1,4 @@
-"""What a hub keeps in its run's folder beside the journal: checkpoints, the newest model and the best one."""
+"""Write a hub's checkpoints, its newest model and its best model to the run's folder."""
 
 import contextlib
 import time
@@ -19,11 +19,14 @@ from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.hub_threads import CLOSE_S, HubThreads, Thread
 
 OnSaved = Callable[[int], None]
-"""Called on the loop when a checkpoint was written, with the last entry it covers, or could not be: 0."""
+"""Called on the event loop after a checkpoint, with the last journal entry that it covers.
+
+The number is 0 if the checkpoint could not be written.
+"""
 
 
 class HubFiles:
-    """Writes checkpoints and models in the saver's thread."""
+    """Writes checkpoints and models in the save thread. Call its methods on the event loop."""
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class HubFiles:
         self.unwritten = ""
         """Why the last checkpoint could not be written."""
         self.unsaved: StorageError | None = None
-        """Why the last model could not be written, at the end."""
+        """Why the last model could not be written when the hub ended."""
         self.folder = folder
         self._run = run
         self._spec = spec
@@ -49,21 +52,21 @@ class HubFiles:
 
     @property
     def model(self) -> Path:
-        """The newest model that was saved."""
+        """The path of the newest saved model."""
         return self.folder.path / MODEL_FILE
 
     @property
     def best(self) -> Path:
-        """The best version so far."""
+        """The path of the best version so far."""
         return self.folder.path / BEST_FILE
 
     def save_model(self, snapshot: Snapshot, lineage: str) -> None:
-        """Write the model by itself; raises `StorageError`, or `OSError` where the folder is gone."""
+        """Write the model file; raises `StorageError`, or `OSError` if the folder was moved."""
         self.folder.check()
         save_model(self.model, self._spec, snapshot.vector, lineage=lineage, version=snapshot.number)
 
     def put_best_aside(self) -> None:
-        """Rename the best version's file if the run has gone back behind that version: its own best is another."""
+        """Rename the best version's file if the recovered run does not contain that version."""
         try:
             kept = read_header(self.best)
         except StorageError:
@@ -75,7 +78,7 @@ class HubFiles:
                 self.best.rename(self.best.with_name(f"{BEST_FILE}.aside"))
 
     def save(self, state: HubState, saved: OnSaved, *, last: bool) -> None:
-        """Write a checkpoint, and the model by itself, in the thread; then call `saved`."""
+        """Write a checkpoint and the model in the save thread, then call `saved`."""
 
         def work() -> None:
             what, covered, trouble = "checkpoint", 0, ""
@@ -84,9 +87,9 @@ class HubFiles:
                 what = "model"
                 self.save_model(state.snapshot, state.lineage)
             except (OSError, StorageError) as error:
-                trouble = f"no {what} could be written: {error}"
+                trouble = f"cannot write the {what}: {error}"
             if trouble and last:
-                self.unsaved = StorageError(f"{self.model.parent}: at the end {trouble}")
+                self.unsaved = StorageError(f"{self.model.parent}: {trouble} (while the hub was stopping)")
             version = self.version_saved if what == "checkpoint" and trouble else state.snapshot.number
             self._threads.hand_over(covered, lambda covered: done(covered, version, trouble))
 
@@ -105,7 +108,7 @@ class HubFiles:
         self.save_model(state.snapshot, state.lineage)
 
     def save_best(self, snapshot: Snapshot, lineage: str, evaluation: Evaluated) -> None:
-        """Write the best version in the thread; of several that wait, only the newest is."""
+        """Write the best version in the save thread. A newer one replaces one that still waits."""
 
         def write() -> None:
             save_model(
@@ -131,10 +134,10 @@ class HubFiles:
             self._threads.submit("save", work)
 
     async def close(self) -> None:
-        """Wait until all is on the disk; note in `unsaved` what is not."""
+        """Wait until everything is on disk; set `unsaved` if something is not."""
         last: dict[Thread, str] = {"journal": "journal", "save": "last checkpoint"}
         for thread, what in last.items():
             if not await self._threads.close(thread):
                 self.unsaved = StorageError(
-                    f"{self.model.parent}: the {what} was not written in {CLOSE_S:g} s; look at the disk"
+                    f"{self.model.parent}: the {what} was not written within {CLOSE_S:g} s; check the disk"
                 )

@@ -1,4 +1,4 @@
-"""`hub.json` in the folder of a run: the settings of its last start, by which the run is resumed."""
+"""Read and write `hub.json` in a run's folder: the settings of the last start."""
 
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,18 @@ from edgeasync.plugins import Trust
 from edgeasync.runtime.hub_settings import HubSettings
 
 RECORD_FORMAT = 1
-"""Where it stands under `format`: the only format that is read. Increase it when a key changes."""
+"""The value of the key `format`. No other format is read; increase it when a key changes."""
 
 
 def record_of(settings: HubSettings) -> bytes:
-    """Return the settings as JSON, to begin the same hub from any folder.
+    """Return the settings as JSON, with which the same hub starts from any folder.
 
-    To resume from another checkpoint than the latest is done once, and not noted.
+    The record does not store `checkpoint.recovery`, which applies to one start only.
     """
-    latest, run = CheckpointSettings().recovery, FilePath.parse(settings.hub.run)  # which the default is not yet
+    latest, run = (
+        CheckpointSettings().recovery,
+        FilePath.parse(settings.hub.run),
+    )  # makes the default path absolute
     noted = replace(
         settings,
         hub=replace(settings.hub, run=run),
@@ -36,31 +39,35 @@ def record_of(settings: HubSettings) -> bytes:
 
 
 def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
-    """Return the settings of the last start of the run in a folder, to resume it there.
+    """Return the settings of a run's last start, to resume it in its folder.
 
-    Without `trust_code` they name no code but installed plugins, and raise no limit of building a model.
+    Without `trust_code`, they may name installed plugins only, and cannot raise the limits of
+    building a model.
 
-    Raises `StorageError` if there is nothing to resume, or no settings, or if another version wrote them;
-    `ConfigError` if they are not settings; `PluginError` if they name code that may not be imported.
+    Raises `StorageError` if there is no run or no record, or if another version wrote it. Raises
+    `ConfigError` if the settings are invalid, and `PluginError` if they name code that may not be
+    imported.
     """
     folder, path = RunFolder.open(run), run / RECORD_FILE
-    begin = f"begin by a settings file: edgeasync hub CONFIG --run {run}"
+    begin = f"start it with a settings file: edgeasync hub CONFIG --run {run}"
     if not folder.has_checkpoint:
-        raise StorageError(f"{run}: has no checkpoint to resume from; {begin}")
+        raise StorageError(f"{run}: no checkpoint to resume from; {begin}")
     try:
         table = folder.record(dict[str, Any], begin)
     except FileNotFoundError:
         raise StorageError(
-            f"{path}: no such file, so its settings are not known; if a Python program began the run, start that "
-            f"again; else {begin}"
+            f"{path}: no such file, so the run's settings are unknown; if a Python program started the run, run "
+            f"it again; otherwise {begin}"
         ) from None
     written = table.pop("format", None)
     if not isinstance(written, int):
-        raise StorageError(f"{path}: has no format, so it is damaged, or not a run's of edgeasync; {begin}")
+        raise StorageError(
+            f"{path}: missing key 'format', so the file is damaged or not written by edgeasync; {begin}"
+        )
     if written != RECORD_FORMAT:
         raise StorageError(
-            f"{path}: is of format {written}, and this edgeasync reads format {RECORD_FORMAT}; "
-            f"start the version of edgeasync that wrote it; or {begin}"
+            f"{path}: has format {written}, but this edgeasync reads format {RECORD_FORMAT}; use the version of "
+            f"edgeasync that wrote it, or {begin}"
         )
     trust = Trust(installed=True, code=trust_code)
     settings = convert(table, HubSettings, where=str(path), find=trust.find_policy)
@@ -70,12 +77,12 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
     if isinstance(model, OnnxModel) and not trust_code:
         model = _within_limits(model)
     if isinstance(model, OnnxModel) and forward.exists():
-        model = replace(model, file=FilePath.parse(forward))  # wherever the folder has come from
+        model = replace(model, file=FilePath.parse(forward))  # the folder may have been moved
     return replace(settings, model=model, hub=replace(settings.hub, run=FilePath.parse(run)))
 
 
 def _within_limits(model: OnnxModel) -> OnnxModel:
-    """Return a model without limits of its building that are over the default ones."""
+    """Return the model with its building limits reduced to the default ones."""
     nbytes = model.build_memory_bytes_max
     if nbytes is not None:
         nbytes = ByteCount(min(nbytes, half_of_memory_bytes() or nbytes))

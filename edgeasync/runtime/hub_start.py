@@ -1,4 +1,4 @@
-"""A hub made of its settings file: the model and the held-out data that the file names are read here."""
+"""Create a hub from its settings file, including the model and the held-out data."""
 
 import logging
 from collections.abc import Callable
@@ -30,17 +30,20 @@ Load = Callable[[OnnxModel], HubGraph]
 def make_hub(
     settings: HubSettings, on_report: OnReport | None = None, *, load: Load = load_graph, trust_code: bool = False
 ) -> HubRuntime:
-    """Return a hub that is not yet running; raises `AddressError`, `ConfigError`, `DataError` or `GraphError`.
+    """Return a hub that is not yet running.
 
-    `load` builds the training graph of an ONNX model: in this process, unless another way is given. With
-    `trust_code` the hub imports plugins that only the run's folder names.
+    `load` builds the training graph of an ONNX model, by default in this process. With `trust_code`
+    the hub imports plugins that only the run's folder names. Raises `AddressError`, `ConfigError`,
+    `DataError` or `GraphError`.
     """
     refuse_modules_in(expanded(settings.hub.run))
     settings = replace(settings, policy=settings.fleet_policy)
     if isinstance(settings.model, OnnxModel):
-        settings = replace(settings, model=with_own_loss(settings.model))  # its record then needs no file
+        settings = replace(settings, model=with_own_loss(settings.model))  # so that its record needs no other file
     if settings.hub.bind.startswith("inproc:"):
-        raise AddressError(f"{settings.hub.bind}: no other process could reach it; write tcp://HOST:PORT")
+        raise AddressError(
+            f"{settings.hub.bind}: no other process can connect to this address; use tcp://HOST:PORT"
+        )
     graph = load(settings.model) if isinstance(settings.model, OnnxModel) else None
     model = _hosted(settings, graph)
     if settings.model.local:
@@ -56,7 +59,7 @@ def make_hub(
 
 
 def _hosted(settings: HubSettings, graph: HubGraph | None) -> HostedModel:
-    """Return the model of the settings, or of the graph that was built of it."""
+    """Return the model of the settings, or of the graph built from it."""
     model = settings.model
     if isinstance(model, CustomModel):
         spec, first = model.load()

@@ -1,4 +1,4 @@
-"""The hub's threads: for folds, the journal, checkpoints and evaluations."""
+"""The hub's threads for folds, the journal, checkpoints and evaluations."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,9 +16,10 @@ Result = TypeVar("Result")
 
 
 class HubThreads:
-    """Does work in threads, each in its order, and hands results over to the loop.
+    """Runs work in named threads, and passes results to the event loop.
 
-    What a thread raises ends the hub, and so does what a result's receiver raises.
+    Each thread runs its work in order. An exception in a thread, or in the receiver of a result,
+    ends the hub.
     """
 
     def __init__(self, ending: Completion) -> None:
@@ -26,7 +27,7 @@ class HubThreads:
         self._workers: dict[Thread, Worker] = {}
 
     def begin(self) -> None:
-        """Use the running loop from now on; what is submitted before `start` waits for it."""
+        """Use the running loop from now on. Work that is submitted before `start` waits for it."""
         self.loop = asyncio.get_running_loop()
         names: tuple[Thread, ...] = ("fold", "journal", "save", "evaluate")
         self._workers = {name: Worker(name, self._fail) for name in names}
@@ -37,34 +38,37 @@ class HubThreads:
             worker.start()
 
     def submit(self, thread: Thread, work: Callable[[], None]) -> None:
-        """Do `work` in a thread."""
+        """Run `work` in a thread."""
         self._workers[thread].submit(work)
 
     def run(self, thread: Thread, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` in a thread, then call `then` with its result on the loop."""
+        """Run `work` in a thread, then call `then` with its result on the event loop."""
         self.submit(thread, lambda: self.hand_over(work(), then))
 
     def hand_over(self, result: Result, then: Callable[[Result], None]) -> None:
-        """Call `then` with a result on the loop soon; called in a thread."""
+        """Schedule `then` with a result on the event loop; called from a worker thread."""
         self.loop.call_soon_threadsafe(self.guard, partial(then, result))
 
     def guard(self, action: Callable[[], None]) -> None:
-        """Do something on the loop; an error ends the hub."""
+        """Call `action` on the event loop; an exception ends the hub."""
         try:
             action()
         except Exception as error:  # noqa: BLE001
             self._ending.fail(error)
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Call `action` on the loop in a while."""
+        """Call `action` on the event loop after `delay_s` seconds."""
         self.loop.call_later(delay_s, self.guard, action)
 
     async def close(self, thread: Thread) -> bool:
-        """Let a thread end after the work it has; return whether it did so in time. The loop stays awake."""
+        """Let a thread finish its work; return whether it ended in time.
+
+        The event loop stays responsive.
+        """
         return await asyncio.to_thread(self._workers[thread].close, CLOSE_S)
 
     def abandon(self) -> None:
-        """Wait for no thread."""
+        """Stop waiting for all threads."""
         for worker in self._workers.values():
             worker.abandon()
 

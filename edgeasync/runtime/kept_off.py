@@ -1,4 +1,4 @@
-"""What the hub's bounds kept off: for the status, and for a warning now and then."""
+"""Count what the hub's limits refused, for the status and for warnings."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from typing import Any
 from edgeasync.net.hub_listener import HubListener
 
 TELL_S = 60.0
-"""The least time between two lines about what was kept off."""
+"""Minimum time between two warnings."""
 
 
 class KeptOff:
-    """Counts what was kept off by its reason."""
+    """Counts refused messages and connections by reason."""
 
     def __init__(self, network: HubListener) -> None:
         self._network = network
@@ -19,16 +19,16 @@ class KeptOff:
         self._tell_at_s = 0.0
 
     def news(self, denied: Mapping[Any, int], now_s: float) -> str:
-        """Return a sentence about what was kept off since the last one; empty if there is nothing to tell yet."""
+        """Return a warning about refusals since the last one; empty if no warning is due."""
         counts = Counter[str](denied) + self._network.kept_off
         if counts == self._told or now_s < self._tell_at_s:
             return ""
         more = ", ".join(f"{count} {reason}" for reason, count in sorted((counts - self._told).items()))
         self._told, self._tell_at_s = counts, now_s + TELL_S
-        return f"kept off by bounds: {more}; docs/operate/bounds.md says what each is"
+        return f"refused by limits: {more}; docs/operate/bounds.md explains each limit"
 
     def counts(self, denied: Mapping[Any, int]) -> dict[str, int]:
-        """Return how many were not let in, and what was cut short, by the reason."""
+        """Return the number of refused messages and connections by reason."""
         counts: Counter[str] = Counter(denied)
         counts.update(self._network.kept_off)
         counts.update(self._network.not_let_in)

@@ -1,7 +1,8 @@
-"""The most memory that a hub may need, as a sum of named parts: each is what a limit of the hub allows.
+"""Compute the maximum memory of a hub as a sum of named parts, each set by a limit.
 
-The sum is what the hub holds at once if everybody sends as much as it may. A flood that is cut off is part of it:
-`unread` is what lies unread before a connection is shut, and what comes in between two looks.
+The sum is reached if every device sends as much as its limits allow. It includes a flood of
+messages: `unread` is what a connection may queue before the hub closes it, plus what arrives
+between two checks.
 """
 
 import msgspec
@@ -21,32 +22,32 @@ from edgeasync.protocol.codecs import payload_bytes_limit
 from edgeasync.runtime.hub_settings import RunSettings
 
 THREADS_BYTES = 32 << 20
-"""Stacks of threads, and what the allocator keeps of memory that was freed."""
+"""Thread stacks, and freed memory that the allocator retains."""
 
 BETWEEN_LOOKS_BYTES = 64 << 20
-"""What the kernel and libzmq receive before the hub looks again: 2 GB/s."""
+"""What the kernel and libzmq receive between two checks of the hub, at 2 GB/s."""
 
 CONNECTION_BYTES = 24 << 10
-"""Of one connection, in libzmq, in the hub and in the kernel."""
+"""Memory per connection, in libzmq, the hub and the kernel."""
 
 DEVICE_BYTES = 12 << 10
-"""Of one device that the hub knows, live or not."""
+"""Memory per device that the hub knows, live or not."""
 
 STATUS_BYTES = 2 << 10
-"""Of one device in a status and in a checkpoint."""
+"""Memory per device in a status and in a checkpoint."""
 
 ROW_BYTES = 1 << 10
-"""Of one row of the history that waits for the disk, with metrics."""
+"""Memory per history row with metrics that waits for the disk."""
 
 WRITTEN_ROW_BYTES = 128
-"""Of one row in the history's file, twice, as while that is thinned."""
+"""Memory per written history row while the file is thinned, which needs two copies."""
 
 ANSWER_BYTES = 1 << 10
 SENDER_BYTES = 1 << 10
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A part of the sum, and which limit it comes from."""
+    """A part of the sum, and the limit that determines it."""
 
     name: str
     nbytes: int
@@ -54,7 +55,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def most_memory(spec: ParameterSpec, settings: RunSettings, *, evaluated: bool) -> list[Part]:
-    """Return the parts of a hub that is made in this process, and does not run yet."""
+    """Return the parts for a hub that was created in this process and is not running yet."""
     limits, policy, model = settings.limits, settings.policy, spec.nbytes
     journal, history_rows_max = settings.hub.durability == "journal", settings.hub.history_rows_max
     optimizer = state_vectors(tuple(policy.optimizer))
@@ -69,26 +70,30 @@ def most_memory(spec: ParameterSpec, settings: RunSettings, *, evaluated: bool) 
     return [
         Part("process", resident_bytes() + THREADS_BYTES, "interpreter, libraries, data, threads"),
         Part("model", copies * model, f"{copies} copies: versions, optimizer, scratch"),
-        Part("published", 3 * payload, "the published chain and what is offered of it"),
-        Part("beside the chain", OFF_CHAIN_MAX * (model + payload), f"what {OFF_CHAIN_MAX} devices hold"),
+        Part("published", 3 * payload, "the published chain of versions and its payloads"),
+        Part("beside the chain", OFF_CHAIN_MAX * (model + payload), f"models of {OFF_CHAIN_MAX} devices"),
         Part("snapshots", snapshots, f"limits.snapshots_max = {limits.snapshots_max} versions being sent"),
         Part(
             "updates",
             2 * (limits.updates_held_max + 1) * payload,
-            f"limits.updates_held_max = {limits.updates_held_max}, as they came and opened",
+            f"limits.updates_held_max = {limits.updates_held_max}, encoded and decoded",
         ),
-        Part("rows", whole, "whole updates side by side, for a combiner that looks at them"),
+        Part("rows", whole, "whole updates, for a combiner that compares them"),
         Part(
             "unread",
             unread_bytes_max(limits) + BETWEEN_LOOKS_BYTES,
-            "in libzmq's queues, all connections together",
+            "libzmq's queues of all connections",
         ),
         Part("connections", connections * CONNECTION_BYTES, f"{connections:,} connections"),
         Part("devices", limits.devices_max * DEVICE_BYTES, f"limits.devices_max = {limits.devices_max:,}"),
         Part("journal", backlog, "entries that wait for the disk"),
         Part("history", rows, f"hub.history_rows_max = {history_rows_max:,}, and rows that wait for the disk"),
-        Part("answers", answers * ANSWER_BYTES, f"{answers:,} that wait for the disk"),
-        Part("checkpoint", (optimizer + 1) * model + limits.devices_max * STATUS_BYTES, "while it is written"),
-        Part("status", 4 * limits.devices_max * STATUS_BYTES, "while it is told"),
-        Part("bounds", (SENDERS_MAX + 2 * ADDRESSES_MAX) * SENDER_BYTES, "what keys and addresses have used"),
+        Part("answers", answers * ANSWER_BYTES, f"{answers:,} answers that wait for the disk"),
+        Part(
+            "checkpoint",
+            (optimizer + 1) * model + limits.devices_max * STATUS_BYTES,
+            "while a checkpoint is written",
+        ),
+        Part("status", 4 * limits.devices_max * STATUS_BYTES, "while a status is sent"),
+        Part("bounds", (SENDERS_MAX + 2 * ADDRESSES_MAX) * SENDER_BYTES, "usage per key and address"),
     ]

@@ -1,4 +1,4 @@
-"""Keeps the model of a device without a hub: a finite copy of it in memory, and that copy in its file."""
+"""Save a peer's model: a finite copy in memory, and that copy in a file."""
 
 import math
 import time
@@ -17,17 +17,18 @@ WRITE_S = 60.0
 """How long a stopping peer waits for its last model to be written."""
 
 KEEP_MODEL_S = 60.0
-"""The least time between two writes of the model."""
+"""Minimum time between two writes of the model."""
 
 COPY_S = 1.0
-"""The least time between two copies of the model. An abandoned step takes with it what came after the last one."""
+"""Minimum time between two copies. An abandoned step loses the training since the last copy."""
 
 
 class ModelKeeper:
-    """Copies a model now and then if a step has left it finite, and writes the copy more seldom, as `name`'s.
+    """Copies the model in memory while it is finite, and writes the copy to its file less often.
 
-    It copies in the thread that trains and writes in one of its own: a decoding that takes long must not hold a
-    write up. Without a `file` it writes nothing. `warn` and `fail` are called in either thread.
+    It copies in the training thread and writes in a thread of its own, so that a long decoding does
+    not delay a write. Without a `file` it writes nothing. The file names `name` as its lineage.
+    `warn` and `fail` are called in either thread.
     """
 
     def __init__(
@@ -43,20 +44,20 @@ class ModelKeeper:
         self._file = file
         self._spec, self._name = spec, name
         self._warn = warn
-        self._disk = DiskWatch(warn, "a restart loses what was trained")
+        self._disk = DiskWatch(warn, "a restart loses the training since the last write")
         self._worker = Worker("keep", fail)
         self._kept_s = time.monotonic()
         self._copied_s = -math.inf
         self._written_steps = -1
-        """The number of steps of the copy that was written last."""
+        """The number of local steps of the last written copy."""
         self._told_diverged = False
 
     def start(self) -> None:
-        """Start the thread that writes."""
+        """Start the writing thread."""
         self._worker.start()
 
     def copy(self, parameters: Vector, steps: int) -> None:
-        """Copy the model if that is due; called between two steps."""
+        """Copy the model if a copy is due; called between two steps."""
         now_s = time.monotonic()
         if now_s >= self._copied_s + COPY_S and self.last_finite.keep(parameters, steps):
             self._copied_s = now_s
@@ -64,23 +65,26 @@ class ModelKeeper:
                 self._write_copy()
 
     def restore(self, parameters: Vector) -> bool:
-        """Go back to the copy, and write it, if the last step has left other values than finite ones."""
+        """If the model is not finite, restore and write the last copy.
+
+        Return whether that was necessary.
+        """
         if not self.last_finite.restore(parameters):
             return False
         assert self.last_finite.copy is not None
-        self._tell_diverged(f"{DIVERGED}: back at the model of step {self.last_finite.copy[1]}")
+        self._tell_diverged(f"{DIVERGED}: restored the model of step {self.last_finite.copy[1]}")
         self._write_copy()
         return True
 
     def close(self, parameters: Vector, steps: int) -> None:
-        """Write the last model, unless its copy already is; blocks."""
+        """Write the last model, unless its copy is already written; blocks."""
         if not self.last_finite.is_restored:
             self._write(parameters, steps)
         if not self._worker.close(WRITE_S):
-            self._warn(f"{self._file}: not written in {WRITE_S:g} s; look at the disk")
+            self._warn(f"{self._file}: not written within {WRITE_S:g} s; check the disk")
 
     def _write_copy(self) -> None:
-        """Write the copy, unless a slow disk has yet to write an earlier one."""
+        """Write the copy, unless an earlier write is still running."""
         assert self.last_finite.copy is not None
         vector, steps = self.last_finite.copy
         if self._worker.begun_s is None and self._written_steps != steps:
@@ -88,7 +92,7 @@ class ModelKeeper:
             self._write(vector, steps)
 
     def _write(self, parameters: Vector, steps: int) -> None:
-        """Write a model, or leave the one before if training has diverged."""
+        """Write a model, or keep the file as it is if training has diverged."""
         file = self._file
         if file is None:
             return
@@ -105,7 +109,7 @@ class ModelKeeper:
         self._worker.submit(work)
 
     def _tell_diverged(self, sentence: str) -> None:
-        """Tell people once that training has diverged."""
+        """Warn once that training has diverged."""
         if not self._told_diverged:
             self._warn(sentence)
         self._told_diverged = True

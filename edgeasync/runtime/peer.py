@@ -1,4 +1,4 @@
-"""The shell of a peer: sockets on an event loop, a thread that trains, and one that codes meanwhile."""
+"""The shell of a peer: sockets on an event loop, a training thread and an encoding thread."""
 
 import asyncio
 import hashlib
@@ -35,7 +35,7 @@ from edgeasync.runtime.peer_training import Company, PeerTraining
 from edgeasync.training.trainer import CoroutineTrainer, Trainer
 
 CLOSE_S = 1.0
-"""How long a stopping peer waits for the running local step, which it interrupts; a longer one is abandoned."""
+"""How long a stopping peer waits for the local step that it interrupted, before abandoning it."""
 
 LINGER_MS = 300
 """How long a closing peer keeps sending its goodbye."""
@@ -43,22 +43,22 @@ LINGER_MS = 300
 PINGS_PER_LEASE = 5
 
 TICK_S = 3600.0
-"""The longest time between two looks at what is due."""
+"""Longest time between two checks for due work."""
 
 LAST_ROUND_LEASES = 2.0
-"""How many leases a peer that has taken its steps waits for one more round."""
+"""How many leases a peer waits for one more round after its last local step."""
 
 PEER_MODEL_FILE = "peer.safetensors"
-"""The model of a peer in its state folder; `model.safetensors` there is a hub's."""
+"""The file of a peer's model in its state folder. `model.safetensors` is the hub's name."""
 
 OnReport = Callable[[PeerReport], None]
 Result = TypeVar("Result")
 
 
 class PeerModel(NamedTuple):
-    """What a peer trains: its trainer, the values it begins with, and the forward model if it is of ONNX.
+    """The model of a peer: its trainer, its initial values and, for ONNX, the forward model.
 
-    `frozen` is the checksum of the model's arrays that do not travel.
+    `frozen` is the checksum of the model's frozen arrays.
     """
 
     trainer: Trainer | CoroutineTrainer
@@ -68,10 +68,10 @@ class PeerModel(NamedTuple):
 
 
 class PeerMember(NamedTuple):
-    """A peer among the others: its entry in the list, its keys, the number of its start, and the list.
+    """A peer in its list: its entry, its keys, its incarnation and the list itself.
 
-    With a `file` the list is read again when the file changes. With a `hub` that is asked for the others, and what
-    it says is written into the file.
+    With a `file`, the list is read again when the file changes. With a `hub`, the peer asks that
+    hub for the others and writes the answer to the file.
     """
 
     own: PeerEntry
@@ -83,28 +83,30 @@ class PeerMember(NamedTuple):
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The names of all others in the list."""
+        """The names of all other peers in the list."""
         return tuple(entry.name for entry in self.peers.peer if entry.name != self.own.name)
 
 
 class PeerRuntime:
-    """Trains on this device, and averages its model with others' without a hub.
+    """Trains on this device, and averages its model with other peers without a hub.
 
-    `run` trains and averages, and returns why it ended. A peer runs once. It ends at `request_stop` or after
-    `rounds_max` rounds. Without these it ends after `steps_max` local steps and one more round. `epochs` are for
-    its caller to count in steps.
+    `run` trains and averages, and returns the reason why it ended. A peer runs once. It ends at
+    `request_stop` or after `rounds_max` rounds. Otherwise it ends after `steps_max` local steps and
+    one more round. The caller converts `epochs` to steps.
 
     - `model.trainer` trains the model in place.
-    - With `round_steps` it waits, up to a lease, before it takes twice as many steps without a mean.
-    - `model_file` gets the model once a minute and at the end. A step that is abandoned then is not part of it. If
-      the file is there, the peer resumes its model and its count of local steps.
-    - With `meets` it takes its first step once it has met all others of the list, or after a lease. It then waits
-      for `rounds_max` no longer if all have gone, or if its own training has diverged.
-    - After a step that makes values of the model not finite, the next one begins from the last copy of a model
-      that a step has left finite. That copy is written, too.
+    - With `round_steps`, the peer pauses after twice as many steps without a mean, for up to a
+      lease.
+    - `model_file` receives the model once a minute and at the end, without a step that was
+      abandoned. If the file exists, the peer resumes its model and its count of local steps.
+    - With `meets`, the peer takes its first step once it has found all others of the list, or after
+      a lease. It then stops waiting for `rounds_max` if all others have left, or if its own
+      training has diverged.
+    - If a step makes the model non-finite, the next step starts from the last finite copy. That
+      copy is written, too.
 
-    Raises `StorageError` and `ModelMismatchError` for a file that it cannot resume. `run` raises `AddressError` if
-    it cannot listen. Exceptions of the trainer pass through.
+    Raises `StorageError` and `ModelMismatchError` for a file that it cannot resume. `run` raises
+    `AddressError` if it cannot listen. It passes on exceptions of the trainer.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class PeerRuntime:
         self.spec: ParameterSpec = model.trainer.spec
         """The arrays of the model."""
         self.rounds = 0
-        """How many rounds it has averaged in."""
+        """The number of rounds in which this peer has averaged."""
         self._member = member
         self._section = section
         self._on_report = on_report or (lambda _: None)
@@ -160,8 +162,8 @@ class PeerRuntime:
     async def run(self) -> str:
         """Train and average until the end; return the reason.
 
-        If its task is cancelled, the peer says goodbye as after `request_stop`. Raises `EdgeAsyncError` if it was
-        called before.
+        If its task is cancelled, the peer sends its goodbye, as after `request_stop`. Raises
+        `EdgeAsyncError` if it was called before.
         """
         self._ending.begin()
         if self._leaving:
@@ -199,14 +201,14 @@ class PeerRuntime:
         )
 
     def _find_others(self, network: ZmqNetwork) -> None:
-        """Ask the hub for the others, if there is one."""
+        """Ask the hub for the other peers, if a hub is set."""
         own, _, peers, _, file, hub = self._member
         if hub is None:
             return
         assert file is not None
 
         def give_up(error: BaseException) -> None:
-            """Do without the hub if it has told of others before."""
+            """Continue without the hub if it has already listed other peers; otherwise fail."""
             if self._member.others:
                 self._warn(str(error))
             else:
@@ -216,7 +218,7 @@ class PeerRuntime:
         self._finder.begin()
 
     async def _close(self) -> None:
-        """Let the threads end, and write the last model."""
+        """End the threads, and write the last model."""
         self._driver.cancel()
         if self._finder is not None:
             self._finder.close()
@@ -230,7 +232,7 @@ class PeerRuntime:
         finally:
             self._sockets.close(LINGER_MS)
 
-    # -- what people see and ask for --------------------------------------------------------------------------
+    # -- public state and requests ----------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -244,7 +246,7 @@ class PeerRuntime:
 
     @property
     def steps_total(self) -> int:
-        """Local steps of all starts."""
+        """The number of local steps over all starts."""
         return self._training.steps_total
 
     @property
@@ -254,12 +256,12 @@ class PeerRuntime:
 
     @property
     def bytes_up(self) -> int:
-        """Bytes of all messages to others."""
+        """Bytes of all messages to other peers."""
         return self._engine.bytes_up
 
     @property
     def bytes_down(self) -> int:
-        """Bytes of all messages of others."""
+        """Bytes of all messages from other peers."""
         return self._engine.bytes_down
 
     @property
@@ -269,24 +271,24 @@ class PeerRuntime:
 
     @property
     def diverged(self) -> bool:
-        """Whether the last local step has left values that are not finite."""
+        """Whether the last local step has made the model non-finite."""
         return self._training.diverged
 
     def stalled_s(self) -> float:
-        """Return for how long the trainer has not ended a local step; 0 if it has none to take."""
+        """Return the seconds since the last local step ended; 0 if no step is due."""
         if not self._ending.begun or self._ending.reached or self._training.is_trained:
             return 0.0
         return time.monotonic() - self._training.stepped_s
 
     def last_events(self) -> list[str]:
-        """Return a line for each of the last events and effects of the core."""
+        """Return one line for each recent event and effect of the core."""
         return self._engine.recorder.lines()
 
     def request_stop(self) -> None:
-        """Say goodbye to the others and let `run` return; call it in the loop's thread.
+        """Send the others a goodbye and let `run` return. Call it on the event loop.
 
-        Others may still need what this device holds of a round whose mean it has: for that it stays up to a lease.
-        Before `run` it makes `run` return at once. After `run` it does nothing.
+        Others may still need this device's part of the current round, so it stays for up to a
+        lease. Before `run`, it makes `run` return at once. After `run`, it does nothing.
         """
         if self._leaving:
             return
@@ -296,7 +298,10 @@ class PeerRuntime:
             self._do(lambda: None)
 
     def _ping_all(self) -> None:
-        """Let all know at once whom this device hears: a round is of those that all hear one another."""
+        """Send all peers a ping with the names of the peers that this device hears.
+
+        A round needs peers that all hear each other.
+        """
         if self._sockets is not None:
             names = self._sockets.peers
             self._do(lambda: self._engine.handle(PeersChanged(names)))
@@ -306,14 +311,16 @@ class PeerRuntime:
 
     @property
     def _serves(self) -> bool:
-        """Whether this device has a round's mean that others may not have yet, or all that it is computed from.
+        """Whether other peers may still need this device for the current round.
 
-        It may have the latter if all others have gone: the core gives a round up unless they have left in order.
+        It may have the round's mean, or everything that the mean is computed from. If all others
+        have left, only the latter matters: the core abandons a round unless they have left in
+        order.
         """
         serving = self._engine.core.rounds.current
         return serving is not None and (self._company.deserted or serving.state in ("applying", "serving"))
 
-    # -- what the engine asks for -----------------------------------------------------------------------------
+    # -- interface for the engine -----------------------------------------------------------------------------
 
     def send(self, peer: str, header: bytes, payload: Buffer | None) -> None:
         """Send a message without waiting."""
@@ -321,7 +328,7 @@ class PeerRuntime:
             self._sockets.send(peer, header, payload)
 
     def between_steps(self, work: Callable[[Vector], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` in the training thread as soon as the running step has ended."""
+        """Run `work` in the training thread as soon as the running step has ended."""
 
         def job(parameters: Vector) -> None:
             result = work(parameters)
@@ -330,15 +337,15 @@ class PeerRuntime:
         self._training.submit(job)
 
     def aside(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` beside the training thread."""
+        """Run `work` in the encoding thread."""
         self._aside.submit(lambda: self._hand_over(partial(then, work())))
 
     def applied(self, parameters: Vector) -> None:
-        """Let the trainer begin from the new model, as after a hub's answer; called in the training thread."""
+        """Let the trainer begin from the new model; called in the training thread."""
         self._training.take_mean(parameters)
 
     def report(self, report: PeerReport) -> None:
-        """Pass on what happened, and end once enough has."""
+        """Pass on a report, and stop if it ends the peer."""
         training, loop = self._training, self._driver.loop
         if report.event == "peer_found":
             self._company.note_found(report.peer)
@@ -352,7 +359,7 @@ class PeerRuntime:
             training.note_round()
         elif report.event == "round_done":
             self.rounds += 1
-            if training.is_trained:  # it counts no more steps
+            if training.is_trained:  # no more steps trigger a round
                 loop.call_soon(lambda: self._do(lambda: self._engine.handle(RoundHalfDue())))
         elif report.event == "round_abandoned" and self._company.meets and self._section.rounds_max is not None:
             training.submit(self._leave_if_diverged)
@@ -361,7 +368,7 @@ class PeerRuntime:
         self._on_report(report)
 
     def _ends_with(self, report: PeerReport) -> bool:
-        """Return whether this was the last round, or all others have gone and no round will come."""
+        """Return whether this was the last round, or no further round can happen."""
         rounds_max = self._section.rounds_max
         if report.event == "round_done":
             return self._snapshot_of_trained if rounds_max is None else self.rounds >= rounds_max
@@ -370,7 +377,7 @@ class PeerRuntime:
         return False
 
     def stop(self, stop: EndPeer) -> None:
-        """End."""
+        """Let `run` return."""
         self._ending.reach(stop.reason)
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -382,7 +389,7 @@ class PeerRuntime:
         self._driver.do_from_thread(lambda: self._act(action))
 
     def _act(self, action: Callable[[], None]) -> None:
-        """Let the engine act, and leave once nobody needs this device's round any more."""
+        """Run `action`, and leave if a stop was requested and no peer needs this device."""
         action()
         if self._leaving and not self._serves:
             self._engine.handle(PeerStopRequested())
@@ -398,30 +405,30 @@ class PeerRuntime:
 
     def _fail_and_leave(self, error: BaseException) -> None:
         self._ending.fail(error)
-        self._engine.handle(PeerStopRequested())  # says goodbye
+        self._engine.handle(PeerStopRequested())  # sends the goodbye
 
     def _leave_if_diverged(self, _: Vector) -> None:
-        """End: no round takes such a model, and without a round it stays so. Called between two steps."""
+        """Stop if training has diverged: no round accepts such a model. Called between two steps."""
         if self.diverged:
             self._driver.loop.call_soon_threadsafe(self.request_stop)
 
     def _wait_for_last_round(self) -> None:
-        """End after one more round, or after a while without: the model to keep is the members' mean."""
+        """Stop after one more round, or after a timeout; the final model is the members' mean."""
         self._engine.handle(RoundDue())
         if self._section.rounds_max is None:
             wait_s = LAST_ROUND_LEASES * self._settings.lease_s
-            if not self._company.has_met:  # others may still come in the first lease
+            if not self._company.has_met:  # others may still join in the first lease
                 wait_s = max(0.0, self._begun_s + self._settings.lease_s - time.monotonic())
             self._driver.loop.call_later(0.0 if self._company.deserted else wait_s, self.request_stop)
 
 
 def longest_end_s(lease_s: float) -> float:
-    """Return how long a peer may take to end once it is asked to: `run` then returns, or hangs."""
+    """Return how long a peer may take to end after a stop request, before it counts as hung."""
     return lease_s + 2.0 * CLOSE_S + WRITE_S
 
 
 def _core_settings(section: PeerSection, model: PeerModel, *, meets: bool) -> PeerCoreSettings:
-    """Return what the core is told of a peer's settings and of its model."""
+    """Return the settings of a peer's core."""
     spec = model.trainer.spec
     settings = PeerCoreSettings(
         topology=section.topology,
@@ -432,7 +439,7 @@ def _core_settings(section: PeerSection, model: PeerModel, *, meets: bool) -> Pe
         codec=section.codec,
         codecs=(section.codec,),
         payload_bytes_max=payload_bytes_limit(spec),
-        # Rounds before the last one's first step would use `rounds_max` up.
+        # Rounds before the last peer's first step would count towards `rounds_max`.
         begins_ready=not meets or section.rounds_max is None,
         frozen=section.frozen,
         frozen_arrays=model.frozen,
@@ -441,6 +448,6 @@ def _core_settings(section: PeerSection, model: PeerModel, *, meets: bool) -> Pe
 
 
 def _fingerprint(spec: ParameterSpec, settings: PeerCoreSettings) -> str:
-    """Return what two peers share only if they have the same model, and exchange it in the same way."""
+    """Return a digest that two peers share only if they can average: same model, same exchange."""
     common = (spec.fingerprint, settings.topology, settings.codec, settings.piece_bytes)
     return hashlib.sha256(msgspec.msgpack.encode(common)).hexdigest()

@@ -1,4 +1,4 @@
-"""A peer as its settings describe it: its model and data, its state folder, and who the others are."""
+"""Create a peer from its settings: its model, data, state folder and list of peers."""
 
 import logging
 from collections.abc import Callable
@@ -43,12 +43,12 @@ def make_model(
 ) -> PeerModel:
     """Return the model that the settings name, with a trainer on this device's data.
 
-    All devices begin with the same values: the mean of unlike ones is worth less than each. Raises `ConfigError`,
-    `GraphError` or `DataError`.
+    All peers begin with the same values, because a mean of different models is worse than each
+    model. Raises `ConfigError`, `GraphError` or `DataError`.
     """
     model, section = settings.model, settings.peer
     if model is None:
-        raise ConfigError("which model? give --model FILE.onnx, or [model] in a settings file")
+        raise ConfigError("no model is set; pass --model FILE.onnx, or set [model] in a settings file")
     if not isinstance(model, OnnxModel):
         plan = TrainingPlan(model=model, local=settings.local)
         return PeerModel(plan.make_trainer(dataset, section.seed), model.initial(0))
@@ -70,11 +70,12 @@ def make_peer(
     meets: bool = False,
     on_report: OnReport,
 ) -> PeerRuntime:
-    """Return the peer of a device, not running yet; it resumes the model in its state folder.
+    """Return the peer of a device, not yet running. It resumes the model in its state folder.
 
-    `examples` are those of its data, of which `epochs` are passes.
+    `examples` is the number of examples of the device, which converts `epochs` to steps.
 
-    Raises `ConfigError` for a list without this device and its key, `StorageError`, `ModelMismatchError`.
+    Raises `ConfigError` if the list lacks this device or its key, `StorageError` or
+    `ModelMismatchError`.
     """
     section = settings.peer
     assert section.state is not None
@@ -90,7 +91,7 @@ def make_peer(
 
 
 def _member_of(section: PeerSection, identity: DeviceIdentity, state: Path) -> PeerMember:
-    """Return who this device and the others are, by a file, or by a hub and what it has said before."""
+    """Return this device and the list of peers, from a file or from a hub and its earlier answers."""
     keys = DeviceKeys(state)
     pair, name = keys.own(), identity.device_id
     if section.hub is None:
@@ -107,16 +108,17 @@ def _member_of(section: PeerSection, identity: DeviceIdentity, state: Path) -> P
 
 
 def find_name(section: PeerSection, state: Path) -> str:
-    """Return a peer's name: as it says, as its hub calls it, or this machine's; raises `StorageError`."""
+    """Return a peer's name from its settings, its hub or this machine; raises `StorageError`."""
     if section.device_id is not None or section.hub is None:
         return section.device_id or default_device_id()
     return DeviceKeys(state).hub().name if section.enrol is None else Token.read(section.enrol).name
 
 
 def write_trained(out: Path, peer: PeerRuntime, forward: bytes | None) -> None:
-    """Write a trained model: as ONNX for inference if `out` ends so, else its arrays as safetensors.
+    """Write a trained model to `out`.
 
-    Raises `StorageError`, also if training has diverged.
+    A name that ends in `.onnx` gets an ONNX model for inference, any other name the arrays as
+    safetensors. Raises `StorageError`, also if training has diverged.
     """
     check_finite(out, peer.parameters, diverged=peer.diverged)
     if out.suffix != ONNX_SUFFIX:
@@ -129,20 +131,22 @@ def write_trained(out: Path, peer: PeerRuntime, forward: bytes | None) -> None:
 
 
 def check_trained_out(out: Path, settings: PeerSettings, state: Path, forward: bytes | None) -> None:
-    """Raise `ConfigError` if a trained model cannot be written to this file, or would replace another."""
+    """Raise `ConfigError` if `out` cannot receive a trained model, or is an input file."""
     if out.suffix not in (ONNX_SUFFIX, VALUES_SUFFIX):
-        raise ConfigError(f"out {out}: write a name that ends in {ONNX_SUFFIX} or {VALUES_SUFFIX}")
+        raise ConfigError(
+            f"out {out}: unknown file type; choose a name that ends in {ONNX_SUFFIX} or {VALUES_SUFFIX}"
+        )
     check_out("out", out, state / PEER_MODEL_FILE, *_files_read(settings))
     if out.suffix == ONNX_SUFFIX and forward is None:
         raise ConfigError(
-            f"out {out}: only a forward model of ONNX can be written as one; write {out.stem}{VALUES_SUFFIX}"
+            f"out {out}: this run has no ONNX forward model to export; choose {out.stem}{VALUES_SUFFIX}"
         )
     if not out.parent.is_dir():
-        raise ConfigError(f"out {out}: there is no folder {out.parent}; make it, or choose another file")
+        raise ConfigError(f"out {out}: no folder {out.parent}; create it, or choose another file")
 
 
 def _files_read(settings: PeerSettings) -> list[Path]:
-    """Return the files of a peer's own: the data, the list of peers, the model with its values, and its loss."""
+    """Return a peer's input files: data, list of peers, model with its values, and loss."""
     model = settings.model
     names: list[str | None] = [settings.peer.data, settings.peer.peers]
     if isinstance(model, OnnxModel):

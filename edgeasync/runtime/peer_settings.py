@@ -1,4 +1,7 @@
-"""A peer's settings file as frozen structs. `docs/reference/settings/index.md` lists every key."""
+"""Define a peer's settings file as frozen structs.
+
+`docs/reference/settings/index.md` lists every key.
+"""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +22,7 @@ from edgeasync.training.plan import LocalTraining
 
 
 class PeerSection(DeviceSection, frozen=True):
-    """`[peer]`: which device this is, how it averages its model with others', and when it ends."""
+    """`[peer]`: the device, how it averages its model with the other peers, and when it ends."""
 
     GROUPS: ClassVar[Mapping[str, str]] = {
         **DeviceSection.GROUPS,
@@ -32,43 +35,48 @@ class PeerSection(DeviceSection, frozen=True):
     INSTEAD: ClassVar[Mapping[str, str]] = {"steps_max": "epochs", "epochs": "steps_max"}
 
     topology: Topology = "ring"
-    """How devices average: in a ring, or each with all. The same on all devices."""
+    """How devices exchange models: in a ring, or each with all others. Must be equal on all
+    devices.
+    """
     peers: FilePath | None = None
-    """The devices that average, a TOML file, the same on all: [The file of
+    """The peers, a TOML file that is equal on all devices: [The file of
     peers](/train/peers.md#the-file-of-peers).
     """
     address: str | None = None
-    """With `hub`: where the other devices reach this one, `tcp://HOST:PORT`."""
+    """This device's address for the other peers, `tcp://HOST:PORT`; required with `hub`."""
     bind: str | None = None
-    """Where to listen, `tcp://HOST:PORT`; by default at this device's address, be it from a file or from here."""
+    """Address to listen on, `tcp://HOST:PORT`; by default this device's own `address`, from its
+    settings or from the file of peers.
+    """
     round_every_s: Annotated[float, Meta(gt=0, le=86400)] = 1.0
-    """Time from one round to the next. The device with the lowest name that is there decides. The same on all
-    devices.
+    """Seconds from one round to the next. The live device whose name sorts first starts the rounds.
+    Must be equal on all devices.
     """
     round_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """Local steps from one round to the next, instead of a time. A device then waits, up to a lease, before it
-    takes twice as many without a mean. The same on all devices.
+    """Local steps from one round to the next, instead of `round_every_s`. A device pauses after
+    twice as many steps without a mean, for up to a lease. Must be equal on all devices.
     """
     codec: str = "identity"
-    """How models travel: `identity`, `float16`, `bfloat16`, `int8` or `int4`, each also with `+zstd`. The same on
-    all devices.
+    """Codec for models: `identity`, `float16`, `bfloat16`, `int8` or `int4`, each also with
+    `+zstd`. Must be equal on all devices.
     """
     lease_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0
-    """Longest silence of a peer or a round, before the others continue without it. Pings go five times in a lease.
+    """How long a peer or a round may be silent before the others continue without it. Each peer
+    sends five pings per lease.
     """
     steps_max: Annotated[int, Meta(ge=0, le=2**62)] | None = None
-    """Local steps of all starts, after which the device waits for one more round and ends."""
+    """Local steps over all starts, after which the device waits for one more round and ends."""
     epochs: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
     """Passes over this device's data after which it ends, instead of `steps_max`."""
     rounds_max: Annotated[int, Meta(ge=1, le=2**62)] | None = None
-    """Rounds after which the device ends."""
+    """Number of rounds after which the device ends."""
     frozen: OtherFrozen = "refuse"
-    """What to do with a peer whose frozen arrays differ: do not hear it (`refuse`), or average with it and warn
-    once. See [Frozen parameters](/train/join.md#frozen-parameters).
+    """How to treat a peer whose frozen arrays differ: ignore it (`refuse`), or average with it and
+    warn once (`warn`). See [Frozen parameters](/train/join.md#frozen-parameters).
     """
     out: FilePath | None = None
-    """Where to write the trained model at the end, `.onnx` or `.safetensors`. `.onnx` needs a forward model. It is
-    not one of the files that this device reads.
+    """File for the trained model at the end, `.onnx` or `.safetensors`. `.onnx` requires a forward
+    model. It must differ from all files that this device reads.
     """
 
     def __post_init__(self) -> None:
@@ -76,48 +84,51 @@ class PeerSection(DeviceSection, frozen=True):
         if self.bind is not None:
             force_setattr(self, "bind", whole_address(self.bind))
         if self.hub is not None and self.peers is not None:
-            raise ValueError("peers and hub say the same: give one of the two")
+            raise ValueError("peers and hub both define the list of peers; set only one of them")
         for name, value in (("address", self.address), ("enrol", self.enrol)):
             if value is not None and self.hub is None:
-                raise ValueError(f"{name} goes with hub, which tells the other devices of this one")
+                raise ValueError(f"{name} requires hub, through which the other devices find this one")
         if self.address is not None and not re.match(PEER_ADDRESS_PATTERN, self.address):
             raise ValueError(
-                f"address {self.address!r}: write tcp://HOST:PORT, as the other devices reach this one"
+                f"address {self.address!r} is invalid; set tcp://HOST:PORT, at which other devices reach this one"
             )
         if self.address is not None and host_of(self.address) in ("0.0.0.0", "::"):  # noqa: S104
-            raise ValueError(f"address {self.address!r} is every address of this device: write one of them")
+            raise ValueError(f"address {self.address!r} stands for all addresses of this device; set a single one")
         check_peer_codec(self.codec)
         if self.steps_max is not None and self.epochs is not None:
-            raise ValueError("steps_max and epochs say the same: give one of the two")
+            raise ValueError("steps_max and epochs both limit the training; set only one of them")
 
 
 class PeerSettings(Section, frozen=True):
-    """A peer's settings file: how it averages, how it trains, and the model that it trains."""
+    """A peer's settings file: how it averages, how it trains, and its model."""
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("agent", "throttle"), "that table is of an agent's file; write what a peer has to know into [peer]"
+        ("agent", "throttle"), "that table belongs to an agent's settings file; set a peer's keys in [peer]"
     )
 
     peer: PeerSection = PeerSection()
-    """Which device, which data, how it averages, and when it ends."""
+    """The device, its data, how it averages, and when it ends."""
     local: LocalTraining = LocalTraining()
     """How the device trains, as in a hub's file."""
     model: Model | OnnxModel | None = None
-    """The model to train, as in a hub's file, without the kind `custom`. Needed here or as flag `--model`."""
+    """The model to train, as in a hub's file, but not of kind `custom`. Set it here or with the
+    flag `--model`.
+    """
 
     def __post_init__(self) -> None:
         if self.model is not None and self.model.local:
-            raise ValueError("model.local is a hub's key; peers average all arrays")
+            raise ValueError("model.local is only for hubs, because peers average all arrays; remove it")
 
     def missing(self) -> str:
-        """Return what `edgeasync peer` cannot begin without, as a question; empty if all is there."""
+        """Return a message about a missing setting of `edgeasync peer`, or an empty string."""
         peer = self.peer
         if peer.peers is None and peer.hub is None:
             return (
-                "which peers? give --peers FILE, a TOML file that names them, or --hub ADDRESS, which knows them"
+                "no peers are set; pass --peers FILE, a TOML file that lists them, or --hub ADDRESS, a hub that "
+                "knows them"
             )
         if peer.hub is not None and peer.address is None:
-            return "which address? give --address tcp://HOST:PORT, where the other devices reach this one"
+            return "no address is set; pass --address tcp://HOST:PORT, at which the other devices reach this one"
         if peer.data is None:
-            return "which data? give --data FILE.npz or FILE.csv, or [peer] data in a settings file"
+            return "no data is set; pass --data FILE.npz or FILE.csv, or set data in [peer] of a settings file"
         return ""

@@ -1,4 +1,4 @@
-"""The thread of a peer in which its trainer takes local steps, and what a round asks of the model is done."""
+"""The training thread of a peer: takes local steps, and runs jobs on the model between them."""
 
 import asyncio
 import concurrent.futures
@@ -27,40 +27,43 @@ from edgeasync.training.trainer import (
 )
 
 TOLD_STEPS = 100
-"""After this number of local steps the mean loss is that of others."""
+"""The number of local steps over which a mean loss is computed."""
 
 
 class Company:
-    """Whether others are there for a peer that trains, and whom of those `to_meet` it has not met yet."""
+    """Which other peers this device has found, and which of `to_meet` it has not found yet."""
 
     def __init__(self, to_meet: tuple[str, ...]) -> None:
         self.meets = bool(to_meet)
-        """Whether it waits for others at its begin, and not for ever for rounds without them."""
+        """Whether the peer waits for others at its start, and stops waiting for rounds without
+        them.
+        """
         self.to_meet = set(to_meet)
         self.has_met = False
-        """Whether any other was there."""
+        """Whether any other peer has ever been live."""
         self.connected = False
-        """Whether any other is there."""
+        """Whether any other peer is live now."""
 
     @property
     def deserted(self) -> bool:
-        """Whether all others have gone."""
+        """Whether all other peers have left."""
         return self.has_met and not self.connected
 
     def note_found(self, name: str) -> None:
-        """Note that another is there."""
+        """Note that another peer is live."""
         self.has_met = self.connected = True
         self.to_meet.discard(name)
 
 
 class PeerTraining:
-    """Takes local steps, up to `steps_max` of all starts, and does jobs on the model between two of them.
+    """Takes local steps, up to `steps_max` over all starts, and runs jobs between them.
 
-    - It takes its first step once all others are met, or after a lease.
-    - With `round_steps` it waits, up to a lease, before it takes twice as many steps without a mean.
-    - After a step that makes values of the model not finite, the next one begins from the `keeper`'s copy.
+    - It takes its first step once all peers of `to_meet` are found, or after a lease.
+    - With `round_steps`, it pauses after twice as many steps without a mean, for up to a lease.
+    - If a step makes the model non-finite, the next step starts from the `keeper`'s copy.
 
-    `tell` takes what the core has to hear of, `trained` is called after the last step, both in the thread.
+    Jobs read or change the model. `tell` receives events for the core. `trained` is called after
+    the last step. Both are called in the thread.
     """
 
     def __init__(
@@ -79,12 +82,13 @@ class PeerTraining:
         self.loss: float | None = None
         """The mean loss of the last local steps."""
         self.is_trained = False
-        """Whether it takes no more steps."""
+        """Whether no more steps follow."""
         self.stepped_s = time.monotonic()
-        """When it last ended a step, or a wait for others."""
+        """When the last step, or the last wait for other peers, ended."""
         self._begun_steps = self._mean_steps = self.steps_total
         self._half_due_steps: int | None = None
-        """After how many steps half of `round_steps` are taken since the last round began."""
+        """The total of steps at which half of `round_steps` have passed since the last round began.
+        """
         self._trainer = trainer
         self._section = section
         self._keeper = keeper
@@ -96,16 +100,16 @@ class PeerTraining:
         self._worker = Worker("train", fail)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread; a trainer's coroutines run on this loop."""
+        """Start the thread. Coroutines of a trainer run on this loop."""
         self._worker.start()
         self._worker.submit(lambda: self._run(loop))
 
     def submit(self, job: Callable[[Vector], None]) -> None:
-        """Do a job on the model as soon as the running step has ended."""
+        """Run a job on the model as soon as the running step has ended."""
         self._jobs.put(job)
 
     def look_again(self) -> None:
-        """Let a trainer that waits for others look whether they are there."""
+        """Wake a trainer that waits for other peers, so that it checks again."""
         self._jobs.put(_nothing)
 
     def note_round(self) -> None:
@@ -114,14 +118,14 @@ class PeerTraining:
             self._half_due_steps = self.steps_total + -(-self._section.round_steps // 2)
 
     def take_mean(self, parameters: Vector) -> None:
-        """Begin from a model that has moved to a mean, as after a hub's answer; called in the thread."""
+        """Continue from a model that now includes a round's mean; called in the thread."""
         self._mean_steps = self.steps_total
         self._keeper.last_finite.note_mean()
         self._trainer.begin(parameters)
 
     @property
     def diverged(self) -> bool:
-        """Whether the last local step has left values that are not finite."""
+        """Whether the last local step has made the model non-finite."""
         return self._keeper.last_finite.is_restored or not np.isfinite(self.parameters).all()
 
     def end(self) -> None:
@@ -133,7 +137,10 @@ class PeerTraining:
             self._trainer.interrupt()
 
     def close(self, timeout_s: float) -> None:
-        """Let the thread end after the running step, or abandon that; then the model is a finite copy. Blocks."""
+        """End the thread after the running step, or abandon that step; then use a finite copy.
+
+        Blocks.
+        """
         has_ended = self._worker.close(timeout_s)
         last = self._keeper.last_finite
         # An abandoned step may still write to the model.
@@ -144,7 +151,7 @@ class PeerTraining:
     # -- in the thread -----------------------------------------------------------------------------------------
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take local steps and do jobs between them; after the last step do jobs alone."""
+        """Take local steps and run jobs between them. After the last step, run only jobs."""
         self._keeper.copy(self.parameters, self.steps_total)
         self._do_jobs_while(lambda: bool(self._company.to_meet))
         self._tell(TrainingBegun())
@@ -161,7 +168,7 @@ class PeerTraining:
             self._jobs.get()(self.parameters)
 
     def _take_steps(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take some local steps, and note their mean loss."""
+        """Take some local steps, and store their mean loss."""
         steps_max = self._section.steps_max
         wanted = TOLD_STEPS if steps_max is None else max(0, min(TOLD_STEPS, steps_max - self.steps_total))
         done = take_local_steps(
@@ -171,7 +178,7 @@ class PeerTraining:
             on_step=self._count_step,
             step_s_min=self._section.step_s_min,
             wait=self._stopping.wait,
-            continues=True,  # a score would go nowhere
+            continues=True,  # a peer reports no score
             step=self._awaited.in_thread(loop, self._trainer.step),
         )
         if done is not None and done.local_steps:
@@ -179,7 +186,7 @@ class PeerTraining:
         self.is_trained = not wanted or done is None or done.local_steps < wanted
 
     def _should_stop(self) -> bool:
-        """Do the jobs that wait, then return whether training has ended; called between two steps."""
+        """Run waiting jobs, then return whether training has ended; called between two steps."""
         if not self._stopping.is_set():
             self._keeper.copy(self.parameters, self.steps_total)
         with contextlib.suppress(Empty):
@@ -197,14 +204,17 @@ class PeerTraining:
         return False
 
     def _wait_for_mean(self) -> None:
-        """Do jobs until the model moves to a mean or the others have gone; after a lease wait for the next one."""
+        """Run jobs until a round's mean arrives or the others have left.
+
+        After a lease without a mean, train on and wait only for the next one.
+        """
         mean_steps = self._mean_steps
         self._do_jobs_while(lambda: self._mean_steps == mean_steps and not self._company.deserted)
         if self._mean_steps == mean_steps:
             self._mean_steps = COUNT_MAX
 
     def _do_jobs_while(self, waits: Callable[[], bool]) -> None:
-        """Do jobs instead of steps for as long as something is waited for, up to a lease."""
+        """Run jobs instead of steps while `waits` returns true, for up to a lease."""
         until_s = time.monotonic() + self._section.lease_s
         while waits() and not self._stopping.is_set():
             try:
@@ -215,7 +225,7 @@ class PeerTraining:
 
     def _count_step(self) -> None:
         if isinstance(self._trainer, BufferedTrainer):
-            self._trainer.flush()  # any step may be the last one before a job reads the model
+            self._trainer.flush()  # a job may read the model after this step
         self.steps_total += 1
         self._keeper.last_finite.note_step()
         self.stepped_s = time.monotonic()
@@ -227,4 +237,4 @@ class PeerTraining:
 
 
 def _nothing(_: Vector) -> None:
-    """Do nothing: this job only wakes a trainer that waits for jobs."""
+    """Do nothing. This job only wakes a trainer that waits for jobs."""

@@ -1,7 +1,7 @@
-"""What suits a kind of board, where its settings leave that open. Chosen by what the machine says of itself.
+"""Default settings per kind of board, chosen by the names of the machine and its processor.
 
-These are guesses from the boards' data sheets: none of them was measured on such a board. How many examples are
-computed at once follows from the memory that is free, and how fast steps follow one another from `[throttle]`.
+They are guesses from data sheets; none was measured on such a board. The micro batch size follows
+from free memory, and the pace from `[throttle]`.
 """
 
 import os
@@ -17,7 +17,7 @@ Device = TypeVar("Device", bound=DeviceSection)
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """What an agent does on a kind of board: the cores that a step uses, and what computes."""
+    """Defaults for a kind of board: the cores of a step, and the execution provider."""
 
     name: str
     threads: int
@@ -30,15 +30,15 @@ BOARDS = (
     (r"Raspberry Pi (?:Compute Module )?5", Profile("Raspberry Pi 5", 3)),
     (r"Orin", Profile("Jetson Orin", 4, "auto")),
 )
-"""By what is in the name of the model."""
+"""Patterns of a board's model name."""
 
 X86_MINI = Profile("x86 mini", 3)
 X86_MINI_PROCESSORS = r"\b(?:N[0-9]{2,3}|[JN][0-9]{4}|Atom|Celeron)\b"
-"""By what is in the name of the processor."""
+"""Pattern of a processor's name."""
 
 
 def find_profile(board: str, processor: str) -> Profile | None:
-    """Return the profile of a board by the names of its model and its processor, which may be anything."""
+    """Return the profile of a board by its model name and its processor's name, if one matches."""
     for pattern, profile in BOARDS:
         if re.search(pattern, board):
             return profile
@@ -46,7 +46,7 @@ def find_profile(board: str, processor: str) -> Profile | None:
 
 
 def with_profile(section: Device, readings: Readings) -> tuple[Device, Profile | None]:
-    """Return the settings with what they leave open as this machine's profile has it, and that profile."""
+    """Return the settings with this machine's profile as defaults, and that profile."""
     profile = find_profile(readings.board(), readings.processor().name)
     if profile is None:
         return section, None

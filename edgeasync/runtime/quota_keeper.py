@@ -1,4 +1,4 @@
-"""The count of the bytes of a device's day, kept on disk so that a restart does not begin another day."""
+"""Keep a device's daily byte count on disk, so that a restart does not begin a new day."""
 
 import contextlib
 import time
@@ -12,10 +12,11 @@ from edgeasync.host.worker import Worker
 
 
 class QuotaKeeper:
-    """Writes the count in a thread of its own: the one that trains may be busy for minutes.
+    """Writes the byte count in a thread of its own, because the training thread may be busy.
 
-    The agent calls `begin` and `keep` on its loop. `close` waits for the thread, so the agent calls it in another.
-    `warn` and `fail` are called in the thread: with a sentence, and with an error that must not happen.
+    The agent calls `begin` and `keep` on its event loop. `close` blocks, so the agent calls it in
+    another thread. The writing thread calls `warn` with a message, and `fail` with an unexpected
+    error.
     """
 
     def __init__(
@@ -28,19 +29,19 @@ class QuotaKeeper:
         self._file = file
         self._quota = data_quota
         self._worker = Worker("quota", fail)
-        self._disk = DiskWatch(warn, "a restart forgets bytes of the day")
+        self._disk = DiskWatch(warn, "a restart loses the latest part of the daily byte count")
 
     def begin(self) -> None:
-        """Continue the day of an earlier start, and start the thread; raises `StorageError`."""
+        """Load the count of an earlier start, and start the thread; raises `StorageError`."""
         self._quota.recall(self._file.read())
         self._worker.start()
 
     def keep(self, record: QuotaRecord) -> None:
-        """Write the count soon."""
+        """Write the count in the background."""
         self._worker.submit(lambda: self._disk.write(lambda: self._file.write(record)))
 
     def close(self, timeout_s: float) -> None:
-        """Keep the count of a device that stops, to the byte, unless the thread hangs."""
+        """Write the final count, unless the thread hangs."""
         if self._worker.close(timeout_s):
             with contextlib.suppress(StorageError):
                 self._file.write(self._quota.record(time.monotonic()))

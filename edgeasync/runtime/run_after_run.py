@@ -1,4 +1,4 @@
-"""A device that stays: after a run has ended its agent waits for the hub's next run."""
+"""Keep a device in service: when a run ends, its agent waits for the hub's next run."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,13 +7,15 @@ from edgeasync.core.device.effects import FINISHED
 from edgeasync.runtime.agent import AgentRuntime
 
 NEXT_RUN_S = 10.0
-"""How long after a run's end a device looks for its hub again: a hub that has finished takes a while to leave."""
+"""Seconds after a run's end until the device contacts its hub again. A finished hub takes a while
+to exit.
+"""
 
 
 class RunAfterRun:
-    """Runs one agent after the other, each made by `make_agent`, until one ends otherwise than by a run's end.
+    """Runs one agent of `make_agent` after the other, each until its run ends.
 
-    `on_finished` is called after each run.
+    It stops once an agent ends for another reason. `on_finished` is called after each run.
     """
 
     def __init__(
@@ -27,7 +29,7 @@ class RunAfterRun:
         self._next_run_s = next_run_s
         self._stopped = asyncio.Event()
         self.agent = make_agent()
-        """The agent of the run that is on, or of the last one."""
+        """The agent of the current run, or of the last one."""
 
     async def run(self) -> str:
         """Train run after run; return why the last agent ended."""
@@ -43,10 +45,10 @@ class RunAfterRun:
         return reason
 
     def request_stop(self) -> None:
-        """Make `run` return soon; call it in the loop's thread."""
+        """Make `run` return soon. Call it on the event loop."""
         self._stopped.set()
         self.agent.request_stop()
 
     def last_events(self) -> list[str]:
-        """Return a line for each of the last events and effects of the core, without secrets."""
+        """Return one line for each recent event and effect of the core, without secrets."""
         return self.agent.last_events()

@@ -1,4 +1,4 @@
-"""What an agent has on disk of its unanswered work, its model and its trainer: it outlives a power cut."""
+"""Keep an agent's unanswered update, model and trainer state on disk, to survive a power cut."""
 
 import contextlib
 from collections.abc import Callable
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class SpoolKeeper:
-    """Reads what an earlier start kept, and writes what this one would lose with the power: a `DeviceSpool`.
+    """Reads the spool of an earlier start, and writes this start's spool: a `DeviceSpool`.
 
-    Whatever is wrong with the files costs a sentence, which is given to `warn`, and no more. The agent calls all
-    methods in the thread that trains, and `keep_model` in another one as well, once that has ended.
+    Problems with the files only cause a warning, which is passed to `warn`. The agent calls all
+    methods in the training thread. It may call `keep_model` in another thread once the training
+    thread has ended.
     """
 
     def __init__(self, spool: "SpoolFile", warn: Callable[[str], None]) -> None:
@@ -30,7 +31,7 @@ class SpoolKeeper:
         self._trainer_state: TrainerState | None = None
 
     def recall(self) -> tuple[Spool | None, HeldModel | None]:
-        """Return the update and the model that an earlier start kept; hold the trainer's state for `restore`."""
+        """Return the stored update and model; store the trainer's state for `restore`."""
         held = self._spool.read_model()
         try:
             spool = self._spool.read()
@@ -44,13 +45,13 @@ class SpoolKeeper:
         return None, held
 
     def restore(self, trainer: Trainer | CoroutineTrainer) -> None:
-        """Let a new trainer continue where that of the earlier start was, if it can; keep its state as well."""
+        """Restore the stored state in a new trainer, and store that trainer's state from now on."""
         self._trainer = trainer
         if self._trainer_state is not None and isinstance(trainer, ResumableTrainer):
             try:
                 trainer.restore(self._trainer_state)
             except ValueError as error:
-                self._warn(f"the trainer begins from scratch: {error}")
+                self._warn(f"the trainer's stored state cannot be restored, so it starts from scratch: {error}")
         self._trainer_state = None
 
     def keep(self, spool: Spool) -> None:
@@ -60,16 +61,19 @@ class SpoolKeeper:
         self._disk.write(lambda: self._spool.write(spool))
 
     def keep_model(self, held: HeldModel) -> None:
-        """Write the model. If the disk fails, `keep` tells that, and the next start fetches a whole model."""
+        """Write the model.
+
+        If the disk fails, `keep` reports it, and the next start fetches a whole model.
+        """
         with contextlib.suppress(StorageError):
             self._spool.write_model(held)
 
     def put_aside(self, reason: str) -> None:
-        """Rename what an earlier start kept, tell why, and let the trainer begin from scratch."""
+        """Rename the spool of an earlier start, warn with the reason, and drop the trainer's state."""
         self._trainer_state = None
         try:
             aside = self._spool.put_aside()
         except StorageError as error:
             self._warn(str(error))
         else:
-            self._warn(f"{aside}: {reason}; put aside, and this device begins from scratch")
+            self._warn(f"{aside}: {reason}; renamed the spool to this, and this device starts without it")

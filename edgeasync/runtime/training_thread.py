@@ -1,4 +1,4 @@
-"""The thread of a device in which its trainer is made, trains, and leaves room for work between the steps."""
+"""The training thread of a device: makes the trainer, trains, and runs other work between steps."""
 
 import asyncio
 import concurrent.futures
@@ -32,7 +32,7 @@ from edgeasync.training.trainer import (
 )
 
 DRAWN_OUT_S = 1.0
-"""How often a thread that draws a step out shows that it does not hang."""
+"""How often a thread that prolongs a step marks itself as alive."""
 
 Validate = Callable[[Vector], float | None]
 Result = TypeVar("Result")
@@ -42,9 +42,10 @@ NO_STEPS = Trained(0, 0, None, None, 0.0)
 
 
 class StepGate:
-    """Lets a thread take steps at a pace, unless a person wants none; `share` is the part of the time, 0 a pause.
+    """Controls when a thread takes steps: by its pace, and by a request to pause.
 
-    The thread calls `wait`, `count` and `draw_out`, the agent's loop all other methods.
+    `share` is the share of the time for local steps; 0 is a pause. The thread calls `wait`, `count`
+    and `draw_out`. The agent's event loop calls all other methods.
     """
 
     def __init__(self, share: float) -> None:
@@ -58,11 +59,11 @@ class StepGate:
         self._stepped_s = 0.0
 
     def begin(self) -> None:
-        """Count a standstill from now on."""
+        """Start measuring how long no step has ended."""
         self._stepped_s = time.monotonic()
 
     def wait(self) -> bool:
-        """Wait while no steps are wanted; return whether they are abandoned."""
+        """Wait while training is paused; return whether the steps are abandoned."""
         self._is_open.wait()
         return self.ending.is_set()
 
@@ -72,25 +73,28 @@ class StepGate:
         self._stepped_s = time.monotonic()
 
     def draw_out(self, remaining_s: float) -> None:
-        """Wait for the rest of a step, which is no standstill, however long it takes."""
+        """Wait for the remaining time of a step, which does not count as stalled."""
         until_s = time.monotonic() + remaining_s
         while remaining_s > 0.0 and not self.ending.wait(min(remaining_s, DRAWN_OUT_S)):
             self._stepped_s = time.monotonic()
             remaining_s = until_s - self._stepped_s
 
     def stalled_s(self, begun_s: float | None) -> float:
-        """Return for how long work that began then has ended no step; 0 without work, and in a pause."""
+        """Return the seconds since work that started at `begun_s` last ended a step.
+
+        0 without work, and during a pause.
+        """
         if begun_s is None or not self._is_open.is_set():
             return 0.0
         return time.monotonic() - max(begun_s, self._stepped_s)
 
     def stand_still(self, *, asked: bool) -> None:
-        """Take no steps for as long as a person has asked for that."""
+        """Pause or continue training at a caller's request."""
         self._stands_still = asked
         self._follow()
 
     def set_share(self, share: float) -> None:
-        """Take steps at another pace."""
+        """Change the pace."""
         self.share = share
         self._follow()
 
@@ -100,7 +104,7 @@ class StepGate:
         self._is_open.set()
 
     def _follow(self) -> None:
-        """Open unless a person or the pace wants no steps; an end is not held up."""
+        """Open the gate unless a caller or the pace pauses training. After `end`, it stays open."""
         if self.ending.is_set() or (not self._stands_still and self.share):
             self._stepped_s = time.monotonic()
             self._is_open.set()
@@ -109,19 +113,19 @@ class StepGate:
 
 
 class TrainingThread:
-    """Trains, and does other work, one after the other in the order of the calls; `DeviceTraining` of an agent.
+    """Trains, and runs other work in the order of the calls: the `DeviceTraining` of an agent.
 
     - `workload` and `local` are the agent's.
-    - Every step is drawn out to `step_s_min`, and so that steps take a `share` of the time.
-    - `hand_over` takes what is to be done on the loop, `warn` a sentence, `fail` whatever a piece of work raises.
-      All are called in the thread.
+    - Every step is prolonged to `step_s_min`, and until steps take a `share` of the time.
+    - `hand_over` receives actions for the event loop, `warn` a message, and `fail` any exception of
+      the work. All are called in the thread.
     """
 
     local_steps: int | None = None
-    """Local steps of every assignment, if not those that the hub assigns."""
+    """Number of local steps per assignment, if it differs from the hub's."""
 
     validate: Validate | None = None
-    """What returns the loss of parameters on examples kept for that."""
+    """A function that returns the loss of parameters on held-out examples."""
 
     def __init__(
         self,
@@ -139,7 +143,7 @@ class TrainingThread:
         self._workload = workload
         self._initial: Vector | None = None
         self._local = local
-        self._local_disk = DiskWatch(warn, "a restart loses what the local parameters learn")
+        self._local_disk = DiskWatch(warn, "a restart loses the training of the local parameters")
         self._step_s_min = step_s_min
         self._hand_over, self._warn = hand_over, warn
         self._worker = Worker("train", fail)
@@ -147,27 +151,27 @@ class TrainingThread:
         self._awaited = AwaitedStep(self.gate.ending)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread; a trainer's coroutines run on this loop."""
+        """Start the thread. Coroutines of a trainer run on this loop."""
         self._loop = loop
         self.gate.begin()
         self._worker.start()
 
     def submit(self, work: Callable[[], object]) -> None:
-        """Do `work` after all that was asked for before."""
+        """Run `work` after all work that was submitted before."""
         self._worker.submit(work)
 
     def run(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do `work` after all that was asked for before, then call `then` on the loop."""
+        """Run `work` after all work that was submitted before, then call `then` on the event loop."""
         self._worker.submit(lambda: self._hand_over(partial(then, work())))
 
     def prepare(self, welcome: Welcome) -> Trainer | CoroutineTrainer:
-        """Make the trainer, hold it against the hub's description, and return it; runs in this thread."""
+        """Make the trainer and compare its parameters with the hub's; runs in this thread."""
         trainer = self.trainer = self._workload.make_trainer(welcome)
         if trainer.spec != welcome.spec:
             difference = first_difference(trainer.spec, welcome.spec)
             raise ModelMismatchError(
-                f"the trainer's parameters are not the hub's: {difference}; give both the same model, names and "
-                "shapes included"
+                f"the trainer's parameters differ from the hub's: {difference}; use the same model on both, with "
+                "equal names and shapes"
             )
         make_initial = self._workload.initial
         self._initial = None if make_initial is None else make_initial(welcome.spec)
@@ -175,33 +179,37 @@ class TrainingThread:
         return trainer
 
     def reset(self) -> None:
-        """Let the trainer forget momentum and averages, if it can; runs in this thread."""
+        """Reset the trainer's momentum and averages, if it supports that; runs in this thread."""
         if isinstance(self.trainer, ResettableTrainer):
             self.trainer.reset()
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Let the trainer multiply its learning rate by a factor, if it can; runs in this thread."""
+        """Multiply the trainer's learning rate by a factor; runs in this thread.
+
+        If the trainer does not support that, warn.
+        """
         if (scale := getattr(self.trainer, "scale_learning_rate", None)) is not None:
             scale(factor)
         elif factor < 1.0:
             self._warn(
-                "the hub halves the devices' learning rates, and this trainer cannot: give it a method "
-                "scale_learning_rate(factor), or train with an optimizer of edgeasync or of torch"
+                "the hub halves the learning rates, but this trainer does not support it; add a method "
+                "scale_learning_rate(factor), or use an optimizer of edgeasync or torch"
             )
 
     def train(
         self, model: DeviceModel, local_steps: int, then: Callable[[Trained], None], *, overlap: bool, first: bool
     ) -> None:
-        """Take local steps, then call `then` on the loop; with `overlap` they continue until `pause`.
+        """Take local steps, then call `then` on the event loop.
 
-        The `first` assignment begins with the initial parameters.
+        With `overlap`, the steps continue until `pause`. The `first` assignment begins with the
+        initial parameters.
         """
         pausing = self._pausing = threading.Event()
 
         def work() -> None:
             trainer = self.trainer
             if trainer is None:
-                return  # it could not be made, and the agent is ending
+                return  # making it failed, and the agent is ending
             steps = local_steps if overlap else local_steps and (self.local_steps or local_steps)
             measure = None if overlap else self.validate
             try:
@@ -228,12 +236,12 @@ class TrainingThread:
     def _take_steps(
         self, trainer: Trainer | CoroutineTrainer, local_steps: int, pausing: threading.Event | None
     ) -> Trained | None:
-        """Take local steps; with `pausing` they continue those before, until it is set."""
+        """Take local steps. With `pausing`, they continue the steps before, until it is set."""
         take_step = self._awaited.in_thread(self._loop, trainer.step) or cast("Trainer", trainer).step
 
         def step() -> StepResult:
             if pausing is not None and pausing.is_set():
-                raise StepsEndedError("other work waits for the thread")
+                raise StepsEndedError("the training thread has other work")
             return take_step()
 
         return take_local_steps(
@@ -242,21 +250,21 @@ class TrainingThread:
             should_stop=self.gate.wait,
             on_step=self.gate.count,
             step_s_min=self._step_s_min,
-            share=lambda: self.gate.share or 1.0,  # a step that runs as a pause begins is not drawn out
+            share=lambda: self.gate.share or 1.0,  # a step that runs as a pause begins is not prolonged
             wait=self.gate.draw_out,
             continues=pausing is not None,
             step=step,
         )
 
     def stalled_s(self) -> float:
-        """Return for how long the thread, if it has work, has ended neither that nor a local step.
+        """Return the seconds since the thread last finished a local step or a job.
 
-        0 for one that rests or stands still because it was asked to.
+        0 without work, and while training is paused.
         """
         return self.gate.stalled_s(self._worker.begun_s)
 
     def set_pace(self, pace: Pace) -> None:
-        """Take local steps at this pace from now on; a running step ends first."""
+        """Take local steps at this pace from now on. A running step ends first."""
         self.gate.set_share(pace.share)
 
     def pause(self) -> None:
@@ -269,7 +277,7 @@ class TrainingThread:
         self._awaited.cancel()
 
     async def close(self, timeout_s: float) -> bool:
-        """Interrupt the running step, and return whether the thread has ended in time; call `end` before."""
+        """Interrupt the running step; return whether the thread ended in time. Call `end` before."""
         if isinstance(self.trainer, InterruptibleTrainer):
             self.trainer.interrupt()
         return await asyncio.to_thread(self._worker.close, timeout_s)

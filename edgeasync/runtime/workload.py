@@ -1,4 +1,4 @@
-"""The work of a device: how its trainer is made, and which model its hub has to have."""
+"""A device's work: how its trainer is made, and which model it accepts."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,15 +14,17 @@ MakeInitial = Callable[[ParameterSpec], Vector]
 class Workload(NamedTuple):
     """The work of a device, for `AgentRuntime`.
 
-    - `make_trainer` is called in the training thread with the hub's first welcome, and again if its settings
-      change.
-    - `initial` makes the parameters that the device begins with, where the hub's model is the base of its first
-      update. The training thread calls it with the hub's spec; once an update was answered it has no meaning.
-    - `examples` is how many the device has, 0 if nobody knows.
-    - `fingerprint` is the only model that the device accepts.
-    - `parameters` are the arrays of the device's own model, in any order, and `frozen` is the checksum of those of
-      its arrays that do not travel: the hub refuses a device whose arrays differ.
-    - With `trains_at_rest` it takes the steps of `alone_steps_max` also when the hub asks for rest.
+    - `make_trainer` is called in the training thread with the hub's first welcome, and again if the
+      hub's settings change.
+    - `initial` returns the device's own initial parameters, from which it trains its first update.
+      The training thread calls it with the hub's spec. It has no effect once an update was
+      answered.
+    - `examples` is the device's number of examples, 0 if unknown.
+    - `fingerprint` identifies the only model that the device accepts.
+    - `parameters` are the arrays of the device's own model, in any order. `frozen` is the checksum
+      of its frozen arrays. The hub refuses a device whose arrays differ.
+    - With `trains_at_rest`, the device takes the steps of `alone_steps_max` even while the hub lets
+      the fleet idle.
     """
 
     make_trainer: MakeTrainer

@@ -61,7 +61,7 @@ class Peer(Service):
     >>> peer = Peer(data, model, peers="none/peers.toml", state=tempfile.mkdtemp(), name="pi-1")
     >>> peer.start()  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    edgeasync.errors.ConfigError: ...: no such file; make it, the same on every device: peer = [{name = "pi-1", ...
+    edgeasync.errors.ConfigError: ...: no such file; create it with equal content on every device: ...
     """
 
     def __init__(

@@ -132,7 +132,7 @@ def test_rules_that_could_not_be_written_down_are_refused_by_name():
         created_s=0.0, rules={"policy": None},
     )  # fmt: skip
     with pytest.raises(
-        StorageError, match=r"checkpoint-1: .* a policy of its own code, .*; choose another run folder"
+        StorageError, match=r"checkpoint-1: .* used policy objects from a program, .*; choose another run folder"
     ):
         read_rules(manifest, "checkpoint-1")
 
@@ -230,7 +230,7 @@ NUMBERS = {
     "journal format": (with_journal_format, journal._FORMAT),
     "checkpoint format": (with_checkpoint_format, checkpoint.FORMAT),
     "state has format": (with_state_format, state_codec.FORMAT),
-    "hub.json: is of format": (with_record_format, RECORD_FORMAT),
+    "hub.json: has format": (with_record_format, RECORD_FORMAT),
 }
 
 
@@ -252,7 +252,7 @@ def test_an_update_that_another_version_kept_is_put_aside_by_name(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "PROTOCOL_VERSION", 99)
         file.write(make_spool())
-    with pytest.raises(ProtocolError, match=r"of another version of this software \(got protocol version 99"):
+    with pytest.raises(ProtocolError, match=r"written by another version of edgeasync \(got protocol version 99"):
         file.read()
 
 

@@ -133,7 +133,11 @@ def test_a_file_that_nobody_can_meet_at(commands):
     mistake(commands, ADDRESS, "'ipc://' is not an address", "tcp://", arguments=["status", "--hub", "ipc://"])
     nowhere = "ipc://nowhere/hub.sock"
     mistake(
-        commands, ADDRESS, "/nowhere/hub.sock", "cannot be bound", arguments=["hub", settings, "--bind", nowhere]
+        commands,
+        ADDRESS,
+        "/nowhere/hub.sock",
+        "cannot listen on this address",
+        arguments=["hub", settings, "--bind", nowhere],
     )
     status = ["status", "--hub", nowhere, "--timeout-s", "0.2"]
     mistake(commands, NO_HUB, "no hub answers", nowhere, arguments=status)

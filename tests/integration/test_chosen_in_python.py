@@ -113,7 +113,7 @@ def test_a_model_that_is_no_graph_has_nothing_to_choose(name, tmp_path):
         train(model, (X, Y[:, 0]), **{name: "a"})
     with pytest.raises(
         ConfigError,
-        match=f"unknown key `{name}`; the hub says it, with the model; a device without a hub is a peer",
+        match=f"unknown key `{name}`; the hub's settings define it with the model; a device without a hub",
     ):
         Agent("tcp://127.0.0.1:1", (X, Y), **{name: "a"})
     with pytest.raises(ConfigError, match=f"`?{name}`?"):

@@ -64,7 +64,7 @@ def test_what_cannot_be_gone_on_with_is_put_aside(commands, damage):
         _, address = commands.hub(commands.settings(more=ONE_BY_ONE, model=model, name="other"))
         data = commands.data("four.npz", classes=4)
     agent = commands.agent(address, "pi", "--spool", "full", data=data)
-    assert "put aside, and this device begins from scratch" in agent.wait_for("warning")["detail"]
+    assert "renamed the spool to this, and this device starts without it" in agent.wait_for("warning")["detail"]
     assert (folder / "spool.safetensors.damaged").exists()
     trained(address, 3, "pi")
     assert kept(folder)

@@ -151,7 +151,7 @@ def test_a_hub_that_is_stopped_on_a_full_disk_says_so_and_ends(commands, small_d
     fleet.hub.signal(signal.SIGTERM)
     assert fleet.hub.wait() == StorageError.exit_code, str(fleet.hub)
     assert len(fleet.hub.stderr.splitlines()) == 1
-    assert "not written in" not in fleet.hub.stderr, "it waited for its disk to the end of its patience"
+    assert "not written within" not in fleet.hub.stderr, "it waited for its disk to the end of its patience"
     assert "Traceback" not in fleet.hub.stderr
 
     # Nor does a hub start there until there is space: what the last one left may not be on the disk yet.

@@ -212,7 +212,7 @@ FAULTS = {
     ),
     "no hub": (no_hub, "hub", "fail", "refused, nothing listens there", "start the hub"),
     "no name": (an_unknown_name, "hub", "fail", "the name is unknown", "DNS"),
-    "no key beyond": (a_hub_beyond_without_a_key, "hub", "fail", "is beyond this machine", "keys enrol"),
+    "no key beyond": (a_hub_beyond_without_a_key, "hub", "fail", "is on another machine", "keys enrol"),
     "no key": (a_hub_with_keys, "key", "fail", "talks to enrolled devices only", "keys enrol"),
     "not a hub": (
         another_program, "protocol", "fail", "does not answer as a hub", "check the port",
@@ -294,8 +294,8 @@ TOKENS = {
         "does not take the token: it was used",
         "make another by 'edgeasync keys enrol NAME' at the hub",
     ),
-    "cut": (lambda _, token: token[:-5], "enrol (--enrol) is not a whole enrolment token", "copy all that"),
-    "garbage": (lambda *_: "garbage", "enrol (--enrol) is not a whole enrolment token", "copy all that"),
+    "cut": (lambda _, token: token[:-5], "enrol (--enrol) is not a complete token", "copy the whole line"),
+    "garbage": (lambda *_: "garbage", "enrol (--enrol) is not a complete token", "copy the whole line"),
 }
 
 

@@ -96,5 +96,5 @@ def test_a_restart_may_begin_with_a_checkpoint_or_with_the_best_model(tmp_path):
     assert (best.version, best.version < finished.version) == (wanted["version"], True), "no epoch was left"
     first = min(path.stem for path in copy.glob("checkpoint-*.json"))
     assert train(copy, 8, first).version == 0
-    with pytest.raises(StorageError, match="mine: is no checkpoint here"):
+    with pytest.raises(StorageError, match="mine: no such checkpoint"):
         train(copy, 8, "mine")

@@ -82,7 +82,7 @@ def test_a_run_without_a_history_says_why(tmp_path):
     (folder / HISTORY_FILE).unlink()
     history = Run.open(folder).history
     assert (len(history), len(history["loss"])) == (0, 0)
-    assert history.reason.startswith("there is no history in this folder")
+    assert history.reason.startswith("no history in this folder")
 
 
 def test_a_damaged_history_stops_nobody(tmp_path, caplog):

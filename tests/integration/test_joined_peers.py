@@ -198,7 +198,7 @@ def test_what_keeps_a_loop_from_listening_is_raised(tmp_path):
         ({"threads": 2}, "threads is for edgeasync.Peer"),
         ({"round_step": 3}, "round_step"),
         ({"codec": "top_k(0.1)"}, "top_k"),
-        ({"name": "stranger"}, 'add to its list, on every device: {name = "stranger"'),
+        ({"name": "stranger"}, 'add it to the list on every device: {name = "stranger"'),
     ],
 )
 def test_mistakes(tmp_path, arguments, said):

@@ -59,7 +59,7 @@ class Full:
 def test_a_trainer_of_the_users_own_without_memory_ends_the_agent_by_name(tmp_path):
     with (
         Hub(SoftmaxModel(inputs=4, classes=2), run=tmp_path, bind="tcp://127.0.0.1:*") as hub,
-        pytest.raises(NoMemoryError, match="not the memory for the model"),
+        pytest.raises(NoMemoryError, match="not enough memory for the model"),
         Agent(hub.address, trainer=Full()) as agent,
     ):
         agent.wait()

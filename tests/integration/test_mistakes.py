@@ -186,7 +186,7 @@ def test_a_run_of_another_model(commands):
     hub.signal(15)
     assert hub.wait() == 0
     other = commands.settings(model='kind = "softmax"\ninputs = 9\nclasses = 3')
-    mistake(commands, MISMATCH, "is of another model", "choose another run folder", arguments=["hub", other])
+    mistake(commands, MISMATCH, "belongs to another model", "choose another run folder", arguments=["hub", other])
 
 
 def test_a_run_that_another_hub_uses(commands):
@@ -431,7 +431,7 @@ def test_the_unit_of_a_peer_has_settings_that_it_can_run_by(commands):
     card.mkdir()
     service = ("service", "install", "peer")
     settings.write_text('[peer]\ndata = "a.npz"\n')
-    mistake(commands, CONFIG, "board.toml: which peers?", arguments=(*service, settings, "--root", card))
+    mistake(commands, CONFIG, "board.toml: no peers are set", arguments=(*service, settings, "--root", card))
     assert not list(card.iterdir())
     settings.write_text('[peer]\ndata = "a.npz"\npeers = "peers.toml"\n')
     unit = card / "etc/systemd/system/edgeasync-peer.service"

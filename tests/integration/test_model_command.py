@@ -397,7 +397,7 @@ def test_files_that_cannot_be_read_or_written(commands, forward):
             mistake(commands, code, words, arguments=["model", command[0], file, *command[1:]])
     for out, code, words in (
         ("torn.onnx/t.onnx", FILES, "cannot be written"),
-        ("forward.onnx", CONFIG, "is read here"),
+        ("forward.onnx", CONFIG, "is also an input file"),
         ("t.safetensors", CONFIG, "training.onnx"),
     ):
         mistake(commands, code, out, words, arguments=["model", "build", forward, "--out", out])
@@ -428,7 +428,9 @@ def test_runs_that_cannot_be_exported(commands):
     mistake(commands, MISMATCH, "'head.bias'", "(4,)", "(3,)", arguments=arguments)
     run_folder(commands, {"head.bias": bias + np.nan})
     mistake(commands, GRAPH, "'head.bias'", "diverged", arguments=arguments)
-    mistake(commands, CONFIG, "a folder that is read", arguments=["export", "run", "--out", "run/forward.onnx"])
+    mistake(
+        commands, CONFIG, "is inside the input folder", arguments=["export", "run", "--out", "run/forward.onnx"]
+    )
     (commands.folder / "run" / MODEL_FILE).unlink()
     mistake(commands, FILES, MODEL_FILE, "no such file", arguments=arguments)
     assert not (commands.folder / "out.onnx").exists()
@@ -441,12 +443,14 @@ def test_a_model_that_is_read_is_not_written_over(commands, forward):
     badly_named.write_bytes(content)
     (commands.folder / "folder.onnx").mkdir()
     build = ["model", "build", forward, "--out"]
-    mistake(commands, CONFIG, "is read here", arguments=["model", "build", badly_named, "--out", "named.onnx"])
+    mistake(
+        commands, CONFIG, "is also an input file", arguments=["model", "build", badly_named, "--out", "named.onnx"]
+    )
     mistake(commands, CONFIG, "folder.onnx: is a folder", arguments=[*build, "folder.onnx"])
     export = ["export", "run", "--model", forward, "--out"]
-    mistake(commands, CONFIG, "forward.onnx: is read here", arguments=[*export, "forward.onnx"])
+    mistake(commands, CONFIG, "forward.onnx: is also an input file", arguments=[*export, "forward.onnx"])
     for place in (f"run/{MODEL_FILE}", "run/new.onnx", "run/new/new.onnx"):
-        mistake(commands, CONFIG, place, "run is a folder that is read", arguments=[*export, place])
+        mistake(commands, CONFIG, place, "is inside the input folder run", arguments=[*export, place])
     assert forward.read_bytes() == badly_named.read_bytes() == content
 
 

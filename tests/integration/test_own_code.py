@@ -162,7 +162,7 @@ def test_a_factory_of_no_model_is_told(commands, importable, factory, hint):
 
 def test_held_out_data_cannot_be_given_to_code_that_the_hub_cannot_run(commands, importable):
     settings = commands.settings(model=TABLE, more='[evaluation]\ndata = "held-out.npz"\n')
-    mistake(commands, CONFIG, "evaluation.data", "losses of the devices", arguments=["hub", settings])
+    mistake(commands, CONFIG, "evaluation.data", "the devices' losses", arguments=["hub", settings])
 
 
 def test_a_trainer_that_does_not_fit_is_told(commands, importable):

@@ -307,7 +307,7 @@ async def test_a_peer_whose_disk_hangs_ends_and_says_that_its_model_is_not_writt
         async with asyncio.timeout(PATIENCE_S):
             peer.request_stop()
             assert await running == "stopped"
-        assert "not written in 0.1 s" in told[-1].detail
+        assert "not written within 0.1 s" in told[-1].detail
     finally:
         written.set()
 
@@ -378,7 +378,7 @@ async def test_a_step_that_diverges_is_undone_and_the_model_on_disk_is_finite(tm
     assert steps == peer.steps_total == 8
     warnings = [report.detail for report in reports if report.event == "warning"]
     assert warnings == [
-        "training has diverged: values of the model are not finite: back at the model of step 2",
+        "training has diverged: values of the model are not finite: restored the model of step 2",
     ]
 
 

@@ -355,7 +355,7 @@ def test_a_hub_continues_what_peers_have_trained(tmp_path):
 def test_a_folder_that_cannot_be_used_is_told_before_anything_is_trained(tmp_path):
     (tmp_path / "file").touch()
     trainers = [Adds(), Adds()]
-    with pytest.raises(StorageError, match=r"file/run: cannot be used: .*; choose another run folder"):
+    with pytest.raises(StorageError, match=r"file/run: cannot be used: .*; choose another folder for run"):
         train(ZEROS, trainers, topology="ring", until=Stop(updates=20), run=tmp_path / "file" / "run")
     assert [trainer.steps for trainer in trainers] == [0, 0]
 
@@ -516,12 +516,12 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
     [
         (
             ("--peers", "none.toml"),
-            f'none.toml: no such file; make it, the same on every device: peer = [{{name = "{name_of(0)}"',
+            "none.toml: no such file; create it with equal content on every device: peer = [",
         ),
         (("--out", "no/such/folder.safetensors"), "no/such"),
-        (("--out", "model.onnx"), "forward model of ONNX"),
-        (("--epochs", 2, "--steps-max", 3), "one of the two"),
-        (("--device-id", "stranger"), 'add to its list, on every device: {name = "stranger"'),
+        (("--out", "model.onnx"), "ONNX forward model"),
+        (("--epochs", 2, "--steps-max", 3), "only one of them"),
+        (("--device-id", "stranger"), 'add it to the list on every device: {name = "stranger"'),
         (("--loss", "mse"), "--loss, --train and the like are for an ONNX model; give --model FILE.onnx"),
         (("--topology", "star"), "choose from"),
     ],
@@ -537,9 +537,9 @@ def test_mistakes_of_the_command(commands, settings, flags, hint):
         ("data.npz", "data.npz: write a name that ends in .onnx or .safetensors"),
         ("notes.txt", "notes.txt: write a name that ends in .onnx or .safetensors"),
         ("folder.onnx", "folder.onnx: is a folder"),
-        ("model.onnx", "model.onnx: is read here: its old content would be lost"),
-        ("link.onnx", "link.onnx: is read here"),
-        (f"{name_of(0)}/{PEER_MODEL_FILE}", "is read here"),
+        ("model.onnx", "model.onnx: is also an input file and would be overwritten"),
+        ("link.onnx", "link.onnx: is also an input file"),
+        (f"{name_of(0)}/{PEER_MODEL_FILE}", "is also an input file"),
     ],
 )
 def test_a_trained_model_takes_the_place_of_nothing_that_is_read(commands, tmp_path, settings, out, hint):
@@ -559,14 +559,17 @@ def test_the_values_beside_a_training_graph_are_not_written_over(commands, tmp_p
     assert commands.run("model", "build", "model.onnx", "--out", "training.onnx").returncode == 0
     flags = (*device_flags(0, commands.data("data.npz")), "--model", "training.onnx", "--steps-max", 2)
     arguments = ("peer", settings, *flags, "--out", "training.safetensors")
-    mistake(commands, CONFIG, "training.safetensors: is read here", arguments=arguments)
+    mistake(commands, CONFIG, "training.safetensors: is also an input file", arguments=arguments)
 
 
 @pytest.mark.parametrize(
     ("said", "hint"),
     [
-        ("[throttle]\nonly_on_mains = true", "unknown key `throttle`; that table is of an agent's file"),
-        ("[agent]\nlink_share = 0.2", "unknown key `agent`; that table is of an agent's file"),
+        (
+            "[throttle]\nonly_on_mains = true",
+            "unknown key `throttle`; that table belongs to an agent's settings file",
+        ),
+        ("[agent]\nlink_share = 0.2", "unknown key `agent`; that table belongs to an agent's settings file"),
     ],
 )
 def test_what_a_settings_file_asks_for_in_vain_is_refused(commands, tmp_path, settings, said, hint):

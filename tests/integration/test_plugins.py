@@ -53,7 +53,7 @@ def test_a_run_outlives_kills_and_the_absence_of_its_package(commands, environme
         table = json.loads((run / "hub.json").read_bytes())
         assert table["policy"]["staleness"] == {"kind": "own_policy:Hinge", "free": 2.0, "slope": 10.0}
         hub = commands.start("hub", "--resume", run, "--bind", address, "--json", **python)
-        assert "entries of the journal" in hub.wait_for("resumed")["detail"]
+        assert "journal entries" in hub.wait_for("resumed")["detail"]
         hub.wait_for("listening")
     status = trained(address, 20)
     assert {device["push_codec"] for device in status["devices"]} == {"own_bytes+zstd"}
@@ -78,7 +78,7 @@ def test_a_run_outlives_kills_and_the_absence_of_its_package(commands, environme
         assert content(run) == before
     read = environment.run(tmp_path, "replay", run)
     assert read.returncode == 0
-    assert "decided by own_policy:Hinge, own_policy:Krum, own_bytes, and no code" in read.stdout
+    assert "plugins own_policy:Hinge, own_policy:Krum, own_bytes, which are not imported" in read.stdout
     environment.install(wheel)
     hub = commands.start("hub", "--resume", run, "--bind", address, "--json", **python)
     hub.wait_for("listening")

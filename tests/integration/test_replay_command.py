@@ -226,15 +226,19 @@ def test_replays_that_cannot_be(finished):
     commands, _ = finished
     (commands.folder / "empty").mkdir(exist_ok=True)
     mistake(commands, FILES, "nowhere", "no such folder", arguments=["replay", "nowhere"])
-    mistake(commands, FILES, "empty", "holds no checkpoint", arguments=["replay", "empty"])
+    mistake(commands, FILES, "empty", "no checkpoint; pass the folder", arguments=["replay", "empty"])
     arguments = ["replay", "run-hub", "--from", "checkpoint-0000000007-3"]
-    mistake(commands, FILES, "is no checkpoint here", "checkpoint-0000000000-0", arguments=arguments)
+    mistake(commands, FILES, "no such checkpoint", "checkpoint-0000000000-0", arguments=arguments)
     mistake(
-        commands, CONFIG, "--until 99999", "and no further", arguments=["replay", "run-hub", "--until", "99999"]
+        commands,
+        CONFIG,
+        "--until 99999",
+        "the journal ends at entry",
+        arguments=["replay", "run-hub", "--until", "99999"],
     )
     newest = max((commands.folder / "run-hub").glob("checkpoint-*.json")).stem
     arguments = ["replay", "run-hub", "--until", "3", "--from", newest]
-    mistake(commands, CONFIG, "--until 3", "begin earlier", arguments=arguments)
+    mistake(commands, CONFIG, "--until 3", "choose an older checkpoint", arguments=arguments)
     (commands.folder / "file").write_text("")
     arguments = ["replay", "run-hub", "--export", "file/model.safetensors"]
     mistake(commands, FILES, "cannot be written", arguments=arguments)
@@ -347,7 +351,7 @@ def test_a_replay_exports_into_no_file_of_the_run_that_it_reads(crashed):
     for name in ("new.safetensors", MODEL_FILE, next(run.glob("checkpoint-*.safetensors")).name):
         place = f"run-hub/{name}"
         arguments = ["replay", "run-hub", "--until", 5, "--export", place]
-        mistake(crashed, CONFIG, f"--export {place}: run-hub is a folder that is read", arguments=arguments)
+        mistake(crashed, CONFIG, f"--export {place}: is inside the input folder run-hub", arguments=arguments)
     arguments = ["replay", "run-hub", "--export", "then.onnx"]
     mistake(crashed, CONFIG, "--export then.onnx: write a name that ends in .safetensors", arguments=arguments)
     assert {path: path.read_bytes() for path in run.iterdir()} == before
@@ -361,11 +365,17 @@ def test_runs_that_cannot_be_gone_on_with(crashed):
     (unknown / "hub.json").unlink()
     run, settings = crashed.begun, crashed.settings(name="other")
     mistake(crashed, FILES, "nowhere", "no such folder", arguments=["hub", "--resume", "nowhere"])
-    mistake(crashed, FILES, "has no checkpoint", "edgeasync hub CONFIG", arguments=["hub", "--resume", empty])
+    mistake(
+        crashed,
+        FILES,
+        "no checkpoint to resume from",
+        "edgeasync hub CONFIG",
+        arguments=["hub", "--resume", empty],
+    )
     mistake(crashed, FILES, "hub.json", "no such file", arguments=["hub", "--resume", unknown])
     for more in ([settings], ["--model", "m.onnx"], ["--run", "elsewhere"], ["--loss", "mse"]):
         mistake(crashed, CONFIG, "--resume", "leave out", arguments=["hub", "--resume", run, *more])
     arguments = ["hub", "--resume", run, "--bind", "tcp://127.0.0.1:*", "--recovery", "yesterday"]
-    mistake(crashed, FILES, "yesterday", "is no checkpoint here", arguments=arguments)
+    mistake(crashed, FILES, "yesterday", "no such checkpoint", arguments=arguments)
     arguments = ["hub", "--resume", run, "--durability", "wishful"]
     mistake(crashed, CONFIG, "durability", "wishful", arguments=arguments)

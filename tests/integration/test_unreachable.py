@@ -114,16 +114,16 @@ async def first_words(*addresses):
 
 
 REASONS = {
-    "unknown": (unknown, r"the name 999\.1\.1\.1 is unknown \(.+\)"),
-    "refusing": (refusing, "refused: nothing listens there"),
-    "no socket": (no_socket, "refused: nothing listens there"),
+    "unknown": (unknown, r"cannot resolve the name 999\.1\.1\.1 \(.+\)"),
+    "refusing": (refusing, "connection refused, start the hub"),
+    "no socket": (no_socket, "connection refused, start the hub"),
     "deaf": (deaf, "no answer"),
     "silent": (
         silent,
-        "the connection is taken, but nothing is said there: not an edgeasync hub, or one that hangs",
+        "connected, but no reply: not an edgeasync hub, or a hub that hangs",
     ),
     "web server": (web_server, "not an edgeasync hub"),
-    "other service": (other_service, "a ZeroMQ peer that does not answer: not an edgeasync hub"),
+    "other service": (other_service, "connected, but no reply: another ZeroMQ program"),
     "junk": (lambda: other_service(b"junk"), r"not an edgeasync hub of this version \(header is not"),
 }
 
@@ -176,8 +176,12 @@ async def test_an_agent_says_since_when_and_why_it_reaches_no_hub():
         assert re.match(f"{re.escape(address)}: {reason}.*, .*check", rest), f"{name}: {detail}"
         assert told == ["waiting", "unreachable"], name
     detail, told = of_several
-    assert re.fullmatch(f"since .*: {several[0]}: the name .*; {several[1]}: refused: .*", detail)
+    assert re.fullmatch(
+        f"since .*: {several[0]}: cannot resolve the name .*; {several[1]}: connection refused, .*", detail
+    )
     assert told == ["waiting", "waiting", "unreachable"]
     detail, told = of_a_full_one
-    assert re.fullmatch(f"since [^;]*: {several[1]}: refused: [^;]*", detail), "the other one was reached"
+    assert re.fullmatch(f"since [^;]*: {several[1]}: connection refused, [^;]*", detail), (
+        "the other one was reached"
+    )
     assert told == ["warning", "waiting", "waiting", "unreachable"]

@@ -69,13 +69,13 @@ def test_beyond_loopback_nobody_speaks_in_clear_unless_told_to(check, address):
 
 
 def test_a_hub_that_listens_everywhere_is_not_on_loopback():
-    with pytest.raises(AddressError, match=r"could join; give the hub keys .*--insecure"):
+    with pytest.raises(AddressError, match=r"could join; set up keys .*--insecure"):
         check_bind("tcp://*:5555", insecure=False)
 
 
 @pytest.mark.parametrize("host", ["nowhere.example", "a..b", "x" * 64 + ".example"])
 def test_a_name_that_does_not_resolve_is_told_by_name(check, host):
-    with pytest.raises(AddressError, match=rf"{host}.* (does not resolve|is unknown)"):
+    with pytest.raises(AddressError, match=rf"cannot resolve the name {host}"):
         check(f"tcp://{host}:5555", insecure=False)
     check(f"tcp://{host}:5555", insecure=True)
 

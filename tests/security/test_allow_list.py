@@ -39,8 +39,8 @@ def test_a_persons_own_words_survive_every_edit():
         (f"pi-2 device {KEYS[1].hex()[:-1]}", "64 hexadecimal"),
         (f"pi/2 device {KEYS[1].hex()}", "name"),
         (f"{'x' * 65} device {KEYS[1].hex()}", "name"),
-        (f"pi-1 device {KEYS[1].hex()}", "stands in line 1"),
-        (f"pi-2 device {KEYS[0].hex()}", "that of pi-1"),
+        (f"pi-1 device {KEYS[1].hex()}", "already used in line 1"),
+        (f"pi-2 device {KEYS[0].hex()}", "belongs to pi-1"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(line, hint):
@@ -52,7 +52,7 @@ def test_a_line_that_cannot_be_read_is_named(line, hint):
 
 def test_a_key_has_one_name():
     listed = AllowList("").with_entry(Allowed("pi-1", "device", KEYS[0]))
-    with pytest.raises(StorageError, match="that of pi-1"):
+    with pytest.raises(StorageError, match="belongs to pi-1"):
         listed.with_entry(Allowed("pi-2", "device", KEYS[0]))
 
 

@@ -284,7 +284,7 @@ def test_an_agent_says_which_key_does_not_fit(commands, keys):
         "stranger": (KeyPair.make(), hub, address, "does not know this device's key"),
         "wronghub": (enrolled(keys, "wronghub"), KeyPair.make().public, address, "or enrol this device again"),
         "tonone": (KeyPair.make(), hub, plain, "start that hub with --keys"),
-        "noneto": (None, None, address, "this one has no key"),
+        "noneto": (None, None, address, "this device has no key"),
     }
     for name, (pair, hub_key, place, hint) in cases.items():
         if pair is not None:
@@ -333,7 +333,7 @@ async def test_an_agent_that_is_put_off_tries_again(tmp_path):
     async with asyncio.timeout(PATIENCE_S):
         while (report := await told.get()).event != "unreachable":
             pass
-        assert "tries again" in report.detail
+        assert "keeps trying" in report.detail
         for _ in range(CUTS_MIN):
             zap_asked = asyncio.get_running_loop().create_future()
             zap._decide = lambda *_, asked=zap_asked: None if asked.done() else asked.set_result(None)

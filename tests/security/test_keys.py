@@ -54,7 +54,7 @@ def test_a_folder_that_others_can_enter_is_refused(keys):
 
 @pytest.mark.parametrize("read", [lambda folder: HubKeys(folder).pair(), operator_keys])
 def test_a_folder_that_is_only_read_is_not_made(tmp_path, read):
-    with pytest.raises(StorageError, match=r"wrong: no such folder; .*'edgeasync keys init', or give the right"):
+    with pytest.raises(StorageError, match=r"wrong: no such folder; .*'edgeasync keys init', or set the right"):
         read(tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
 
@@ -87,10 +87,10 @@ def test_an_operators_keys_lead_to_the_hub(keys):
 @pytest.mark.parametrize(
     ("change", "hint"),
     [
-        (lambda keys: keys.allow("owner", "device", KEYS[1]), "owner is an operator; revoke it first, or give"),
+        (lambda keys: keys.allow("owner", "device", KEYS[1]), "owner is an operator; revoke it first, or choose"),
         (lambda keys: keys.accept(fingerprint(KEYS[1]), "owner"), "owner is an operator"),
         (lambda keys: keys.issue_token("owner", ADDRESS, 0.0), "owner is an operator"),
-        (lambda keys: keys.allow("pi-1", "operator", KEYS[1]), "pi-1 is a device; revoke it first, or give"),
+        (lambda keys: keys.allow("pi-1", "operator", KEYS[1]), "pi-1 is a device; revoke it first, or choose"),
         (lambda keys: keys.make_operator("pi-1"), "pi-1 is a device"),
     ],
     ids=["a key", "a knock", "a token", "an operator's key", "an operator"],

@@ -281,8 +281,8 @@ def test_who_is_taken_out_is_out_though_another_line_cannot_be_read(keys, access
     assert not access.holds(new.public)
     assert not access.holds(replaced.public)
     (told,) = access.trouble
-    assert "line 1: a role is" in told
-    assert "line 4: write NAME ROLE KEY" in told
+    assert "line 1: unknown role" in told
+    assert "line 4: expected NAME ROLE KEY" in told
     edit(keys, lambda text: "".join(listed[1:3] + listed[4:]))
     access.poll()
     access.poll()
@@ -339,7 +339,7 @@ def test_an_error_in_what_is_told_delays_no_revocation(keys):
     access = AllowListReader(keys, gone.update, on_trouble)
     edit(keys, lambda text: text.replace("one ", "# ") + "two device\n")
     access.watch(timers)
-    with pytest.raises(OSError, match="write NAME ROLE KEY"):
+    with pytest.raises(OSError, match="expected NAME ROLE KEY"):
         timers.run_next()
     assert gone == {one.public}
     edit(keys, lambda text: text.replace("two ", "# "))
@@ -474,7 +474,7 @@ def test_an_agent_that_was_away_when_it_was_revoked_waits_and_says_why(commands,
     hub.kill()
     keys.revoke("pi-1")
     start_hub(commands, keys, bind=address)
-    until(lambda: any("key in: it was revoked" in line for line in agent.lines), "the reason")
+    until(lambda: any("key: it was revoked" in line for line in agent.lines), "the reason")
     assert denied(address, keys, "revoked")
     agent.signal(15)
     assert agent.wait() == 0

@@ -38,13 +38,13 @@ def test_links_are_never_followed(tmp_path):
 
 def test_a_pipe_in_a_secrets_place_is_refused(tmp_path):
     os.mkfifo(tmp_path / "secret", 0o600)
-    with pytest.raises(StorageError, match="no plain file"):
+    with pytest.raises(StorageError, match="not a regular file"):
         read_secret(tmp_path / "secret")
 
 
 def test_a_secret_is_not_written_over_another(tmp_path):
     write_secret(tmp_path / "secret", b"first")
-    with pytest.raises(StorageError, match="left as it is"):
+    with pytest.raises(StorageError, match="it was not changed"):
         write_secret(tmp_path / "secret", b"second")
     assert [path.name for path in tmp_path.iterdir()] == ["secret"]
     assert read_secret(tmp_path / "secret") == b"first"

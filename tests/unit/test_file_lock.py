@@ -100,7 +100,10 @@ def test_a_holder_that_is_not_the_owner_is_named(tmp_path, take):
     )
     orphan = int(subprocess.run([sys.executable, "-c", text], capture_output=True, check=True).stdout)
     try:
-        with pytest.raises(StorageError, match=rf"process {orphan} \(sleep\) still holds the lock, .* end it"):
+        with pytest.raises(
+            StorageError,
+            match=rf"process {orphan} \(sleep\) still holds the lock of a process that has ended; stop it",
+        ):
             DeviceFolder(tmp_path).open("pi")
     finally:
         os.kill(orphan, signal.SIGTERM)
@@ -109,7 +112,7 @@ def test_a_holder_that_is_not_the_owner_is_named(tmp_path, take):
 def test_a_lock_of_this_process_is_told_apart(tmp_path):
     first = DeviceFolder(tmp_path)
     first.open("pi")
-    with pytest.raises(StorageError, match=r"another agent runs as 'pi' here.* stop it first: it belongs to this"):
+    with pytest.raises(StorageError, match=r"another agent runs as 'pi' with this folder.* it runs in this"):
         DeviceFolder(tmp_path).open("pi")
     first.close()
 

@@ -1,4 +1,7 @@
-"""Codecs turn a model's flat float32 vector into payload bytes and back; a handshake agrees on them by name."""
+"""Codecs convert a model's float32 vector to payload bytes and back.
+
+Hub and device agree on them by name in the handshake.
+"""
 
 from edgeasync.protocol.codecs.catalogue import (
     ELEMENTWISE,

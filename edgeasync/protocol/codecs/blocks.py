@@ -1,9 +1,10 @@
 """Codecs with one scale for all values of a block: `int8`, `int4` and `sign`.
 
-`int8` and `int4` are QSGD (Alistarh et al. 2017) with the largest magnitude of a block as its scale. `sign` is
-signSGD (Bernstein et al. 2018) with the mean magnitude, as in EF-signSGD (Karimireddy et al. 2019). A block with a
-value that is not finite has the scale NaN. All scales come first in the payload. Coding uses only elementwise
-arithmetic and sums of whole rows, so it gives the same bits on every machine.
+`int8` and `int4` are QSGD (Alistarh et al. 2017) with the largest magnitude of a block as its
+scale. `sign` is signSGD (Bernstein et al. 2018) with the mean magnitude, as in EF-signSGD
+(Karimireddy et al. 2019). A block with a non-finite value has the scale NaN. All scales come first
+in the payload. Encoding uses only elementwise arithmetic and sums of whole rows, so it produces the
+same bits on every machine.
 """
 
 from abc import ABC, abstractmethod
@@ -18,26 +19,26 @@ from edgeasync.parameters import CHUNK, Vector
 from edgeasync.protocol.codecs.source import Bytes, Source, chunks
 
 BLOCK = 256
-"""How many values share a scale; `CHUNK` is a multiple of it."""
+"""Number of values that share a scale; `CHUNK` is a multiple of it."""
 
 SCALE_MIN = np.float32(2.0**-126)
-"""A block whose scale would be smaller is sent as zeros: subnormal scales are coarse and slow."""
+"""Blocks with a smaller scale are sent as zeros, because subnormal scales are coarse and slow."""
 
 _MAGNITUDE = 0x7FFF_FFFF
 _INFINITY = 0x7F80_0000
 _ROUNDING = np.float32(1.5 * 2**23)
-"""The last bits of the sum of this and a small number are those of the nearest integer, ties to even."""
+"""The low bits of the sum of this and a small number are the nearest integer, ties to even."""
 
 Rows = npt.NDArray[np.float32]
 
 
 def _scale_bytes(length: int) -> int:
-    """Return how many bytes the scales of `length` values take; the last block may be shorter."""
+    """Return the size of the scales of `length` values in bytes; the last block may be shorter."""
     return 4 * -(-length // BLOCK)
 
 
 def _split(coded: Bytes, length: int) -> tuple[Vector, Bytes]:
-    """Return views of the scales, and of the levels or signs, in the coded bytes of `length` values."""
+    """Return views of the scales and of the levels or signs of `length` encoded values."""
     split = _scale_bytes(length)
     return coded[:split].view("<f4"), coded[split:]
 
@@ -46,9 +47,9 @@ class _Chunk(NamedTuple):
     start: int
     stop: int
     rows: Rows
-    """Whole blocks, the last one filled up with zeros; do not write to them."""
+    """Whole blocks, the last one padded with zeros; read-only."""
     scales: Vector
-    """A view to write the scale of each row to."""
+    """A view for writing the scale of each row."""
 
 
 def _chunks(source: Source, length: int, scales: Vector) -> Iterator[_Chunk]:
@@ -63,7 +64,7 @@ def _chunks(source: Source, length: int, scales: Vector) -> Iterator[_Chunk]:
 
 
 def _scale_blocks(values: Vector, start: int, scales: Vector) -> None:
-    """Multiply the values, which begin at place `start` of the whole vector, by the scales of their blocks."""
+    """Multiply the values, which start at index `start` of the vector, by their blocks' scales."""
     head = min(-start % BLOCK, values.size)
     block = (start + head) // BLOCK
     whole = (values.size - head) // BLOCK
@@ -78,7 +79,7 @@ def _scale_blocks(values: Vector, start: int, scales: Vector) -> None:
 
 
 class _Quantizer:
-    """Rounds blocks to whole levels, in memory that it reuses."""
+    """Rounds blocks to integer levels, in reused memory."""
 
     def __init__(self, steps: int, unit: int, blocks: int, random: np.random.Generator | None) -> None:
         room = min(CHUNK, BLOCK * blocks)
@@ -93,7 +94,7 @@ class _Quantizer:
         """Return the levels as signed bytes, and write the scale of every row."""
         work = self._work[: rows.size].reshape(rows.shape)
         magnitudes = np.bitwise_and(rows.view(np.int32), _MAGNITUDE, out=work.view(np.int32))
-        # Magnitudes compare as integers as they do as floats, and those that are not finite are the largest.
+        # Magnitudes have the same order as integers and as floats, and non-finite ones are the largest.
         peaks = magnitudes.max(axis=1)
         broken = peaks >= _INFINITY
         peaks[broken] = 0
@@ -117,7 +118,10 @@ class _Quantizer:
         return levels.view(np.uint8)
 
     def _draw_noise(self, random: np.random.Generator, count: int) -> Vector:
-        """Return numbers between -0.5 and 0.5, from 16 random bits each: a fourth of the time of random floats."""
+        """Return numbers between -0.5 and 0.5, from 16 random bits each.
+
+        This takes a fourth of the time of random floats.
+        """
         noise = self._noise[:count]
         drawn = random.integers(0, 2**64 - 1, count // 4, np.uint64, endpoint=True)
         np.copyto(noise, drawn.astype("<u8", copy=False).view("<u2"))
@@ -128,9 +132,9 @@ class _Quantizer:
 
 @dataclass(frozen=True)
 class _Levels:
-    """A stage that rounds to whole levels: the nearest, ties to even.
+    """A stage that rounds to integer levels: the nearest, ties to even.
 
-    If stochastic, it rounds to either neighbour, so that the mean is right.
+    A stochastic stage rounds to either neighbour, so that the mean is exact.
     """
 
     stochastic: bool = False
@@ -140,12 +144,12 @@ class _Levels:
 
     def _quantizer(self, steps: int, unit: int, blocks: int, random: np.random.Generator | None) -> _Quantizer:
         if self.stochastic and random is None:
-            raise ValueError("a codec that rounds stochastically needs a generator of random numbers to encode")
+            raise ValueError("stochastic rounding needs a random generator; pass random to encode")
         return _Quantizer(steps, unit, blocks, random if self.stochastic else None)
 
 
 class _BlockSource(ABC):
-    """Levels or signs, which are multiplied by the scales of their blocks."""
+    """Levels or signs, multiplied by the scales of their blocks."""
 
     __slots__ = ("_coded", "_scales", "length")
 
@@ -167,10 +171,13 @@ class _BlockSource(ABC):
 
 @dataclass(frozen=True)
 class Int8(_Levels):
-    """`int8`: a value is its level, -127 to 127, times the scale of the block, its largest magnitude / 127."""
+    """`int8`: a value is its level, -127 to 127, times the block's scale.
+
+    The scale is the block's largest magnitude / 127.
+    """
 
     def nbytes(self, length: int) -> int:
-        """Count one byte for each value and four for each block."""
+        """Return one byte per value and four per block."""
         return _scale_bytes(length) + length
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:
@@ -194,19 +201,20 @@ class _Int8Source(_BlockSource):
 
 @dataclass(frozen=True)
 class Int4(_Levels):
-    """`int4`: a value is 16 times its level, -7 to 7, times the scale of the block, its largest magnitude / 112.
+    """`int4`: a value is 16 times its level, -7 to 7, times the block's scale.
 
-    The lower halves of the bytes are the levels of the first half of all values, the upper halves are those of the
-    rest, so any range is decoded in long loops. In the upper half of a signed byte a level is 16 times itself, so
-    decoding needs no sign extension.
+    The scale is the block's largest magnitude / 112. The lower halves of the bytes are the levels
+    of the first half of all values, the upper halves those of the rest, so any range is decoded in
+    long loops. In the upper half of a signed byte a level is 16 times itself, so decoding needs no
+    sign extension.
     """
 
     def nbytes(self, length: int) -> int:
-        """Count half a byte for each value and four bytes for each block."""
+        """Return half a byte per value and four bytes per block."""
         return _scale_bytes(length) + (length + 1) // 2
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:
-        """Write the scales, and two levels to a byte."""
+        """Write the scales, and two levels per byte."""
         scales, coded = _split(out, length)
         half = coded.size
         if length % 2:
@@ -247,7 +255,7 @@ class Sign:
     needs_feedback: ClassVar[bool] = True
 
     def nbytes(self, length: int) -> int:
-        """Count one bit for each value and four bytes for each block."""
+        """Return one bit per value and four bytes per block."""
         return _scale_bytes(length) + -(-length // 8)
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002

@@ -1,10 +1,10 @@
-"""Names of codecs, and the codecs they mean.
+"""Names of codecs, and the codecs they select.
 
-A name has at most 64 characters, and consists of stages joined by `+`. It begins with a dense stage (`identity`,
-`float16`, `bfloat16`, `int8`, `int4`, `sign`), or with `top_k(fraction)`. A dense stage for the values that it
-keeps may follow; without it they are float32. `zstd` may come last. A codec that a package has installed stands
-where a dense stage may. `int8(stochastic)` and `int4(stochastic)` differ from `int8` and `int4` only for the
-encoder.
+A name has at most 64 characters and consists of stages joined by `+`. It starts with a dense stage
+(`identity`, `float16`, `bfloat16`, `int8`, `int4`, `sign`) or with `top_k(fraction)`. A dense stage
+for the values that `top_k` keeps may follow; by default they are float32. `zstd` may come last. A
+codec of an installed package may replace a dense stage. `int8(stochastic)` and `int4(stochastic)`
+differ from `int8` and `int4` only in the encoder.
 """
 
 import re
@@ -23,7 +23,7 @@ from edgeasync.protocol.codecs.top_k import TopKCodec
 NAME_LENGTH_MAX = 64
 
 STAGES_MAX = 32
-"""The most stages that a hello lists."""
+"""Maximum number of stages in a hello."""
 
 _DENSE: dict[str, Dense] = {
     "identity": Identity(),
@@ -43,7 +43,7 @@ STAGES: tuple[str, ...] = (
 """The stages that this side can decode; a device lists its own when it joins."""
 
 ELEMENTWISE = tuple(name for name, stage in _DENSE.items() if stage.elementwise)
-"""The codecs that may code whole models."""
+"""The codecs that may encode whole models."""
 
 _KNOWN = (
     "identity, float16, bfloat16, int8, int8(stochastic), int4, int4(stochastic), sign, top_k(0.01); "
@@ -54,10 +54,10 @@ _PLUGIN = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 
 
 class _Design(NamedTuple):
-    """The parts of a name, whatever the spec is."""
+    """The parsed parts of a name, independent of a spec."""
 
     fraction: float
-    """The argument of `top_k`, else 0."""
+    """The argument of `top_k`, otherwise 0."""
     dense: str
     compressed: bool
 
@@ -74,7 +74,7 @@ def _decimal(fraction: float) -> str:
 
 
 def _parse(name: str) -> _Design:
-    """Read a name; raises `ValueError`, which lists the known names."""
+    """Parse a name; raises `ValueError`, which lists the known names."""
     parts = name.split("+") if len(name) <= NAME_LENGTH_MAX else []
     compressed = len(parts) > 1 and parts[-1] == "zstd"
     if compressed:
@@ -85,7 +85,7 @@ def _parse(name: str) -> _Design:
     if not parts or not _is_dense(dense) or len(rest) > 1 or fraction > 0.5:
         raise ValueError(f"unknown codec {name[:NAME_LENGTH_MAX]!r}; known: {_KNOWN}")
     if compressed and not HAS_ZSTD:
-        raise ValueError(f"codec {name!r} needs the zstandard package: pip install 'edgeasync[zstd]'")
+        raise ValueError(f"codec {name!r} needs the zstandard package; run pip install 'edgeasync[zstd]'")
     return _Design(fraction, dense, compressed)
 
 
@@ -94,13 +94,13 @@ def _is_dense(name: str) -> bool:
 
 
 def plugin_parts(name: str) -> list[str]:
-    """Return the parts of a codec's name that only a plugin could be, without importing one."""
+    """Return the parts of a codec's name that only a plugin can be, without importing it."""
     own = (*_DENSE, "zstd", "auto", "off")
     return [part for part in name.split("+") if part not in own and _PLUGIN.fullmatch(part)]
 
 
 def known_stages() -> tuple[str, ...]:
-    """Return the stages that this machine can decode: edgeasync's own, and those of installed packages."""
+    """Return the stages that this machine can decode, including those of installed packages."""
     return (STAGES + plugin_stages())[:STAGES_MAX]
 
 
@@ -108,7 +108,7 @@ def known_stages() -> tuple[str, ...]:
 def make_codec(name: str, spec: ParameterSpec) -> VectorCodec:
     """Return the codec with that name for vectors of `spec`.
 
-    Raises `ValueError`, which lists the known names, for a name that is unknown or ill-formed.
+    Raises `ValueError`, which lists the known names, for an unknown or invalid name.
     """
     design = _parse(name)
     dense = _DENSE.get(design.dense) or plugin_stage(design.dense)
@@ -119,7 +119,10 @@ def make_codec(name: str, spec: ParameterSpec) -> VectorCodec:
 
 
 def find_codec(name: str, payload_bytes: int, spec: ParameterSpec) -> VectorCodec:
-    """Return the codec that a message names; raises `ProtocolError` if it is unknown or has no such length."""
+    """Return the codec that a message names.
+
+    Raises `ProtocolError` if it is unknown, or if no payload has this length.
+    """
     try:
         codec = make_codec(name, spec)
     except (ValueError, PluginError) as error:
@@ -129,12 +132,12 @@ def find_codec(name: str, payload_bytes: int, spec: ParameterSpec) -> VectorCode
 
 
 def check_codec_name(name: str) -> None:
-    """Raise `ValueError`, which lists the known names, if this is not the name of a codec."""
+    """Raise `ValueError`, which lists the known names, for an unknown codec."""
     _parse(name)
 
 
 def stages_of(name: str) -> frozenset[str]:
-    """Return the stages, without arguments, that a peer must know to decode payloads of this codec.
+    """Return the stages, without arguments, that a peer needs to decode payloads of this codec.
 
     Raises `ValueError` as `check_codec_name` does.
     """
@@ -146,5 +149,5 @@ def stages_of(name: str) -> frozenset[str]:
 
 
 def payload_bytes_limit(spec: ParameterSpec) -> int:
-    """Return the longest payload of any codec in bytes: hardly more than the plain vector."""
+    """Return the longest payload of any codec in bytes, slightly more than the plain vector."""
     return compressed_bytes_max(4 * spec.length + 64)

@@ -1,4 +1,7 @@
-"""`zstd` after another codec: its payload in one Zstandard frame (RFC 8878). Needs the `zstandard` package."""
+"""`zstd` after another codec: its payload in one Zstandard frame (RFC 8878).
+
+Needs the `zstandard` package.
+"""
 
 import numpy as np
 
@@ -20,7 +23,7 @@ _FRAME_BYTES_MIN = 6
 
 
 def compressed_bytes_max(plain_bytes: int) -> int:
-    """Return the longest frame of a payload in bytes: blocks that do not shrink are stored as they are."""
+    """Return the longest frame of a payload in bytes: incompressible blocks are stored unchanged."""
     return plain_bytes + plain_bytes // 1024 + 64
 
 
@@ -38,17 +41,17 @@ class Compressed(VectorCodec):
         self._inner = inner
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
-        """Return the payload; other versions of zstd may give other bytes."""
+        """Return the payload; other versions of zstd may produce other bytes."""
         return zstandard.ZstdCompressor(level=_LEVEL).compress(self._inner.encode(source, random))
 
     def open(self, payload: Buffer) -> Source:
-        """Decompress a frame whose announced size is possible for the other codec, which checks the content."""
+        """Decompress a frame whose announced size is valid for the other codec, which validates it."""
         self.check_length(len(payload))
         try:
             self._inner.check_length(zstandard.get_frame_parameters(payload).content_size)
             plain = zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
         except (zstandard.ZstdError, ValueError) as error:
-            raise ProtocolError(f"not a frame of zstd: {error}") from error
+            raise ProtocolError(f"not a zstd frame: {error}") from error
         return self._inner.open(plain)
 
     def round_in_place(self, values: Vector) -> None:

@@ -1,4 +1,4 @@
-"""The stages that code every value by itself, `identity`, `float16`, `bfloat16`; the codec of one dense stage."""
+"""The elementwise stages `identity`, `float16` and `bfloat16`, and the codec of one dense stage."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from edgeasync.protocol.wire import Buffer
 
 @dataclass(frozen=True)
 class Identity:
-    """`identity`: float32 as it is, four bytes a value."""
+    """`identity`: plain float32, four bytes per value."""
 
     elementwise: ClassVar[bool] = True
     needs_feedback: ClassVar[bool] = False
 
     def nbytes(self, length: int) -> int:
-        """Count four bytes for each value."""
+        """Return four bytes per value."""
         return 4 * length
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
@@ -39,12 +39,12 @@ class Identity:
         return VectorSource(coded.view("<f4"))
 
     def round_in_place(self, values: Vector) -> None:
-        """Leave values as they are."""
+        """Leave the values unchanged."""
 
 
 @dataclass(frozen=True)
 class SixteenBits:
-    """`float16` or `bfloat16`: two bytes a value, each rounded by itself."""
+    """`float16` or `bfloat16`: two bytes per value, each rounded independently."""
 
     narrow: Callable[[Vector, Halves], None]
     widen: Callable[[Halves, Vector], None]
@@ -53,7 +53,7 @@ class SixteenBits:
     needs_feedback: ClassVar[bool] = False
 
     def nbytes(self, length: int) -> int:
-        """Count two bytes for each value."""
+        """Return two bytes per value."""
         return 2 * length
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
@@ -95,7 +95,7 @@ class _Widened:
 
 
 class DenseCodec(VectorCodec):
-    """Every trained value through one dense stage, then the statistics."""
+    """All trained values in one dense stage, then the statistics."""
 
     def __init__(self, name: str, spec: ParameterSpec, stage: Dense) -> None:
         self._stage = stage
@@ -120,7 +120,7 @@ class DenseCodec(VectorCodec):
         return out.data
 
     def open(self, payload: Buffer) -> Source:
-        """Return the decoded source; only the length can be wrong."""
+        """Return the decoded source; only the length can be invalid."""
         coded = self._checked(payload)
         trained = self._stage.open(coded[: self._trained_bytes], self._trained)
         return join_statistics(trained, coded[self._trained_bytes :])

@@ -1,7 +1,8 @@
-"""float32 to 16 bits and back by integer arithmetic: several times faster than numpy's casts, with the same bits.
+"""Convert float32 to 16 bits and back by integer arithmetic.
 
-No subnormal float occurs in between: machines take up to a hundred times as long for those, and in half precision
-small deltas are full of subnormal numbers.
+This is several times faster than numpy's casts, with the same bits. It avoids subnormal floats,
+which are up to a hundred times slower on some machines. In half precision, small deltas contain
+many of them.
 """
 
 import numpy as np
@@ -19,7 +20,7 @@ _TO_INFINITY = 0x477F_F000
 
 
 def narrow_float16(values: Vector, out: Halves) -> None:
-    """Round to IEEE 754 half precision, to nearest, ties to even; a NaN keeps the front of its payload."""
+    """Round to IEEE 754 half precision, ties to even; a NaN keeps the high bits of its payload."""
     bits = values.view(np.uint32)
     rounded = np.bitwise_and(bits, _MAGNITUDE)
     largest = rounded.max(initial=0)
@@ -76,7 +77,7 @@ def widen_float16(halves: Halves, out: Vector) -> None:
 
 
 def narrow_bfloat16(values: Vector, out: Halves) -> None:
-    """Round to the upper half of a float32, to nearest, ties to even; a NaN stays a NaN."""
+    """Round to the upper half of a float32, ties to even; a NaN stays a NaN."""
     bits = values.view(np.uint32)
     rounded = np.right_shift(bits, 16)
     np.bitwise_and(rounded, 1, out=rounded)

@@ -1,7 +1,7 @@
-"""Codecs of somebody else's: stages whose name is an entry point of `edgeasync.codecs` on this machine.
+"""Codec plugins: stages whose name is an entry point of `edgeasync.codecs` on this machine.
 
-Both sides need the package. A peer's word loads no other code than what is installed under that name, and whatever
-the code does with a peer's bytes, the update is refused at worst.
+Both sides need the package. A peer can only select code that is installed under that name. If that
+code fails on a peer's bytes, the update is refused.
 """
 
 import logging
@@ -17,16 +17,19 @@ from edgeasync.protocol.codecs.codec import Dense
 from edgeasync.protocol.codecs.source import Bytes, Source, VectorSource, copy_range
 
 TRIED = (1, 2, 100, 1000)
-"""How many values a codec is tried with when it is loaded."""
+"""Numbers of values with which a codec is tested when it is loaded."""
 
 OVERHEAD_BYTES_MAX = 32
-"""Bytes that a codec may add to four for each value."""
+"""Maximum bytes that a codec may add to four per value."""
 
 _log = logging.getLogger(__name__)
 
 
 class PluginStage:
-    """A dense stage around a plugin: a byte that says whether the values are finite, then the plugin's bytes."""
+    """A dense stage around a plugin.
+
+    Its first byte tells whether all values are finite; the plugin's bytes follow.
+    """
 
     elementwise: ClassVar[bool] = False
 
@@ -36,13 +39,14 @@ class PluginStage:
         self._who = f"codec {name} ({name_of(type(codec))})"
 
     def nbytes(self, length: int) -> int:
-        """Count the plugin's bytes, and one."""
+        """Return the plugin's bytes and one."""
         return 1 + self._codec.nbytes(length)
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
-        """Code finite values; raises `PluginError` for what the plugin raises or makes of them.
+        """Encode finite values; raises `PluginError` if the plugin raises or returns invalid bytes.
 
-        The plugin is not asked to code nothing, as `top_k` makes of an update of zeros.
+        The plugin is not called without values, for example when `top_k` encodes an update of
+        zeros.
         """
         values = np.empty(length, np.float32)
         copy_range(values, source)
@@ -56,7 +60,7 @@ class PluginStage:
             raise self.wrong(f"encode raised {type(error).__name__}: {error}") from error
         if coded.size != out.size - 1:
             raise self.wrong(
-                f"encode returned {coded.size} bytes for {length} values, and nbytes says {out.size - 1}"
+                f"encode returned {coded.size} bytes for {length} values, but nbytes returned {out.size - 1}"
             )
         out[1:] = coded
 
@@ -72,22 +76,22 @@ class PluginStage:
         except Exception as error:
             raise ProtocolError(f"{self._who} cannot read a payload: {error}"[:300]) from error
         if values.shape != (length,):
-            raise ProtocolError(f"{self._who} made {values.shape} of {length} values")
+            raise ProtocolError(f"{self._who} decoded an array of shape {values.shape}, expected ({length},)")
         return VectorSource(values)
 
     def wrong(self, what: str) -> PluginError:
-        """Return the error that says what is wrong with the plugin."""
+        """Return a `PluginError` about the plugin."""
         return PluginError(f"{self._who}: {what}")
 
     def trial(self) -> None:
-        """Code a few made-up vectors, twice; raises `PluginError` if the plugin does not do what it must."""
+        """Encode some artificial vectors twice; raises `PluginError` for an invalid plugin."""
         before = 0
         for length in TRIED:
             values: Vector = np.linspace(-1.0, 1.0, length, dtype=np.float32)
             nbytes = self._codec.nbytes(length)
             if not isinstance(nbytes, int) or not before <= nbytes <= 4 * length + OVERHEAD_BYTES_MAX:
                 raise self.wrong(
-                    f"nbytes({length}) is {nbytes!r}; return 4 a value and {OVERHEAD_BYTES_MAX} at most"
+                    f"nbytes({length}) is {nbytes!r}; return at most 4 bytes per value plus {OVERHEAD_BYTES_MAX}"
                 )
             before = nbytes
             seen = []
@@ -100,14 +104,14 @@ class PluginStage:
                     raise self.wrong(f"decode cannot read what encode wrote: {error}") from error
                 seen.append((out.tobytes(), decoded.tobytes()))
             if seen[0] != seen[1]:
-                raise self.wrong("codes the same values differently; it must depend on its arguments alone")
+                raise self.wrong("encodes equal values differently; it must depend on its arguments alone")
             if not np.isfinite(decoded).all():
-                raise self.wrong("makes values that are not finite of finite ones")
+                raise self.wrong("decodes finite values to non-finite ones; return finite values")
 
 
 @lru_cache(maxsize=32)
 def plugin_stage(name: str) -> Dense | None:
-    """Return the stage that an installed package has under this name, tried; `None` if there is none.
+    """Return the tested stage that an installed package provides under this name, or `None`.
 
     Raises `PluginError` for one that cannot be used.
     """
@@ -117,25 +121,23 @@ def plugin_stage(name: str) -> Dense | None:
     made = load_class(point.value)
     missing = [each for each in ("needs_feedback", "nbytes", "encode", "decode") if not hasattr(made, each)]
     if missing:
-        raise PluginError(f"codec {name} ({point.value}): has no {', '.join(missing)}; see docs/train/plugins.md")
+        raise PluginError(f"codec {name} ({point.value}): missing {', '.join(missing)}; see docs/train/plugins.md")
     try:
         stage = PluginStage(name, made())
     except Exception as error:
-        raise PluginError(
-            f"codec {name} ({point.value}): cannot be made: {error}; it takes no arguments"
-        ) from error
+        raise PluginError(f"codec {name} ({point.value}): cannot be created without arguments: {error}") from error
     stage.trial()
     return stage
 
 
 def plugin_stages() -> tuple[str, ...]:
-    """Return the names of the codecs that packages have installed here, without those that cannot be used."""
+    """Return the names of installed codecs, without unusable ones."""
     usable = []
     for name in sorted(installed(CODECS)):
         try:
             plugin_stage(name)
         except PluginError as error:
-            _log.warning("%s; it is left out", error)
+            _log.warning("%s; this codec is ignored", error)
         else:
             usable.append(name)
     return tuple(usable)

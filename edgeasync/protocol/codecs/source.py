@@ -1,4 +1,4 @@
-"""Sources of float32 values, which are read in ranges, so that they need not all be in memory at once."""
+"""Sources of float32 values that are read in ranges, so that they need not all be in memory."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -9,22 +9,23 @@ import numpy.typing as npt
 from edgeasync.parameters import CHUNK, Vector
 
 Bytes = npt.NDArray[np.uint8]
-"""A one-dimensional array of coded bytes."""
+"""A one-dimensional array of encoded bytes."""
 
 
 class Source(Protocol):
-    """float32 values that are read in ranges: a vector, a difference of two vectors, a decoded payload.
+    """float32 values that are read in ranges.
 
-    Read any ranges in any order. Give a `scratch` vector of at least the range's length. Use what `read` returns
-    before you use `scratch` again, and do not write to it unless it is `scratch`.
+    A source is a vector, a difference of two vectors or a decoded payload. Ranges may be read in
+    any order. `scratch` must have at least the range's length. Use the result of `read` before you
+    reuse `scratch`, and do not write to it unless it is `scratch`.
     """
 
     @property
     def length(self) -> int:
-        """How many values there are."""
+        """The number of values."""
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
-        """Return values `start` to `stop`: a view, or the front of `scratch`."""
+        """Return values `start` to `stop`: a view, or the beginning of `scratch`."""
 
 
 class VectorSource:
@@ -67,12 +68,15 @@ class JoinedSources:
 
 
 def join_statistics(trained: Source, statistics: Bytes) -> Source:
-    """Return decoded trained values followed by the coded statistics, if there are any."""
+    """Return decoded trained values, followed by the encoded statistics, if there are any."""
     return JoinedSources(trained, VectorSource(statistics.view("<f4"))) if statistics.size else trained
 
 
 def chunks(source: Source, length: int) -> Iterator[tuple[int, Vector]]:
-    """Yield the first `length` values of a source in chunks, each with its place; use one before the next."""
+    """Yield the first `length` values of a source in chunks, each with its start.
+
+    Use one chunk before reading the next.
+    """
     scratch = np.empty(min(CHUNK, length), np.float32)
     for start in range(0, length, CHUNK):
         yield start, source.read(start, min(start + CHUNK, length), scratch)

@@ -1,7 +1,8 @@
-"""`top_k(fraction)`: the places of the largest values (Aji and Heafield 2017), and the values by a dense stage.
+"""`top_k(fraction)`: the positions of the largest values (Aji and Heafield 2017), and these values.
 
-The codec keeps exactly the `ceil(fraction n)` largest magnitudes, of equal ones the first; it need not send zeros.
-Places are sent as gaps, in symbols of 4, 8 or 16 bits, whichever takes the fewest bytes.
+The values are encoded by a dense stage. The codec keeps exactly the `ceil(fraction n)` largest
+magnitudes, of equal ones the first; zeros may be omitted. Positions are sent as gaps, in symbols of
+4, 8 or 16 bits, whichever needs the fewest bytes.
 """
 
 import math
@@ -17,29 +18,30 @@ from edgeasync.protocol.wire import Buffer
 
 HEADER_BYTES = 8
 WIDTHS = (4, 8, 16)
-"""How many bits a symbol may have."""
+"""Possible sizes of a symbol in bits."""
 
 SAMPLE = 1 << 14
-"""How many values the first guess is made from; a source with no more values needs no guess."""
+"""Number of values for the first guess; a source with no more values needs no guess."""
 
 _MAGNITUDE = 0x7FFF_FFFF
 
 Places = npt.NDArray[np.int32]
 Magnitudes = npt.NDArray[np.int32]
-"""Floats' bits without the signs: they compare as magnitudes do, and values that are not finite are largest."""
+"""Bits of floats without signs, which have the order of magnitudes; non-finite values are largest.
+"""
 
 
 class TopKCodec(VectorCodec):
-    """Codes the largest of the trained values; the statistics follow."""
+    """Encodes the largest of the trained values; the statistics follow."""
 
     def __init__(self, name: str, spec: ParameterSpec, fraction: float, stage: Dense) -> None:
         self._stage = stage
         self._trained = trained = spec.trained_length
-        # No payload may have more values, whatever the fraction is: a dense codec would take fewer bytes.
+        # No payload may have more values for any fraction, because a dense codec would need fewer bytes.
         self._count_max = count_max = (trained + 1) // 2
-        # Of whole numbers: 0.07 times 100 is more than 7 in floating point. A name has nine decimals at most.
+        # In integers, because 0.07 times 100 is more than 7 in floating point. A name has up to nine decimals.
         self._count = min(-(-round(fraction * 10**9) * trained // 10**9), count_max)
-        # The shortest payload keeps no value, the longest half of them, with the longest code of their places.
+        # The shortest payload keeps no value. The longest keeps half of them, with the longest code of positions.
         least = HEADER_BYTES + 4 * (spec.length - trained)
         symbol_bytes = max(_symbol_bytes(count_max + trained // _escape(width), width) for width in WIDTHS)
         super().__init__(name, least, least + stage.nbytes(count_max) + symbol_bytes, needs_feedback=True)
@@ -58,11 +60,11 @@ class TopKCodec(VectorCodec):
         return out.data
 
     def open(self, payload: Buffer) -> Source:
-        """Decode and check the places; return a source of the values, with zeros elsewhere."""
+        """Decode and validate the positions; return a source of the values, with zeros elsewhere."""
         coded = self._checked(payload)
         count, width = coded[:HEADER_BYTES].view("<u4").tolist()
         if count > self._count_max or width not in WIDTHS:
-            raise ProtocolError(f"{count} of {self._trained} values, in symbols of {width} bits, are not possible")
+            raise ProtocolError(f"invalid header: {count} of {self._trained} values in symbols of {width} bits")
         value_bytes = self._stage.nbytes(count)
         symbol_bytes = coded.size - self.payload_bytes_min - value_bytes
         if symbol_bytes < 0:
@@ -76,7 +78,7 @@ class TopKCodec(VectorCodec):
 
 
 class _SparseSource:
-    """Zeros, except for the kept values at their places."""
+    """Zeros, except for the kept values at their positions."""
 
     __slots__ = ("_kept", "_places", "length")
 
@@ -89,14 +91,14 @@ class _SparseSource:
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
         values = scratch[: stop - start]
         values.fill(0.0)
-        # With another type than that of the places, searchsorted would convert all places at every call.
+        # With another dtype than that of `places`, searchsorted would convert them all at every call.
         first, last = np.searchsorted(self._places, np.array([start, stop], np.int32))
         values[self._places[first:last] - np.int32(start)] = self._kept[first:last]
         return values
 
 
 def _largest(source: Source, length: int, count: int) -> tuple[Places, Vector]:
-    """Return the places, in order, and the values of the `count` largest of the first `length` magnitudes."""
+    """Return the sorted positions and the values of the `count` largest of `length` magnitudes."""
     least = _guess(source, length, count)
     places, values = _at_least(source, length, least)
     if places.size < count and least > 1:
@@ -111,7 +113,10 @@ def _largest(source: Source, length: int, count: int) -> tuple[Places, Vector]:
 
 
 def _guess(source: Source, length: int, count: int) -> int:
-    """Return a magnitude that, by a sample, a few more than `count` values reach; at least 1, to omit zeros."""
+    """Return a magnitude that, by a sample, slightly more than `count` values reach.
+
+    It is at least 1, to omit zeros.
+    """
     if length <= SAMPLE:
         return 1
     # Sample in runs, since every read has a cost; a longer vector is sampled in more and shorter runs.
@@ -129,7 +134,10 @@ def _guess(source: Source, length: int, count: int) -> int:
 
 
 def _lower_bound(source: Source, length: int, count: int) -> int:
-    """Return a magnitude that `count` values and few others reach; 1 if fewer than `count` values are not zero."""
+    """Return a magnitude that `count` and few other values reach.
+
+    It is 1 if fewer than `count` values are not zero.
+    """
     counts = np.zeros(1 << 16, np.int64)
     for _, values in chunks(source, length):
         counts += np.bincount(_magnitudes(values) >> 15, minlength=1 << 16)
@@ -138,7 +146,7 @@ def _lower_bound(source: Source, length: int, count: int) -> int:
 
 
 def _at_least(source: Source, length: int, least: int) -> tuple[Places, Vector]:
-    """Return the places and the values of at least this magnitude."""
+    """Return the positions and the values of at least this magnitude."""
     room = min(CHUNK, length)
     work, reach = np.empty(room, np.int32), np.empty(room, np.bool_)
     found, kept = [np.empty(0, np.int32)], [np.empty(0, np.float32)]
@@ -156,7 +164,7 @@ def _magnitudes(values: Vector) -> Magnitudes:
 
 
 def _escape(width: int) -> int:
-    """Return the symbol M that stands for M places of a gap, which the next symbol continues."""
+    """Return the symbol M that stands for M positions of a gap, which the next symbol continues."""
     return (1 << width) - 1
 
 
@@ -165,11 +173,11 @@ def _symbol_bytes(symbols: int, width: int) -> int:
 
 
 def _code_places(places: Places) -> tuple[int, Bytes]:
-    """Return the width that takes the fewest bytes, and the coded places.
+    """Return the width that needs the fewest bytes, and the encoded positions.
 
-    A gap is the number of places left out before a place. It is coded as floor(gap / M) times the symbol
-    M = 2**width - 1, followed by gap mod M. Of two 4-bit symbols in a byte the first is the lower half; after an
-    odd number of them, M fills the last byte.
+    A gap is the number of omitted positions before a position. It is encoded as floor(gap / M)
+    times the symbol M = 2**width - 1, followed by gap mod M. Of two 4-bit symbols in a byte, the
+    first is the lower half; after an odd number of them, M fills the last byte.
     """
     if not places.size:
         return WIDTHS[0], np.empty(0, np.uint8)
@@ -187,13 +195,14 @@ def _code_places(places: Places) -> tuple[int, Bytes]:
 
 
 def _decode_places(coded: Bytes, width: int, count: int, length: int) -> Places:
-    """Return the places, in order, each once; raises `ProtocolError` unless they are `count` of `length` places.
+    """Return the positions, in order and distinct.
 
-    A peer may send any symbols: their number is checked before anything is allocated for them.
+    Raises `ProtocolError` unless they are `count` of `length` positions. A peer may send any
+    symbols, so their number is checked before anything is allocated for them.
     """
     escape = _escape(width)
     if coded.size > _symbol_bytes(count + length // escape, width) or coded.size * 8 % width:
-        raise ProtocolError(f"{coded.size} bytes are no places of {count} values")
+        raise ProtocolError(f"{coded.size} bytes cannot encode the positions of {count} values")
     if width == 4:
         symbols = np.empty(2 * coded.size, np.uint8)
         np.bitwise_and(coded, 15, out=symbols[0::2])
@@ -204,9 +213,9 @@ def _decode_places(coded: Bytes, width: int, count: int, length: int) -> Places:
         symbols = coded.view("<u2") if width == 16 else coded
     ends = symbols != escape
     if np.count_nonzero(ends) != count or (symbols.size and not ends[-1]):
-        raise ProtocolError(f"the places do not end with the last of {count} values")
+        raise ProtocolError(f"the positions do not end with the last of {count} values")
     places = np.cumsum(np.add(symbols, ends, dtype=np.int64))[ends] - 1
     if count and places[-1] >= length:
-        raise ProtocolError(f"place {places[-1]} is not one of {length} values")
+        raise ProtocolError(f"position {places[-1]} is outside the {length} values")
     narrow: Places = places.astype(np.int32)
     return narrow

@@ -93,7 +93,7 @@ def test_a_flag_wins_over_the_file():
     assert apply_flags(before, {}) is before
     peer = apply_flags(PeerSection(epochs=20), {"steps_max": 3})
     assert (peer.steps_max, peer.epochs) == (3, None)
-    with pytest.raises(ConfigError, match="--steps-max and --epochs say the same"):
+    with pytest.raises(ConfigError, match="--steps-max and --epochs both limit the training"):
         apply_flags(PeerSection(), {"steps_max": 3, "epochs": 2})
 
 

@@ -102,13 +102,16 @@ def test_what_a_power_cut_left_of_later_blocks_alone_is_no_damage(disk):
 def test_a_folder_without_a_history_says_why(tmp_path):
     rows = RunFolder(tmp_path).history()
     assert rows.updates == []
-    assert rows.trouble.startswith("there is no history in this folder")
+    assert rows.trouble.startswith("no history in this folder")
 
 
 def test_a_block_that_no_hub_has_written_is_refused(disk):
     (block,) = write_blocks(updates(1, 2), 0)
     _give(disk, _block(block[28:], rows=3))
-    assert read_rows(disk).trouble == f"damaged at byte {len(FILE_HEADER)}: its rows are not as many as it says"
+    assert (
+        read_rows(disk).trouble
+        == f"damaged at byte {len(FILE_HEADER)}: its number of rows differs from its header"
+    )
 
 
 def test_a_block_that_inflates_without_end_is_refused(disk):

@@ -78,7 +78,9 @@ def test_a_damaged_history_is_put_aside(disk):
     assert (rows.updates, rows.trouble) == ([], f"damaged at byte {len(FILE_HEADER)}")
     writer = HistoryWriter(disk, 100)
     (remark,) = writer.resume(99, 0.0)
-    assert remark == f"history: damaged at byte {len(FILE_HEADER)}; it is now {ASIDE_FILE}, and a new one begins"
+    assert (
+        remark == f"history: damaged at byte {len(FILE_HEADER)}; renamed it to {ASIDE_FILE} and started a new one"
+    )
     wait(writer, update(1))
     writer.flush()
     assert numbers(disk) == [1]
@@ -98,7 +100,7 @@ def test_a_history_that_is_damaged_while_a_hub_writes_it_is_put_aside(disk, bloc
     for row in updates(91, 120):
         wait(writer, row)
     writer.flush()
-    assert writer.trouble.endswith(f"; it is now {ASIDE_FILE}, and a new one begins")
+    assert writer.trouble.endswith(f"; renamed it to {ASIDE_FILE} and started a new one")
     assert ASIDE_FILE in disk.files
     writer.flush(sync=True)
     assert (writer.trouble, writer.lost) == ("", 0)

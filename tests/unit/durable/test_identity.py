@@ -31,7 +31,7 @@ def test_another_name_in_the_folder_is_another_device(tmp_path):
 def test_a_folder_serves_one_agent_at_a_time(tmp_path):
     first = DeviceFolder(tmp_path)
     first.open("pi")
-    with pytest.raises(StorageError, match="another agent runs as 'pi' here"):
+    with pytest.raises(StorageError, match="another agent runs as 'pi' with this folder"):
         DeviceFolder(tmp_path).open("pi")
     first.close()
     DeviceFolder(tmp_path).open("pi")

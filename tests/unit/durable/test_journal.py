@@ -289,7 +289,7 @@ def test_a_record_that_was_synced_before_another_was_written_is_damage(how):
         content[HEADER + RECORD] ^= 1
     else:
         del content[HEADER : HEADER + RECORD + 1]
-    with pytest.raises(StorageError, match="record 1 was synced, and cannot be read"):
+    with pytest.raises(StorageError, match="record 1 was synced but cannot be read"):
         records(disk)
 
 
@@ -340,7 +340,7 @@ def test_a_lost_segment_is_named():
     batches = [[(b"x" * 400, None)]] * 3
     disk, _ = written(batches)
     del disk.files["journal-00000002"]
-    with pytest.raises(StorageError, match=r"journal-00000003: .* record 2 is missing; put the journal back"):
+    with pytest.raises(StorageError, match=r"journal-00000003: .* record 2 is missing; restore the journal"):
         records(disk)
     assert records(disk, after=2) == numbered(batches)[2:]
 
@@ -360,11 +360,11 @@ def test_a_damaged_header_is_named_unless_nothing_of_its_segment_counts():
     batches = [[(b"x" * 400, None)]] * 3
     disk, _ = written(batches)
     disk.files["journal-00000002"].live[3] ^= 1
-    with pytest.raises(StorageError, match=r"journal-00000003: .*\(journal-00000002 has no valid header\)"):
+    with pytest.raises(StorageError, match=r"journal-00000003: .*\(journal-00000002 has an invalid header\)"):
         records(disk)
     assert records(disk, after=2) == numbered(batches)[2:]
     disk.files["journal-00000003"].live[3] ^= 1
-    with pytest.raises(StorageError, match=r"journal-00000002: has no valid header"):
+    with pytest.raises(StorageError, match=r"journal-00000002: invalid header"):
         records(disk, after=2)
 
 
@@ -381,7 +381,7 @@ def test_a_torn_header_that_cannot_be_removed_is_a_storage_error():
     del disk.files["journal-00000001"].live[HEADER - 1 :]
     _, reading = whole(disk)
     disk.fail(0)
-    with pytest.raises(StorageError, match=r"tidied up: .*Input/output"):
+    with pytest.raises(StorageError, match=r"clean up the journal: .*Input/output"):
         remove_torn_headers(disk, reading)
 
 

@@ -29,14 +29,14 @@ def test_an_entry_is_read_as_it_is_printed(tmp_path):
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        ([entry(0), entry(1, name="pi-0")], "name pi-0 stands there twice"),
-        ([entry(0), entry(1, key=KEYS[0].hex())], "key .* twice"),
-        ([entry(0), entry(1, address="tcp://10.0.0.0:5600")], "address .* twice"),
+        ([entry(0), entry(1, name="pi-0")], "duplicate name pi-0"),
+        ([entry(0), entry(1, key=KEYS[0].hex())], "duplicate key"),
+        ([entry(0), entry(1, address="tcp://10.0.0.0:5600")], "duplicate address"),
         ([entry(0).replace(KEYS[0].hex(), "00")], "64 hexadecimal digits"),
         ([entry(0).replace("pi-0", "../pi")], "peer"),
         ([entry(0).replace("key", "keys")], "keys"),
         (["{name = "], "not valid TOML"),
-        ([entry(0).replace("pi-0", f"pi-{n}").replace("0.0:5", f"0.{n}:5") for n in range(65)], "64|twice"),
+        ([entry(0).replace("pi-0", f"pi-{n}").replace("0.0:5", f"0.{n}:5") for n in range(65)], "64|duplicate"),
     ],
 )
 def test_mistakes(tmp_path, entries, said):
@@ -49,13 +49,13 @@ def test_a_device_that_is_not_there_is_told_what_to_write(tmp_path):
     peers = read_peers(path)
     with pytest.raises(ConfigError, match=f'{{name = "pi-1", .*{KEYS[1].hex()}'):
         own_entry(path, peers, "pi-1", KEYS[1])
-    with pytest.raises(ConfigError, match=f"is not this device's; .*{KEYS[1].hex()}"):
+    with pytest.raises(ConfigError, match=f"differs from this device's key; .*{KEYS[1].hex()}"):
         own_entry(path, peers, "pi-0", KEYS[1])
 
 
 def test_a_device_without_a_file_is_told_what_to_write_into_one(tmp_path):
     path = tmp_path / "peers.toml"
-    with pytest.raises(ConfigError, match="no such file; make it, the same on every device: ") as told:
+    with pytest.raises(ConfigError, match="no such file; create it with equal content on every device: ") as told:
         read_first_peers(path, "pi-1", KEYS[1])
     path.write_text(str(told.value).partition("every device: ")[2])
     assert own_entry(path, read_first_peers(path, "pi-1", KEYS[1]), "pi-1", KEYS[1]).name == "pi-1"

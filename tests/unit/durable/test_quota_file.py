@@ -28,7 +28,7 @@ def test_a_count_is_read_as_it_was_written(tmp_path):
         (b'{"format":1,"used_bytes":9007199254740993,"remaining_s":60.0}', "damaged"),
         (b'{"format":1,"used_bytes":5,"remaining_s":86401.0}', "damaged"),
         (b'{"format":1,"used_bytes":5,"remaining_s":NaN}', "damaged"),
-        (b'{"format":2,"days":[]}', "format 2, and this version knows 1; install the newer edgeasync again"),
+        (b'{"format":2,"days":[]}', "has format 2, but this edgeasync reads format 1; use the version"),
     ],
 )
 def test_a_count_that_cannot_be_read_is_refused_by_name_and_kept(tmp_path, content, told):

@@ -72,7 +72,7 @@ def test_a_run_is_read_by_a_user_who_may_not_write(run, reader):
 
 
 def test_what_is_no_folder_is_named(tmp_path):
-    with pytest.raises(StorageError, match="run: no such folder; give the folder of a hub's run"):
+    with pytest.raises(StorageError, match="run: no such folder; pass the folder of a hub's run"):
         RunFolder.open(tmp_path / "run")
     assert not RunFolder(tmp_path / "run").has_checkpoint
     assert not RunFolder(tmp_path / "run").is_known

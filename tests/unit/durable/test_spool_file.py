@@ -72,10 +72,10 @@ def test_damage_at_any_byte_puts_aside_or_does_no_harm(file):
 
 def test_what_is_not_this_devices_is_refused(file, tmp_path, monkeypatch):
     file.write(SPOOL)
-    with pytest.raises(ProtocolError, match="of another device"):
+    with pytest.raises(ProtocolError, match="written by another device"):
         SpoolFile(tmp_path, "6" * 32).read()
     monkeypatch.setattr(spool_file, "SPOOL_FORMAT", "edgeasync-spool-2")
-    with pytest.raises(ProtocolError, match="another version of this software"):
+    with pytest.raises(ProtocolError, match="another version of edgeasync"):
         SpoolFile(tmp_path, STATE_ID).read()
 
 

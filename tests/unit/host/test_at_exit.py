@@ -34,8 +34,8 @@ PROGRAMS = {
             "threading.Thread(target=begin).start()"
         ),
         (
-            "the program is ending, and nothing can be started any more; let its main thread wait for this one, "
-            "by Thread.join for example\n"
+            "cannot start, because the program is ending; let its main thread wait for this thread, for example "
+            "with Thread.join\n"
         ),
     ),
     "a wait has an end": (
@@ -71,4 +71,4 @@ def test_a_program_ends(name, code):
     ]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (code, said)
-    assert ("threads still run after 0.1 s: stuck" in done.stderr) == (name == "a wait has an end")
+    assert ("threads are still running after 0.1 s: stuck" in done.stderr) == (name == "a wait has an end")

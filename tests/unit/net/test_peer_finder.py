@@ -65,18 +65,18 @@ def test_who_is_known_stays_when_the_hub_does_not_know_it_yet(hear):
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        (FoundPeers((listed(1), listed(2))), "this device, pi-0, stands there otherwise or not at all"),
-        (FoundPeers((listed(0, key=KEYS[3]), listed(1))), "this device, pi-0, stands there otherwise"),
-        (FoundPeers((listed(0), listed(2), listed(3, name="pi-2"))), "name pi-2 stands there twice"),
-        (FoundPeers((listed(0), listed(2), listed(3, key=KEYS[2]))), "stands there twice"),
-        (FoundPeers((listed(0), listed(2), listed(3, address=listed(2).address))), "stands there twice"),
-        (FoundPeers((listed(0), listed(2, key=bytes(32)))), "this key protects nothing"),
+        (FoundPeers((listed(1), listed(2))), "it lacks pi-0 with this device's address and key"),
+        (FoundPeers((listed(0, key=KEYS[3]), listed(1))), "it lacks pi-0 with"),
+        (FoundPeers((listed(0), listed(2), listed(3, name="pi-2"))), "duplicate name pi-2"),
+        (FoundPeers((listed(0), listed(2), listed(3, key=KEYS[2]))), "duplicate"),
+        (FoundPeers((listed(0), listed(2), listed(3, address=listed(2).address))), "duplicate"),
+        (FoundPeers((listed(0), listed(2, key=bytes(32)))), "this key is weak"),
         (FoundPeers((listed(0), listed(2, address="tcp://10.0.0.2:65536"))), "is not an address"),
         (FoundPeers((listed(0), listed(2, address="ipc:///run/x"))), "Expected `str` matching"),
         (FoundPeers((listed(0), listed(2, name='x", key = "'))), "Expected `str` matching"),
         (FoundPeers((listed(0),) * (PEERS_MAX + 1)), "length"),
-        (b"nothing", "cannot be used"),
-        (Refuse("hub_full", "there are 64 peers"), "the hub refuses this peer: there are 64 peers"),
+        (b"nothing", "is invalid"),
+        (Refuse("hub_full", "there are 64 peers"), "the hub refused this peer: there are 64 peers"),
         (in_version(wire.encode(FoundPeers(())), 2), "version"),
     ],
 )  # fmt: skip
@@ -92,7 +92,7 @@ def test_more_peers_than_a_list_may_have_are_refused(hear):
             for number in range(PEERS_MAX - 1)]  # fmt: skip
     found, told = hear(FoundPeers((listed(0), *many)))
     assert found is None
-    assert "over 64 peers with those of before" in told[0]
+    assert "more than 64 peers, including those found earlier" in told[0]
 
 
 def test_who_was_deleted_from_the_list_stays_out_when_others_come(tmp_path):

@@ -141,16 +141,16 @@ class Talks(sly.Alarmed, frozen=True):
     [
         (
             {"staleness": Random()},
-            "policy.staleness NAME:Random: decides differently when it is asked the same again",
+            "policy.staleness NAME:Random: returns different results for equal arguments",
         ),
         ({"staleness": Nan()}, "policy.staleness NAME:Nan: the weight is nan; return a number from 0 to 1"),
         ({"staleness": Raises()}, "NAME:Raises: it raised KeyError: 'versions'"),
-        ({"staleness": Nothing()}, "policy.staleness NAME:Nothing: has no __call__; see StalenessPolicy"),
-        ({"aggregate": Halving()}, "policy.aggregate NAME:Halving: has no update, answer, flush_at_s, weights"),
+        ({"staleness": Nothing()}, "policy.staleness NAME:Nothing: missing __call__; see StalenessPolicy"),
+        ({"aggregate": Halving()}, "policy.aggregate NAME:Halving: missing update, answer, flush_at_s, weights"),
         ({"aggregate": Short()}, "NAME:Short: weights returned 1 weights for 2 updates"),
-        ({"aggregate": OtherWords()}, "NAME:OtherWords: answer is 'later'; choose from now, at_flush"),
-        ({"combine": Unwritten()}, "NAME:Unwritten: combine left values that are not finite"),
-        ({"frequency": Changes()}, "NAME:Changes: it changes its arguments"),
+        ({"aggregate": OtherWords()}, "NAME:OtherWords: answer is 'later'; set it to one of now, at_flush"),
+        ({"combine": Unwritten()}, "NAME:Unwritten: combine left non-finite values"),
+        ({"frequency": Changes()}, "NAME:Changes: it modifies its arguments"),
         ({"frequency": Backwards()}, "NAME:Backwards: period_s is -1.0"),
         ({"frequency": NoSteps()}, "NAME:NoSteps: interval returned 0 local steps"),
         ({"optimizer": (SGD(), Infinite())}, "policy.optimizer[1] NAME:Infinite: a scalar of plan is inf"),
@@ -172,7 +172,7 @@ def test_without_a_run_folder_a_plugin_needs_no_name(tmp_path):
     policy = Policy(staleness=Own())
     assert not is_recordable(policy)
     assert train(SoftmaxModel(inputs=3, classes=2), DATA, policy=policy, until=Stop(updates=20)).updates >= 20
-    with pytest.raises(ConfigError, match=r"policy.staleness: Own\(\) has no name: a run's folder cannot name it"):
+    with pytest.raises(ConfigError, match=r"policy.staleness: Own\(\) is not registered and cannot be recorded"):
         train(SoftmaxModel(inputs=3, classes=2), DATA, policy=policy, run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -258,7 +258,7 @@ def test_without_trust_a_run_under_a_plugin_is_read_up_to_its_last_checkpoint(tm
     found = Run.open(run)
     assert kept.endswith(f"-{found.version}")
     assert found.version < newest.version
-    assert f"stops at {kept}, version {found.version}: what came later was decided by {name}" in caplog.text
+    assert f"stops at {kept}, version {found.version}: later entries need the plugins {name}" in caplog.text
     assert Run.open(run, trust_code=True).version == newest.version
 
     replay = RunReplay(run)
@@ -267,7 +267,9 @@ def test_without_trust_a_run_under_a_plugin_is_read_up_to_its_last_checkpoint(tm
     replay.close()
     with pytest.raises(ConfigError, match=rf"--until {replay.beginning.entry + 1}: stops at {kept}"):
         RunReplay(run, until=replay.beginning.entry + 1, checkpoint=kept)
-    with pytest.raises(PluginError, match=rf"not verified: stops at {kept}.*decided by {name}.*--trust-code"):
+    with pytest.raises(
+        PluginError, match=rf"cannot be verified: stops at {kept}.*need the plugins {name}.*--trust-code"
+    ):
         verify_run(run)
     with pytest.raises(PluginError, match=f"plugin {name}: is code that only the run's folder names"):
         run_under(Policy(), run, 90)

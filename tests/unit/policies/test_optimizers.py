@@ -134,7 +134,7 @@ def test_a_step_is_taken_as_it_is_below_a_number_of_devices(devices, planned):
 
 
 def test_the_highest_learning_rate_is_not_under_the_learning_rate():
-    with pytest.raises(ValueError, match=r"learning_rate_max \(0\.5\) is under learning_rate \(1\)"):
+    with pytest.raises(ValueError, match=r"learning_rate_max \(0\.5\) must not be below learning_rate \(1\)"):
         SGD(learning_rate_max=0.5)
 
 

@@ -43,7 +43,7 @@ ONNX = {"kind": "onnx", "file": "m.onnx"}
 NAN, INF = float("nan"), float("inf")
 AT_ONCE, BY_MODEL, IN_FIVES = {"kind": "immediate"}, {"kind": "model_average"}, {"kind": "buffered"}
 ROUNDS = {"kind": "synchronous"}
-ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by one"
+ONE_BY_ONE = "needs several updates per fold, but {} folds them one by one"
 
 
 @pytest.mark.parametrize(
@@ -51,24 +51,28 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
     [
         (
             {"aggregate": {"kind": "buffered", "wait_s_max": 0}},
-            "aggregate: wait_s_max is 0: give seconds over 0, or",
+            "aggregate: wait_s_max is 0; set a number of seconds over 0, or",
         ),
         (
             {"aggregate": ROUNDS | {"deadline_s": 0}},
-            "aggregate: deadline_s is 0: give seconds over 0, or leave it",
+            "aggregate: deadline_s is 0; set a number of seconds over 0, or remove",
+        ),
+        (
+            {"aggregate": ROUNDS | {"deadline_s": INF}},
+            "aggregate: deadline_s is inf; set a number of seconds over 0",
         ),
         ({"aggregate": ROUNDS | {"count": 3}}, "aggregate: unknown key `count`"),
         (
             {"frequency": {"kind": "adaptive", "local_steps_min": 200}},
-            "frequency: local_steps_min (200) is over local_steps_max (128)",
+            "frequency: local_steps_min (200) must not exceed local_steps_max (128)",
         ),
         (
             {"frequency": {"kind": "time", "local_steps_min": 9, "local_steps_max": 8}},
-            "frequency: local_steps_min (9) is over local_steps_max (8)",
+            "frequency: local_steps_min (9) must not exceed local_steps_max (8)",
         ),
         (
             {"frequency": {"kind": "adaptive", "communication_share": 0.7}},
-            "frequency: communication_share (0.7) is over communication_share_max (0.6)",
+            "frequency: communication_share (0.7) must not exceed communication_share_max (0.6)",
         ),
         ({"warm_up": {}}, "warm_up: warm_up ends after updates or epochs: give one of the two"),
         ({"warm_up": {"updates": 9, "epochs": 1}}, "warm_up: warm_up ends after updates or epochs: give one"),
@@ -78,11 +82,11 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
         ({"preempt": True}, "preempt needs behind_max: how far behind the others a device's score may be"),
         (
             {"aggregate": BY_MODEL, "warm_up": {"updates": 9}},
-            "warm_up and aggregate want different updates: both model_average, or neither",
+            "warm_up.aggregate and aggregate need different updates; set both to model_average, or neither",
         ),
         (
             {"warm_up": {"updates": 9, "aggregate": BY_MODEL}},
-            "warm_up and aggregate want different updates: both model_average, or neither",
+            "warm_up.aggregate and aggregate need different updates; set both to model_average, or neither",
         ),
         (
             {"aggregate": AT_ONCE, "combine": {"kind": "median"}},
@@ -98,31 +102,31 @@ ONE_BY_ONE = "needs updates that are folded together, and {} folds them one by o
         ),
         (
             {"combine": {"kind": "median"}, "take": "best"},
-            "take: of the best update alone there is no median; combine = mean goes with it",
+            "take = 'best' selects a single update, so median has nothing to combine; set combine.kind = 'mean'",
         ),
         (
             {"combine": {"kind": "median"}, "aggregate": {"kind": "quorum", "weigh_by": "examples"}},
-            "combine: a median gives all devices the same share; leave weigh_by out",
+            "combine: median gives all devices the same share; remove aggregate.weigh_by",
         ),
         (
             {"frequency": {"kind": "fixed", "local_steps": 10}, "delay_steps": 11},
-            "delay_steps is 11, over the 10 local steps of an update: a device has one unanswered update",
+            "delay_steps (11) must not exceed the 10 local steps of an update, because a device has only one",
         ),
         (
             {"delay_steps": 1},
-            "delay_steps needs a fixed number of steps between updates, not adaptive",
+            "delay_steps needs frequency.kind = 'fixed', not adaptive",
         ),
         (
             {"frequency": {"kind": "fixed"}, "delay_steps": 1, "overlap_steps_max": 4},
-            "delay_steps says how many steps a device takes meanwhile: leave overlap_steps_max out",
+            "delay_steps and overlap_steps_max cannot be combined; remove overlap_steps_max",
         ),
         (
             {"optimizer": [{"kind": "adam"}, {"kind": "clip_by_global_norm"}]},
-            "`clip_by_global_norm` at 1 comes after `adam` at 0",
+            "`clip_by_global_norm` at 1 must come before `adam` at 0",
         ),
         (
             {"trust": "open", "aggregate": {"kind": "quorum", "weigh_by": "examples"}},
-            "combine: a centred_clip (the default of trust = 'open') gives all devices the same share; leave",
+            "combine: centred_clip (the default of trust = 'open') gives all devices the same share; remove",
         ),
         ({"trust": "closed"}, "trust: 'closed' is not known"),
         (
@@ -142,7 +146,7 @@ def test_parts_that_contradict_one_another_are_refused_with_a_sentence(table, me
     [
         (
             {"hub": {"stop": {"accuracy": 0.9}}},
-            "hub.stop.accuracy needs held-out data to measure it on: give evaluation.data",
+            "hub.stop.accuracy needs held-out data; set evaluation.data",
         ),
         (
             {
@@ -150,15 +154,15 @@ def test_parts_that_contradict_one_another_are_refused_with_a_sentence(table, me
                 "evaluation": {"data": "test.npz"},
                 "model": ONNX | {"loss": "mse"},
             },
-            "hub.stop.accuracy would never end training: only the loss cross_entropy has an accuracy",
+            "hub.stop.accuracy can never be reached: only the loss cross_entropy has an accuracy",
         ),
         (
             {"policy": {"aggregate": {"kind": "buffered", "count": 65}}},
-            "policy.aggregate.count (65) is over the 64 of limits.updates_held_max",
+            "policy.aggregate.count (65) must not exceed limits.updates_held_max (64)",
         ),
         (
             {"codec": {"push": "int8"}, "policy": {"aggregate": {"kind": "model_average"}}},
-            "codec.push = 'int8' would lose too much of the whole models",
+            "codec.push = 'int8' is too lossy: under this policy.aggregate",
         ),
     ],
 )

@@ -49,5 +49,5 @@ def test_what_went_at_once_is_paid_for_later(rate, sizes):
 
 @pytest.mark.parametrize("rate", [0, -1.0])
 def test_a_rate_of_nothing_is_refused(rate):
-    with pytest.raises(ValueError, match="moves nothing"):
+    with pytest.raises(ValueError, match="is too low"):
         Pacer(rate)

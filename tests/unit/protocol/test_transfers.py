@@ -165,7 +165,7 @@ def test_a_piece_that_is_smaller_than_the_last_is_refused(size):
     receiver, pieces = first_pieces(4)
     for piece in pieces:
         receiver.accept(*piece)
-    with pytest.raises(ProtocolError, match=f"a piece of {size} bytes is too small"):
+    with pytest.raises(ProtocolError, match=f"piece of {size} bytes is too small"):
         receiver.accept(*piece_of(NOISE[4 * PIECE_BYTES_MIN :][:size], 4 * PIECE_BYTES_MIN))
 
 
@@ -192,7 +192,7 @@ def test_a_bad_piece_ends_the_transfer_and_leaves_no_byte(offer):
         receiver.accept(*offer(pieces))
     assert receiver.credit() == Credit(7, PIECE_BYTES_MIN)
     assert bytes(receiver.buffer) == before
-    with pytest.raises(ProtocolError, match="a piece of a transfer that is corrupt"):
+    with pytest.raises(ProtocolError, match="piece of a transfer in state 'corrupt'"):
         receiver.accept(*pieces[1])
 
 
@@ -222,7 +222,7 @@ def test_nothing_is_sent_before_the_first_credit_or_credited_before_it_is_sent()
     ((piece, part),) = sender.credit(Credit(7, 0), 0.0)
     assert (piece.offset, len(part), sender.state) == (0, 100, "moving")
     assert sender.credit(Credit(7, 100), 0.0) == []
-    with pytest.raises(ProtocolError, match="credit for a transfer that is complete"):
+    with pytest.raises(ProtocolError, match="credit for a transfer in state 'complete'"):
         sender.credit(Credit(7, 100), 0.0)
 
 

@@ -71,7 +71,7 @@ def test_a_folder_names_no_code_and_raises_no_limit(tmp_path):
 
 def test_what_cannot_be_gone_on_with(tmp_path):
     settings = convert(ONNX, HubSettings, where="test")
-    with pytest.raises(StorageError, match="no checkpoint to resume from; begin by a settings file"):
+    with pytest.raises(StorageError, match="no checkpoint to resume from; start it with a settings file"):
         read_record(run_folder(tmp_path / "new", settings, checkpoint=False))
     run = run_folder(tmp_path / "old", settings)
     (run / RECORD_FILE).write_bytes(b"{")
@@ -82,7 +82,7 @@ def test_what_cannot_be_gone_on_with(tmp_path):
         read_record(run)
     for written in (RECORD_FORMAT + 1, RECORD_FORMAT - 1, 0):
         (run / RECORD_FILE).write_bytes(msgspec.json.encode({"format": written}))
-        with pytest.raises(StorageError, match=f"is of format {written}, .* start the version of edgeasync that"):
+        with pytest.raises(StorageError, match=f"has format {written}, .* use the version of edgeasync that"):
             read_record(run)
 
 
@@ -99,6 +99,7 @@ def test_a_record_without_a_format_is_damaged(tmp_path, content):
     run = run_folder(tmp_path / "run", HubSettings(model=SoftmaxModel(inputs=2, classes=2)))
     (run / RECORD_FILE).write_text(content)
     with pytest.raises(
-        StorageError, match=r"hub\.json: has no format, so it is damaged, or not a run's of edgeasync; "
+        StorageError,
+        match=r"hub\.json: missing key 'format', so the file is damaged or not written by edgeasync; ",
     ):
         read_record(run)

@@ -57,9 +57,9 @@ def test_an_open_hub_refuses_shares_by_examples_and_says_why():
     with pytest.raises(ConfigError) as caught:
         settings.fleet_policy  # noqa: B018
     assert str(caught.value) == (
-        "policy: combine: a centred_clip (the default of trust = 'open') gives all devices the same share; "
-        "leave weigh_by out. This hub is open to all, so it combines updates robustly: change that, "
-        "give the hub keys, or set policy.trust = 'admitted' if you trust all who reach it"
+        "policy: combine: centred_clip (the default of trust = 'open') gives all devices the same share; "
+        "remove aggregate.weigh_by. This hub admits anybody, so policy.trust is 'open'; change the policy, "
+        "set hub.keys, or set policy.trust = 'admitted' if you trust everybody who can connect"
     )
 
 
@@ -109,7 +109,7 @@ class Still:
 
 @pytest.mark.parametrize(("words", "policy"), OWN.items(), ids=OWN)
 def test_a_part_of_ones_own_is_refused_before_the_folder_is_touched(words, policy, tmp_path):
-    wanted = f"{re.escape(words)}.* cannot name it, .* 'edgeasync policies'"
+    wanted = f"{re.escape(words)}.* cannot be recorded, .* 'edgeasync policies'"
     with pytest.raises(ConfigError, match=wanted):
         HubRuntime(run_settings(tmp_path / "run", "tcp://127.0.0.1:*", policy=policy), zeros(Still.spec))
     arrays = dict(Still.spec.views(np.zeros(Still.spec.length, np.float32)))

@@ -16,18 +16,24 @@ def read(text):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[throttle]", "unknown key `throttle`; that table is of an agent's file"),
-        ("[agent]\nhub = 'tcp://h:1'", "unknown key `agent`; that table is of an agent's file"),
-        ("[peer]\nhub = 'tcp://h:1'\npeers = 'peers.toml'", "peers and hub say the same: give one of the two"),
-        ("[peer]\nenrol = 'edgeasync1_'", "enrol goes with hub"),
-        ("[peer]\naddress = 'tcp://h:1'", "address goes with hub"),
-        ("[peer]\nhub = 'tcp://h:1'\naddress = 'ipc://here'", "address 'ipc://here': write tcp://HOST:PORT"),
-        ("[peer]\nhub = 'tcp://h:1'\naddress = 'tcp://0.0.0.0:5600'", "is every address of this device"),
+        ("[throttle]", "unknown key `throttle`; that table belongs to an agent's settings file"),
+        ("[agent]\nhub = 'tcp://h:1'", "unknown key `agent`; that table belongs to an agent's settings file"),
+        (
+            "[peer]\nhub = 'tcp://h:1'\npeers = 'peers.toml'",
+            "peers and hub both define the list of peers; set only one of them",
+        ),
+        ("[peer]\nenrol = 'edgeasync1_'", "enrol requires hub"),
+        ("[peer]\naddress = 'tcp://h:1'", "address requires hub"),
+        (
+            "[peer]\nhub = 'tcp://h:1'\naddress = 'ipc://here'",
+            "address 'ipc://here' is invalid; set tcp://HOST:PORT",
+        ),
+        ("[peer]\nhub = 'tcp://h:1'\naddress = 'tcp://0.0.0.0:5600'", "stands for all addresses of this device"),
         ("[peer]\nmicro_batch_size = 8", "peer: unknown key `micro_batch_size`"),  # that is in [local]
         ("[peer]\ntopology = 'star'", "peer.topology: 'star' is not known; choose from all_to_all, ring"),
         ("[peer]\ncodec = 'top_k(0.1)'", "top_k"),
-        ("[peer]\nsteps_max = 1\nepochs = 1", "one of the two"),
-        ("[peer]\ndevice_id = 'a b'", "is not a name"),
+        ("[peer]\nsteps_max = 1\nepochs = 1", "only one of them"),
+        ("[peer]\ndevice_id = 'a b'", "device_id 'a b' is invalid"),
         ("[model]\nkind = 'softmax'\ninputs = 2\nclasses = 2\nlocal = ['head']", "peers average all arrays"),
     ],
 )
@@ -39,9 +45,9 @@ def test_mistakes(text, said):
 @pytest.mark.parametrize(
     ("text", "missing"),
     [
-        ("", "which peers"),
-        ("[peer]\nhub = 'tcp://h:1'", "which address"),
-        ("[peer]\npeers = 'peers.toml'", "which data"),
+        ("", "no peers are set"),
+        ("[peer]\nhub = 'tcp://h:1'", "no address is set"),
+        ("[peer]\npeers = 'peers.toml'", "no data is set"),
         (WHOLE, ""),
     ],
 )

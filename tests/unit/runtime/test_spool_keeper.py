@@ -97,7 +97,7 @@ def test_with_an_update_the_trainers_state_is_kept():
     ("errors", "said", "left"),
     [
         ({"read": StorageError("spool: no right")}, "spool: no right", KEPT),
-        ({"read": ProtocolError("an unknown codec")}, "spool.damaged: an unknown codec; put aside", None),
+        ({"read": ProtocolError("an unknown codec")}, "spool.damaged: an unknown codec; renamed the spool", None),
         ({"read": ProtocolError("damaged"), "put_aside": StorageError("in the way")}, "in the way", KEPT),
     ],
 )
@@ -116,7 +116,9 @@ def test_a_trainer_on_other_data_begins_from_scratch():
     files.spool = Spool(MODEL, PUSH, b"", np.zeros(3, np.float32), {"place": np.array([4])})
     keeper.recall()
     keeper.restore(Trainer())
-    assert warnings == ["the trainer begins from scratch: it is of other data"]
+    assert warnings == [
+        "the trainer's stored state cannot be restored, so it starts from scratch: it is of other data"
+    ]
 
 
 def test_a_disk_that_fails_is_told_of_once_until_it_works_again():

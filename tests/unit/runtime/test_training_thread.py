@@ -33,7 +33,7 @@ def test_a_trainer_scales_its_rate_or_the_device_says_that_it_cannot(can):
         thread.scale_learning_rate(factor)
     assert factors == ([0.5, 1.0] if can else [])
     assert len(warnings) == (not can)
-    assert all("this trainer cannot: give it a method scale_learning_rate(factor)" in line for line in warnings)
+    assert all("does not support it; add a method scale_learning_rate(factor)" in line for line in warnings)
 
 
 class Endless:

@@ -23,7 +23,7 @@ OF_A_PEER = {
 
 @pytest.mark.parametrize("name", OF_A_PEER)
 def test_an_agent_refuses_what_a_peer_has_and_names_it(name):
-    with pytest.raises(ConfigError, match=f"Agent: unknown key `{name}`; .*a peer: use edgeasync.Peer"):
+    with pytest.raises(ConfigError, match=f"Agent: unknown key `{name}`; .*a peer; use edgeasync.Peer"):
         Agent("tcp://127.0.0.1:9", DATA, **{name: OF_A_PEER[name]})
 
 

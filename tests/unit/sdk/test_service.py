@@ -133,7 +133,7 @@ def test_what_begins_after_the_main_thread_has_ended_says_so(tmp_path):
     lines = done.stdout.splitlines()
     assert len(lines) == 9
     for line in lines:
-        assert "EdgeAsyncError: the program is ending, and nothing can be started any more; let its main" in line
+        assert "EdgeAsyncError: cannot start, because the program is ending; let its main" in line
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX warns of it, if a test before has imported it

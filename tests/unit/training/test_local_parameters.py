@@ -96,7 +96,7 @@ def test_without_patterns_nothing_is_touched(tmp_path):
         ({**OWN, "head.w": np.zeros((3, 3), np.float32)}, "of other arrays"),
         ({"head.b": OWN["head.b"]}, "of other arrays"),
         ({**OWN, "body": np.zeros(4, np.float32)}, "of other arrays"),
-        ({**OWN, "head.w": np.zeros((2, 2))}, "of another version"),
+        ({**OWN, "head.w": np.zeros((2, 2))}, "by another version"),
     ],
     ids=["another shape", "fewer", "more", "another dtype"],
 )
@@ -112,7 +112,7 @@ def test_what_fits_is_taken_and_the_file_put_aside(file, tmp_path, content, hint
 
 def test_another_devices_file_is_put_aside(tmp_path):
     LocalFile(tmp_path, "6" * 32).write(OWN)
-    with pytest.raises(ProtocolError, match="of another device"):
+    with pytest.raises(ProtocolError, match="written by another device"):
         LocalFile(tmp_path, STATE_ID).read()
 
 
@@ -128,7 +128,7 @@ class FailingFile:
 
 def test_a_disk_that_fails_is_told_of_once_and_training_continues():
     local, told = begun(FailingFile())
-    disk = DiskWatch(told.append, "a restart loses what the local parameters learn")
+    disk = DiskWatch(told.append, "a restart loses the training of the local parameters")
     parameters = np.ones(10, np.float32)
     for _ in range(3):
         train(local, parameters, head_w=3.0)

@@ -209,7 +209,7 @@ def test_what_speaks_of_something_else_is_told_with_the_reason_and_no_oftener():
     device = DeviceBench()
     told = []
     while device.now_s < 200.0:
-        device.give(DeviceReceivedMalformed("unknown kind of message"))
+        device.give(DeviceReceivedMalformed("unknown message kind"))
         assert device.effects == []
         device.tick(device.core.next_deadline_s())
         told += [effect.detail for effect in device.effects if isinstance(effect, DeviceReport)]

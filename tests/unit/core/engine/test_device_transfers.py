@@ -129,7 +129,7 @@ def test_a_whole_payload_with_another_checksum_is_not_resumed():
     bench.transfers.receive(Assignment(VERSION, 1, "identity", checksum, len(PAYLOAD), 1))
     for number in range(3):
         bench.piece(number)
-    with pytest.raises(ProtocolError, match="whole payload"):
+    with pytest.raises(ProtocolError, match="the payload's checksum differs"):
         bench.piece(3)
     assert bench.fetch().partial is None
 

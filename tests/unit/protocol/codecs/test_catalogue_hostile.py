@@ -59,7 +59,7 @@ def test_a_payload_that_is_too_short_or_long_is_refused(name, change):
         make_codec(name, SPEC).open(payload)
     codec = make_codec(name, SPEC)
     for length in (codec.payload_bytes_min - 1, codec.payload_bytes_max + 1):
-        with pytest.raises(ProtocolError, match=r"has \d+.* bytes for this model, not"):
+        with pytest.raises(ProtocolError, match=r"invalid payload of \d+ bytes: .* needs \d+.* bytes"):
             find_codec(name, length, SPEC)
 
 
@@ -95,18 +95,18 @@ def test_top_k_payloads_by_hand():
     ("payload", "sentence"),
     [
         (sparse(21, 8, range(21), [0] * 21), "21 of 40 values"),
-        (sparse(2**32 - 1, 8, [], []), "not possible"),
+        (sparse(2**32 - 1, 8, [], []), "invalid header"),
         (sparse(2, 5, [1, 2], [0, 0]), "symbols of 5 bits"),
         (sparse(2, 0, [1, 2], []), "symbols of 0 bits"),
         (sparse(4, 8, [1, 2], []), "do not fit"),
         (sparse(2, 8, [1, 2], [0]), "do not end"),
-        (sparse(2, 8, [1, 2], [0, 40]), "place 41 is not one of 40"),
+        (sparse(2, 8, [1, 2], [0, 40]), "position 41 is outside the 40"),
         (sparse(2, 8, [1, 2], [0, 255]), "do not end"),
-        (sparse(2, 8, [1, 2], [0, 0, 0]), "are no places"),
+        (sparse(2, 8, [1, 2], [0, 0, 0]), "cannot encode the positions"),
         (sparse(1, 4, [1], [0x00]), "do not end"),
         (sparse(1, 4, [1], [0xF0, 0xFF]), "do not end"),
-        (sparse(1, 16, [1], [0, 0, 0]), "are no places"),
-        (sparse(1, 16, [1], [0xFE, 0xFF]), "place 65534"),
+        (sparse(1, 16, [1], [0, 0, 0]), "cannot encode the positions"),
+        (sparse(1, 16, [1], [0xFE, 0xFF]), "position 65534"),
         (sparse(0, 4, [], [0xFF]), "do not end"),
     ],
 )
