@@ -19,8 +19,7 @@ from edgeasync.async_train import (
     parameter_server,
 )
 from edgeasync.callbacks import JoinEvent
-from edgeasync.errors import ConfigError, EdgeAsyncError
-from edgeasync.policies.staleness import ConstantStaleness
+from edgeasync.errors import ConfigError
 from edgeasync.sdk.joined_loop import JoinedLoop
 from tests.support.programs.journals import pushes_in
 from tests.support.programs.processes import free_address, until
@@ -232,21 +231,6 @@ async def test_a_start_that_is_cancelled_leaves_nothing_running(kind):
     assert hub.wait(0)
 
 
-def test_a_filter_refuses_what_is_too_late():
-    server = ParameterServer(network(), staleness_policy="filter", max_staleness=3)
-    assert server.hub._planned["policy"].staleness == ConstantStaleness(staleness_max=3)
-
-
-def test_a_server_that_never_began_stops_at_once():
-    model = nn.Sequential(nn.Linear(64, 10))
-    server = ParameterServer(model, port=0)
-    server.stop()
-    with pytest.raises(EdgeAsyncError, match="does not run"):
-        server.wait_for_workers()
-    with pytest.raises(EdgeAsyncError, match="was not started"):
-        server.hub.wait()
-
-
 def test_workers_that_have_gone_already_are_not_waited_for():
     x, y = np.eye(4, dtype=np.float32), np.arange(4) % 2
     with ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0) as server:
@@ -285,8 +269,3 @@ def test_one_limit_is_for_coming_and_for_leaving(monkeypatch):
         with pytest.raises(TimeoutError, match="workers are still here after 10 s"):
             server.wait_for_workers(timeout_s=10.0)
     assert limits == [7.0]
-
-
-def test_a_value_out_of_bounds_is_named():
-    with pytest.raises(EdgeAsyncError, match=r"policy\.staleness: factor: expected `float`, got `str`"):
-        ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0, staleness_lr_factor="x").start()

@@ -15,14 +15,6 @@ from tests.support.programs.processes import LIVELINESS, PATIENCE_S, free_addres
 pytestmark = pytest.mark.process
 
 
-@pytest.mark.parametrize("durability", ["journal", "checkpoint"])
-def test_a_hub_is_as_durable_as_its_settings_say(commands, durability):
-    _, address = commands.hub(commands.settings(hub=f'durability = "{durability}"'))
-    assert fetch_status(address, PATIENCE_S)["durability"] == durability
-    journals = list((commands.folder / "run-hub").glob("journal-*"))
-    assert not journals or durability == "journal"
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_log_on_a_full_disk_harms_no_hub(commands, number):
     """Nor an agent: both work on, and end when they are told to."""

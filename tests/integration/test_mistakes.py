@@ -99,10 +99,6 @@ def test_settings_that_are_not_there(commands):
     mistake(commands, CONFIG, "nowhere.toml", "no such file", arguments=["agent", "nowhere.toml"])
 
 
-def test_settings_that_are_a_folder(commands):
-    mistake(commands, CONFIG, "cannot be read", "irectory", arguments=["hub", commands.folder])
-
-
 # -- addresses -------------------------------------------------------------------------------------------------
 
 
@@ -269,18 +265,6 @@ def test_data_that_is_not_there(commands):
     mistake(commands, DATA, "none.npz", "no such file", arguments=[*arguments, "none.npz"])
     mistake(commands, DATA, ".parquet", ".npz or .csv", arguments=[*arguments, "data.parquet"])
     mistake(commands, DATA, "without suffix", ".npz or .csv", arguments=[*arguments, commands.folder])
-
-
-def test_data_that_cannot_be_read(commands):
-    (commands.folder / "torn.npz").write_bytes(b"PK\x03\x04 and nothing more")
-    np.savez(commands.folder / "names.npz", features=np.zeros((3, 8)), labels=np.zeros(3, int))
-    np.savez(commands.folder / "lengths.npz", x=np.zeros((3, 8)), y=np.zeros(4, int))
-    (commands.folder / "words.csv").write_text("a,b,y\n1.5,2.5,0\n1.5,much,1\n")
-    arguments = ["agent", "--hub", free_address(), "--state", "state", "--data"]
-    mistake(commands, DATA, "torn.npz", "numpy.savez", arguments=[*arguments, "torn.npz"])
-    mistake(commands, DATA, "names.npz", "'x' is missing", arguments=[*arguments, "names.npz"])
-    mistake(commands, DATA, "lengths.npz", "one label for each", arguments=[*arguments, "lengths.npz"])
-    mistake(commands, DATA, "line 3, column 'b'", "'much'", arguments=[*arguments, "words.csv"])
 
 
 def test_data_that_does_not_fit_the_hubs_model(commands, live):
@@ -560,17 +544,3 @@ def test_a_path_that_cannot_be_is_answered_in_one_line(commands, arguments):
 def test_wrong_usage_ends_the_process(commands):
     told = say(commands, "agents")
     assert (told.returncode, told.stderr) == (CONFIG, "edgeasync: no such command 'agents'; did you mean agent?\n")
-
-
-def test_a_process_that_did_what_it_should_ends_with_0(commands):
-    told = say(commands, "--help")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert "--help" in told.stdout
-
-
-@pytest.mark.parametrize("command", [[], ["hub"], ["agent"], ["status"], ["demo"]], ids=" ".join)
-def test_help(commands, command):
-    told = commands.run(*command, "--help")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert "--help" in told.stdout
-    assert "--json" in told.stdout or not command

@@ -403,26 +403,3 @@ async def test_the_model_to_return_to_is_on_disk_as_soon_as_it_is_needed(tmp_pat
     write_list(tmp_path, [1, 2])
     await make_peer(tmp_path, 1, lease_s=0.2, incarnation=1, trainer=Diverging(), steps_max=25).run()
     assert at_hand == [2]
-
-
-@pytest.mark.asyncio
-async def test_peers_whose_settings_disagree_about_the_interval_say_both(tmp_path):
-    write_list(tmp_path, [0, 1])
-    reports = [asyncio.Queue(), asyncio.Queue()]
-    peers = [
-        make_peer(tmp_path, 0, incarnation=1, on_report=reports[0].put_nowait),
-        make_peer(tmp_path, 1, incarnation=1, round_steps=5, on_report=reports[1].put_nowait),
-    ]
-    running = [asyncio.create_task(peer.run()) for peer in peers]
-    async with asyncio.timeout(PATIENCE_S):
-        for queue, said in zip(
-            reports,
-            ["round_steps = 5 there, round_every_s = 0.1 here", "round_every_s = 0.1 there, round_steps = 5 here"],
-            strict=True,
-        ):
-            while (report := await queue.get()).event != "refused":
-                assert report.event != "round_started"
-            assert report.detail == f"another interval between rounds: {said}"
-        for peer in peers:
-            peer.request_stop()
-        await asyncio.gather(*running)

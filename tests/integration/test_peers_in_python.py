@@ -111,14 +111,6 @@ class Diverging:
         return StepResult(loss=None, examples=1)
 
 
-@pytest.mark.parametrize(("amounts", "why"), [((np.nan, 0.0), "until.minutes"), ((np.nan, np.inf), "diverged: ")])
-def test_workers_that_diverge_add_nothing_to_the_mean(tmp_path, amounts, why):
-    first, trainers = Diverging.spec.views(np.ones(4, np.float32)), [Diverging(amount) for amount in amounts]
-    run = train(first, trainers, topology="ring", until=Stop(minutes=0.02), run=tmp_path)
-    assert all((array == 1.0).all() for array in run.arrays.values())
-    assert run.reason.startswith(why)
-
-
 @pytest.mark.parametrize("engine", ["tasks", "processes"])
 @pytest.mark.parametrize("amounts", [(np.nan, 0.0), (np.nan, np.inf), (np.nan, 0.0, 0.0)])
 def test_workers_that_diverge_do_not_wait_for_rounds(tmp_path, amounts, engine):
@@ -152,21 +144,6 @@ def test_mistakes_of_train(arguments, said):
 def test_a_trainer_of_another_model_is_refused(topology):
     with pytest.raises(ModelMismatchError, match="trainer 1 has other arrays than the model"):
         train({"w": [1.0]}, [Adds(), Adds()], topology=topology, until=Stop(updates=10))
-
-
-def test_a_trainer_that_fails_ends_all():
-    class Fails:
-        spec = SoftmaxModel(inputs=1, classes=2).spec
-
-        def begin(self, parameters):
-            pass
-
-        def step(self):
-            raise ZeroDivisionError("on purpose")
-
-    first = Fails.spec.views(np.zeros(4, np.float32))
-    with pytest.raises(ZeroDivisionError, match="on purpose"):
-        train(first, [Fails(), Fails()], topology="ring", until=Stop(updates=10))
 
 
 # -- the end by time ---------------------------------------------------------------------------------------------
@@ -560,19 +537,6 @@ def test_the_values_beside_a_training_graph_are_not_written_over(commands, tmp_p
     flags = (*device_flags(0, commands.data("data.npz")), "--model", "training.onnx", "--steps-max", 2)
     arguments = ("peer", settings, *flags, "--out", "training.safetensors")
     mistake(commands, CONFIG, "training.safetensors: is read here", arguments=arguments)
-
-
-@pytest.mark.parametrize(
-    ("said", "hint"),
-    [
-        ("[throttle]\nonly_on_mains = true", "unknown key `throttle`; that table is of an agent's file"),
-        ("[agent]\nlink_share = 0.2", "unknown key `agent`; that table is of an agent's file"),
-    ],
-)
-def test_what_a_settings_file_asks_for_in_vain_is_refused(commands, tmp_path, settings, said, hint):
-    with (tmp_path / settings).open("a") as file:
-        file.write(said)
-    mistake(commands, CONFIG, hint, arguments=("peer", settings, *device_flags(0, commands.data("data.npz"))))
 
 
 # -- found through a hub ------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import threading
 import time
 
 import numpy as np
-import onnx
 import pytest
 
 from edgeasync import Agent, Dataset, EdgeAsyncError, Hub, Run, StepResult, Stop, nn
@@ -270,35 +269,6 @@ def test_nothing_is_left_behind(tmp_path):
     for number in range(1, 4):
         go(number)
     wait_for_threads(before)
-
-
-def test_a_device_of_little_memory_takes_the_hubs_batch_in_parts(tmp_path):
-    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    updates = []
-    with (
-        Hub(
-            network, input_shape=(4,), run=tmp_path, bind=ANYWHERE, batch_size=128, metrics=["f1"],
-            callbacks=[lambda event: isinstance(event, events.Update) and updates.append(event)],
-        ) as hub,
-        Agent(hub.address, DATA, name="pi", micro_batch_size=16, local_steps_max=2),
-        Agent(hub.address, DATA, name="board", micro_batch_size="auto", local_steps_max=2),
-    ):  # fmt: skip
-        until(lambda: {event.device for event in updates} == {"pi", "board"}, "updates of both devices")
-    assert {event.examples / event.local_steps for event in updates} <= {128.0, 100.0, 72.0}
-    assert all(0.0 <= event.metrics["f1"] <= 1.0 for event in updates)
-
-
-def test_an_agent_reads_a_file_of_two_inputs(tmp_path):
-    proto = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
-        g (float[batch, 2] a, float[batch, 2] b) => (float[batch, 2] y) <float[2, 2] w = {1, 0, 0, 1}>
-        { c = Mul(a, b) y = MatMul(c, w) }""")
-    np.savez(tmp_path / "data.npz", **{"x.a": X[:, :2], "x.b": X[:, 2:], "y": DATA.y})
-    np.savez(tmp_path / "wrong.npz", x=X, y=DATA.y)
-    with Hub(proto, run=tmp_path / "run", bind=ANYWHERE, until=Stop(updates=4)) as hub:
-        with pytest.raises(DataError, match="one array x, the hub's model takes a, b"):
-            Agent(hub.address, tmp_path / "wrong.npz", name="b").start().wait(PATIENCE_S)
-        with Agent(hub.address, tmp_path / "data.npz", name="a"):
-            assert hub.wait(PATIENCE_S)
 
 
 def test_a_hub_refuses_what_its_devices_would(tmp_path):
