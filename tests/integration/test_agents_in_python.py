@@ -54,24 +54,17 @@ class Line:
         return 0.0, {"weight": x.mean(0)}
 
 
-def test_an_agent_gives_a_model_in_numpy_no_more_examples_than_it_says(tmp_path):
+@pytest.mark.parametrize(
+    ("hubs", "own", "most"), [({}, {"batch_size": 32, "micro_batch_size": 16}, 16), ({"batch_size": 8}, {}, 8)]
+)
+def test_a_model_in_numpy_gets_no_more_examples_than_agent_or_hub_say(tmp_path, hubs, own, most):
     model = Line()
     with (
-        Hub(Line(), run=tmp_path, bind=ANYWHERE, until=Stop(updates=1)) as hub,
-        Agent(hub.address, DATA, model=model, batch_size=32, micro_batch_size=16) as agent,
+        Hub(Line(), run=tmp_path, bind=ANYWHERE, until=Stop(updates=1), **hubs) as hub,
+        Agent(hub.address, DATA, model=model, **own) as agent,
     ):
         agent.wait(PATIENCE_S)
-    assert max(model.sizes) == 16
-
-
-def test_a_hub_tells_who_trains_its_model_in_numpy_the_size_of_a_batch(tmp_path):
-    model = Line()
-    with (
-        Hub(Line(), run=tmp_path, bind=ANYWHERE, until=Stop(updates=1), batch_size=8) as hub,
-        Agent(hub.address, DATA, model=model) as agent,
-    ):
-        agent.wait(PATIENCE_S)
-    assert max(model.sizes) == 8
+    assert max(model.sizes) == most
 
 
 class Awaited:

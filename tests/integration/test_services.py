@@ -11,7 +11,7 @@ import pytest
 from edgeasync import Agent, Dataset, EdgeAsyncError, Hub, Run, StepResult, Stop, nn
 from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.spool_file import SPOOL_FILE
-from edgeasync.errors import AddressError, ConfigError, DataError
+from edgeasync.errors import ConfigError, DataError
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.programs.journals import pushes_in
@@ -135,11 +135,6 @@ def test_what_ends_an_agent_is_raised_where_it_is_waited_for(tmp_path):
 
 def test_mistakes_are_told_at_once(tmp_path):
     with Hub(MODEL, run=tmp_path / "one", bind=ANYWHERE) as hub:
-        with (
-            pytest.raises(AddressError, match="cannot be bound"),
-            Hub(MODEL, run=tmp_path / "two", bind=hub.address),
-        ):
-            pass
         with pytest.raises(EdgeAsyncError, match="another hub runs in this folder"):
             Hub(MODEL, run=tmp_path / "one", bind=ANYWHERE).start()
         with pytest.raises(DataError, match="no such file"), Agent(hub.address, "missing.npz"):
@@ -244,18 +239,6 @@ def test_who_begins_to_wait_while_the_hub_ends_hears_of_it(tmp_path, wait):
                 wait(hub)
         finally:
             last.let_go.set()
-
-
-def test_an_agent_of_a_model_in_python_needs_a_trainer(tmp_path, caplog):
-    arrays = dict(MODEL.spec.views(MODEL.initial(0)))
-    wanted = "give this agent a trainer"
-    with (
-        Hub(arrays, run=tmp_path, bind=ANYWHERE) as hub,
-        pytest.raises(ConfigError, match=wanted),
-        Agent(hub.address, DATA) as agent,
-    ):
-        agent.wait(PATIENCE_S)
-    assert wanted in caplog.text
 
 
 def test_nothing_is_left_behind(tmp_path):

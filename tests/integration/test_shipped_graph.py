@@ -13,7 +13,6 @@ from tests.support.programs.processes import free_address, trained, without_onnx
 
 pytestmark = pytest.mark.process
 
-MODEL_TABLE = 'kind = "onnx"\nfile = "forward.onnx"'
 LISTEN = ("--bind", "tcp://127.0.0.1:*", "--run", "run")
 
 
@@ -54,56 +53,6 @@ def test_a_hub_needs_a_model_and_an_agent_needs_a_hub_and_data(commands, forward
     assert (run / MODEL_FILE).exists()
     kept = list((commands.folder / "pi" / "graphs").iterdir())
     assert [file.read_bytes() for file in kept] == [(run / TRAINING_FILE).read_bytes()]
-
-
-def test_an_agent_goes_on_with_a_hub_that_was_started_again(commands, forward):
-    address = free_address()
-    settings = commands.settings(bind=address, model=MODEL_TABLE)
-    hub, _ = commands.hub(settings)
-    agent = commands.agent(address, "pi")
-    trained(address, 5, "pi")
-    hub.kill()
-    commands.hub(settings)
-    agent.wait_for("joined", count=2)
-    assert "fetchgraph" not in trained(address, 5, "pi")["messages_accepted"]
-
-
-def test_an_agent_ends_when_the_hub_ships_another_graph(commands, forward):
-    address = free_address()
-    settings = commands.settings(bind=address, model=MODEL_TABLE)
-    hub, _ = commands.hub(settings)
-    agent = commands.agent(address, "pi")
-    trained(address, 5, "pi")
-    hub.kill()
-    commands.hub(
-        commands.settings(
-            bind=address,
-            model=f'{MODEL_TABLE}\nloss = {{ kind = "cross_entropy", label_smoothing = 0.1 }}',
-            name="other",
-        )
-    )
-    assert agent.wait() == 5
-    assert "start the agent again" in agent.stderr
-
-
-def test_a_settings_file_may_name_the_model_and_flags_win_over_it(commands, forward):
-    settings = commands.settings(model=f'{MODEL_TABLE}\nloss = "mse"')
-    _, address = start_hub(commands, settings, "--loss", "cross_entropy", "--train", "head.*")
-    agent = commands.agent(address, "pi")
-    agent.wait_for("graph")
-    status = trained(address, 5, "pi")
-    assert status["parameters"] == 16 * 3 + 3
-
-
-def test_a_graph_larger_than_a_piece_travels_in_pieces(commands, forward):
-    forward.write_bytes(forward_model(hidden=20_000))
-    more = '[limits]\npiece_bytes = "64 KiB"\n'
-    settings = commands.settings(model=f'{MODEL_TABLE}\ntrain = ["head.*"]', more=more)
-    _, address = start_hub(commands, settings)
-    agent = commands.agent(address, "pi")
-    agent.wait_for("graph")
-    status = trained(address, 3, "pi")
-    assert status["messages_accepted"]["credit"] > 8
 
 
 # -- what a device refuses -------------------------------------------------------------------------------------
@@ -168,13 +117,6 @@ def test_a_hub_without_onnx_says_what_to_install(commands, forward):
     assert hub.wait() == CONFIG
     assert "pip install 'edgeasync[hub]'" in hub.stderr
     assert "Traceback" not in hub.stderr
-
-
-def test_data_that_does_not_fit_the_graph(commands, forward):
-    _, address = start_hub(commands, "--model", forward)
-    data = commands.data("wide.npz", inputs=9)
-    arguments = ["agent", "--hub", address, "--data", data, "--device-id", "pi", "--state", "state"]
-    mistake(commands, 3, "wide.npz", "(9,)", "(8,)", arguments=arguments)
 
 
 def test_a_provider_that_is_not_there(commands):

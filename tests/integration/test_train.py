@@ -384,13 +384,6 @@ def test_ready_callbacks_end_a_run_and_keep_its_best_model(tmp_path):
     assert last.endswith(run.reason)
 
 
-def test_what_is_no_callback_is_refused():
-    with pytest.raises(
-        ConfigError, match="the callback int has none of the methods that are called here, on_join"
-    ):
-        train(SMALL, DATA, callbacks=[3])
-
-
 # -- mistakes --------------------------------------------------------------------------------------------
 
 
@@ -494,6 +487,7 @@ MISTAKES = {
     "unknown loss": ({"loss": "nll"}, ConfigError, "loss"),
     "optimizer": ({"optimizer": SGD}, ConfigError, "optimizer is <class .*; give SGD"),
     "callbacks": ({"callbacks": print}, ConfigError, "callbacks is builtin_function_or_method; give a list"),
+    "callback": ({"callbacks": [3]}, ConfigError, "the callback int has none of the methods that are called here"),
     "run": ({"run": 5}, ConfigError, "run is 5; give the path of a folder"),
     "arrays alone": ({"model": ARRAYS}, ConfigError, "named arrays alone cannot be trained on data"),
     "trainer": (

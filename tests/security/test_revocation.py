@@ -11,7 +11,6 @@ import zmq
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.effects import Assign, Expel, HubReport
 from edgeasync.core.hub.events import HubReceived, PushArrived, Revoked
-from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.run_replay import RunReplay
@@ -31,12 +30,12 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 from simulation.clock import VirtualClock
-from simulation.hub import SimulatedHub
 from tests.support.codecs.coded import flat
 from tests.support.parts.hub_bench import HubBench
 from tests.support.programs.command_line import ACCESS
 from tests.support.programs.processes import free_address, until
 from tests.support.security.keyed import ask, begin_push, client, denied, enrolled, is_welcome, start_hub
+from tests.support.simulation.hubs import simulated_hub
 from tests.support.size import repetitions
 
 ALICE, BOB = b"a" * 32, b"b" * 32
@@ -126,11 +125,7 @@ class Fleet:
     def __init__(self, folder, aggregate):
         folder.mkdir()
         self.clock, self.sessions, self.answers = VirtualClock(), {}, {}
-        self.hub = SimulatedHub(
-            self.clock, spec=SPEC, initial=np.zeros(SPEC.length, np.float32),
-            policy=Policy(aggregate=aggregate), settings=HubCoreSettings(), seed=1, disk=FolderDisk(folder),
-        )  # fmt: skip
-        self.hub.start()
+        self.hub = simulated_hub(self.clock, SPEC, Policy(aggregate=aggregate), seed=1, disk=FolderDisk(folder))
         for name in "abc":
             answers = self.answers[name] = []
             self.hub.connect(name.encode(), lambda header, _, to=answers: to.append(wire.decode(header)))

@@ -10,15 +10,14 @@ from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.hub import arrivals
 from edgeasync.core.hub.settings import DAY_S, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Piece, StatusRequest
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from simulation.training import SimulatedWorkload
+from tests.support.simulation.hubs import simulated_hub
 
 SPEC = ParameterSpec((Parameter("w", (20_000,)),))
 LIMIT = 1_500_000
@@ -49,15 +48,7 @@ class Lab:
 
     def __init__(self, limits, own=None, own_of=range(4), **kept):
         self.clock = VirtualClock()
-        self.hub = SimulatedHub(
-            self.clock,
-            spec=SPEC,
-            initial=np.zeros(SPEC.length, np.float32),
-            policy=Policy(),
-            settings=HubCoreSettings(limits=limits, liveness=CALM),
-            seed=1,
-        )
-        self.hub.start()
+        self.hub = simulated_hub(self.clock, SPEC, settings=HubCoreSettings(limits=limits, liveness=CALM), seed=1)
         self.trainers = [Learner(number) for number in range(4)]
         self.devices = [
             SimulatedDevice(

@@ -26,9 +26,9 @@ from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from simulation.training import SimulatedWorkload
+from tests.support.simulation.hubs import simulated_hub
 
 SLOWNESS = (1, 1, 3, 10)
 
@@ -45,16 +45,9 @@ class Digits:
         self.held_out = dataset.take(order[:360])
         self.network = MlpModel(inputs=64, hidden=hidden, classes=10)
         self.clock = VirtualClock()
-        self.hub = SimulatedHub(
-            self.clock,
-            spec=self.network.spec,
-            initial=self.network.initial(0),
-            policy=policy,
-            settings=settings or HubCoreSettings(codec=FLOAT32),
-            seed=0,
-            graph=graph,
+        self.hub = simulated_hub(
+            self.clock, self.network, policy, settings=settings or HubCoreSettings(codec=FLOAT32), graph=graph
         )
-        self.hub.start()
         parts = dirichlet(dataset.take(order[360:]), 4, 0.5, 0, examples_min=32)
         self.devices = [
             SimulatedDevice(
@@ -312,15 +305,7 @@ def every_minute(**bounds):
     policy = Policy(
         aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=TimeFrequency(seconds=60.0, **bounds)
     )
-    hub = SimulatedHub(
-        clock,
-        spec=spec,
-        initial=np.zeros(spec.length, np.float32),
-        policy=policy,
-        settings=HubCoreSettings(),
-        seed=0,
-    )
-    hub.start()
+    hub = simulated_hub(clock, spec, policy)
     devices = [
         SimulatedDevice(
             hub,
@@ -369,15 +354,7 @@ CAPPED = LinkProfile(16 << 10, 16 << 10, 0.005)
 def beside(*links, seconds=30.0):
     """Return a fleet under the default policy after a while: its status, and the exchanges of the first device."""
     clock, spec = VirtualClock(), MlpModel(inputs=64, hidden=(256,), classes=10).spec
-    hub = SimulatedHub(
-        clock,
-        spec=spec,
-        initial=np.zeros(spec.length, np.float32),
-        policy=Policy(),
-        settings=HubCoreSettings(),
-        seed=0,
-    )
-    hub.start()
+    hub = simulated_hub(clock, spec)
     for number, link in enumerate((LinkProfile(), *links)):
         SimulatedDevice(
             hub, f"device-{number}", Idle(spec), step_s=0.05, link=link, workload=SimulatedWorkload(examples=400)

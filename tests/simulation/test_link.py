@@ -19,9 +19,9 @@ from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import Assignment, Fetch, Pong, Push
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from tests.support.simulation.adders import Adder
+from tests.support.simulation.hubs import simulated_hub
 
 POLICY = Policy(
     staleness=ConstantStaleness(),
@@ -39,18 +39,15 @@ class Lab:
     def __init__(self, length, *, heartbeat_s=1.0, graph=None):
         self.spec = ParameterSpec((Parameter("w", (length,)),))
         self.clock = VirtualClock()
-        self.hub = SimulatedHub(
+        self.hub = simulated_hub(
             self.clock,
-            spec=self.spec,
-            initial=np.zeros(length, np.float32),
-            policy=POLICY,
+            self.spec,
+            POLICY,
             settings=HubCoreSettings(
                 codec=FLOAT32, liveness=Liveness(heartbeat_s=heartbeat_s, lease_s=15.0 * heartbeat_s)
             ),
-            seed=0,
             graph=graph,
         )
-        self.hub.start()
 
     def device(self, name, link, *, step_s=0.1, **options):
         return Watched(self.hub, name, Adder(self.spec, 1.0), step_s=step_s, link=link, seed=1, **options)

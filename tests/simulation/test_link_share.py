@@ -17,9 +17,9 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from tests.support.simulation.adders import Adder
+from tests.support.simulation.hubs import simulated_hub
 
 LENGTH = 1 << 18
 SPEC = ParameterSpec((Parameter("w", (LENGTH,)),))
@@ -48,11 +48,10 @@ class Device(SimulatedDevice):
 
 def device_on(link, steps, **limits):
     clock = VirtualClock()
-    hub = SimulatedHub(
+    hub = simulated_hub(
         clock,
-        spec=SPEC,
-        initial=np.zeros(LENGTH, np.float32),
-        policy=Policy(
+        SPEC,
+        Policy(
             aggregate=ImmediateAggregator(),
             optimizer=(SGD(),),
             frequency=FixedFrequency(local_steps=steps),
@@ -60,9 +59,7 @@ def device_on(link, steps, **limits):
             monitor=Monitor(detectors=()),
         ),
         settings=HubCoreSettings(codec=FLOAT32),
-        seed=0,
     )
-    hub.start()
     device = Device(hub, "pi", Adder(SPEC, 0.5), step_s=STEP_S, link=link, limits=DeviceLimits(**limits))
     device.start()
     return clock, device

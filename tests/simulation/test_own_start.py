@@ -16,9 +16,9 @@ from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from simulation.training import SimulatedWorkload
+from tests.support.simulation.hubs import simulated_hub
 
 LINK = LinkProfile(1e6, 1e6, 0.005)
 DEVICES = 4
@@ -45,15 +45,7 @@ class Still:
 
 def start(trainers, initials, policy=PLAIN):
     clock = VirtualClock()
-    hub = SimulatedHub(
-        clock,
-        spec=MODEL.spec,
-        initial=MODEL.initial(0),
-        policy=policy,
-        settings=HubCoreSettings(codec=FLOAT32),
-        seed=0,
-    )
-    hub.start()
+    hub = simulated_hub(clock, MODEL, policy, settings=HubCoreSettings(codec=FLOAT32))
     pairs = enumerate(zip(trainers, initials, strict=True))
     devices = [
         SimulatedDevice(

@@ -14,9 +14,9 @@ from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from simulation.training import SimulatedWorkload
+from tests.support.simulation.hubs import simulated_hub
 
 SPEC = ParameterSpec((Parameter("w", (64,)),))
 LINK = LinkProfile(1e6, 1e6, 0.005)
@@ -55,11 +55,10 @@ class Heavy:
 
 def fleet(*, preempt, aggregate, codec=FLOAT32, delay=0, take="all", initials=(None,) * DEVICES):
     clock = VirtualClock()
-    hub = SimulatedHub(
+    hub = simulated_hub(
         clock,
-        spec=SPEC,
-        initial=np.zeros(64, np.float32),
-        policy=Policy(
+        SPEC,
+        Policy(
             aggregate=aggregate,
             staleness=ConstantStaleness(),
             optimizer=(SGD(),),
@@ -71,9 +70,7 @@ def fleet(*, preempt, aggregate, codec=FLOAT32, delay=0, take="all", initials=(N
             preempt=preempt,
         ),
         settings=HubCoreSettings(codec=codec),
-        seed=0,
     )
-    hub.start()
     trainers = [Heavy() for _ in range(DEVICES)]
     for number, (trainer, initial) in enumerate(zip(trainers, initials, strict=True)):
         work = SimulatedWorkload(initial=initial, validate=loss_of)

@@ -18,10 +18,10 @@ from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import MlpModel
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from simulation.training import SimulatedWorkload
 from tests.support.simulation.adders import Adder
+from tests.support.simulation.hubs import simulated_hub
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
 LINK = LinkProfile(1e9, 1e9, 0.0)
@@ -34,11 +34,10 @@ class Lab:
 
     def __init__(self, devices, **policy):
         self.clock = VirtualClock()
-        self.hub = SimulatedHub(
+        self.hub = simulated_hub(
             self.clock,
-            spec=SPEC,
-            initial=np.zeros(3, np.float32),
-            policy=Policy(
+            SPEC,
+            Policy(
                 staleness=ConstantStaleness(),
                 optimizer=(SGD(),),
                 monitor=Monitor(detectors=()),
@@ -46,9 +45,7 @@ class Lab:
                 **policy,
             ),
             settings=HubCoreSettings(codec=FLOAT32, liveness=Liveness(heartbeat_s=5.0, lease_s=15.0)),
-            seed=0,
         )
-        self.hub.start()
         self.devices = [
             SimulatedDevice(
                 self.hub,
@@ -133,15 +130,7 @@ def seconds_to_learn(seed, *, slow):
     order = np.random.default_rng(seed).permutation(len(data))
     held_out, parts = data.take(order[:360]), np.array_split(order[360:], 4)
     network, clock = MlpModel(inputs=64, hidden=(64,), classes=10), VirtualClock()
-    hub = SimulatedHub(
-        clock,
-        spec=network.spec,
-        initial=network.initial(seed),
-        policy=Policy(),
-        settings=HubCoreSettings(),
-        seed=seed,
-    )
-    hub.start()
+    hub = simulated_hub(clock, network, seed=seed, initial=network.initial(seed))
     for number, part in enumerate(parts[: 3 + slow]):
         drawn = batches(data.take(part), 32, number)
         trainer = GradientTrainer(network.spec, network.gradient, [SGD(learning_rate=0.1)], drawn)
