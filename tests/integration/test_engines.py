@@ -36,16 +36,6 @@ def workers_of(pid):
     return {child.name(): child for child in children if child.name().startswith("worker-")}
 
 
-@pytest.fixture
-def temporary(tmp_path, monkeypatch):
-    """Let temporary folders be in a folder that is empty again at the end, but for runs."""
-    folder = tmp_path / "t"
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    yield folder
-    assert not [path for path in folder.iterdir() if not path.name.startswith("edgeasync-run-")]
-
-
 class KillsOne:
     """Kills a worker after twenty updates, and ends training when it has come back and sent ten more."""
 

@@ -258,24 +258,6 @@ def test_the_best_version_is_exported(killed, tmp_path, kept):
     assert values_of(killed.folder / "best.onnx") == replayed(killed, run, "--until", entry)[1]
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_told(killed, tmp_path):
-    """A second start has written another one."""
-    run = tmp_path / "run"
-    shutil.copytree(killed.folder / "run-hub", run)
-    hub = killed.start("hub", "--resume", run, "--bind", "tcp://127.0.0.1:*", "--json")
-    hub.wait_for("listening")
-    hub.signal(signal.SIGTERM)
-    assert hub.wait() == 0
-    whole = json.loads(say(killed, "export", run, "--out", "whole.onnx", "--json"))
-    newest = max(run.glob("checkpoint-*.safetensors"))
-    newest.write_bytes(newest.read_bytes()[:-1])
-    told = json.loads(say(killed, "export", run, "--out", "passed.onnx", "--json"))
-    assert newest.stem in told["remarks"][0]
-    assert (told["version"], told["lineage"]) == (whole["version"], whole["lineage"])
-    assert values_of(killed.folder / "passed.onnx") == values_of(killed.folder / "whole.onnx")
-    assert f"note: {newest.stem}" in say(killed, "export", run, "--out", "passed.onnx")
-
-
 def test_a_hub_without_a_journal_has_its_last_checkpoint_exported_and_that_is_told(commands, forward):
     more = LIVELINESS + '[evaluation]\nevery = "1000000 updates"\n[checkpoint]\nevery = "1 hour"\n'
     model, durability = 'kind = "onnx"\nfile = "forward.onnx"', 'durability = "checkpoint"'

@@ -67,20 +67,6 @@ def test_without_training_all_have_the_mean(start_peers, tmp_path, topology):
     assert not whole or np.abs(found - mean).max() < 1e-6
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_a_killed_peer_stops_nobody_and_comes_back_with_its_own_model(start_peers, tmp_path, topology):
-    numbers = range(3)
-    write_list(tmp_path, numbers)
-    peers = start_peers(numbers, topology, lease_s=1.5)
-    wait_for_round_of(peers, numbers)
-    peers[1].kill()
-    wait_for_round_of([peers[0], peers[2]], [0, 2])
-    peers[1:2] = start_peers([1], topology, lease_s=1.5)
-    wait_for_round_of(peers, numbers)
-    end(peers)
-    assert np.ptp(models(tmp_path, numbers), axis=0).max() < 1e-6
-
-
 def test_who_is_added_to_the_file_joins_and_who_is_taken_out_is_left_alone(start_peers, tmp_path):
     write_list(tmp_path, [0, 1])
     peers = start_peers([0, 1], "ring")
@@ -95,62 +81,32 @@ def test_who_is_added_to_the_file_joins_and_who_is_taken_out_is_left_alone(start
     end(peers)
 
 
-def test_who_ends_first_costs_nobody_the_round(start_peers, tmp_path):
-    """Each ends as soon as it is asked to, but not before the others have what it owes them."""
-    numbers = range(4)
-    write_list(tmp_path, numbers)
-    peers = start_peers(numbers, "ring")
-    wait_for_round_of(peers, numbers)
-    end(peers[:2])
-    wait_for_round_of(peers[2:], [2, 3])
-    end(peers[2:])
-
-
 @pytest.mark.asyncio
-async def test_a_peer_whose_trainer_fails_says_goodbye(tmp_path):
+@pytest.mark.parametrize("by", ["trainer", "callback"])
+async def test_a_peer_that_fails_says_goodbye(tmp_path, by):
     """The lease is far longer than the test: nobody has to wait for it."""
     write_list(tmp_path, [0, 1])
     found, lost, fails = asyncio.Event(), asyncio.Event(), threading.Event()
 
     class Fails(Still):
         def step(self):
-            if fails.is_set():
+            if by == "trainer" and fails.is_set():
                 raise ZeroDivisionError("on purpose")
             return super().step()
+
+    def fail(report):
+        if by == "callback" and report.event == "round_done" and fails.is_set():
+            raise ZeroDivisionError("on purpose")
 
     def tell(report):
         {"peer_found": found, "peer_lost": lost}.get(report.event, asyncio.Event()).set()
 
     one = make_peer(tmp_path, 0, lease_s=600.0, incarnation=1, on_report=tell)
-    other = make_peer(tmp_path, 1, lease_s=600.0, incarnation=1, trainer=Fails())
+    other = make_peer(tmp_path, 1, lease_s=600.0, incarnation=1, trainer=Fails(), on_report=fail)
     running = [asyncio.create_task(peer.run()) for peer in (one, other)]
     async with asyncio.timeout(PATIENCE_S):
         await found.wait()
         fails.set()
-        with pytest.raises(ZeroDivisionError):
-            await running[1]
-        await lost.wait()
-        one.request_stop()
-        assert await running[0] == "stopped"
-
-
-@pytest.mark.asyncio
-async def test_a_peer_that_fails_on_its_loop_says_goodbye(tmp_path):
-    """Here its caller's function raises; nobody has to wait for a lease."""
-    write_list(tmp_path, [0, 1])
-    found, lost = asyncio.Event(), asyncio.Event()
-
-    def tell(report):
-        {"peer_found": found, "peer_lost": lost}.get(report.event, asyncio.Event()).set()
-
-    def fail(report):
-        if report.event == "round_done" and found.is_set():
-            raise ZeroDivisionError("on purpose")
-
-    one = make_peer(tmp_path, 0, lease_s=600.0, incarnation=1, on_report=tell)
-    other = make_peer(tmp_path, 1, lease_s=600.0, incarnation=1, on_report=fail)
-    running = [asyncio.create_task(peer.run()) for peer in (one, other)]
-    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(ZeroDivisionError):
             await running[1]
         await lost.wait()

@@ -165,16 +165,6 @@ def in_time(coroutine):
 
 
 @pytest.fixture
-def temporary(tmp_path, monkeypatch):
-    """Let temporary folders be in a folder that is empty again at the end, but for runs."""
-    folder = tmp_path / "t"
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    yield folder
-    assert not [path for path in folder.iterdir() if not path.name.startswith("edgeasync-run-")]
-
-
-@pytest.fixture
 def opened(temporary, monkeypatch):
     """Return the workers of calls, once they are prepared, with their loops."""
     found, enter = [], PeerWorkers.__aenter__
@@ -498,9 +488,7 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
         (("--out", "no/such/folder.safetensors"), "no/such"),
         (("--out", "model.onnx"), "forward model of ONNX"),
         (("--epochs", 2, "--steps-max", 3), "one of the two"),
-        (("--device-id", "stranger"), 'add to its list, on every device: {name = "stranger"'),
         (("--loss", "mse"), "--loss, --train and the like are for an ONNX model; give --model FILE.onnx"),
-        (("--topology", "star"), "choose from"),
     ],
 )
 def test_mistakes_of_the_command(commands, settings, flags, hint):
@@ -511,32 +499,21 @@ def test_mistakes_of_the_command(commands, settings, flags, hint):
 @pytest.mark.parametrize(
     ("out", "hint"),
     [
-        ("data.npz", "data.npz: write a name that ends in .onnx or .safetensors"),
         ("notes.txt", "notes.txt: write a name that ends in .onnx or .safetensors"),
         ("folder.onnx", "folder.onnx: is a folder"),
         ("model.onnx", "model.onnx: is read here: its old content would be lost"),
-        ("link.onnx", "link.onnx: is read here"),
         (f"{name_of(0)}/{PEER_MODEL_FILE}", "is read here"),
     ],
 )
 def test_a_trained_model_takes_the_place_of_nothing_that_is_read(commands, tmp_path, settings, out, hint):
     onnx_file = tmp_path / "model.onnx"
     onnx_file.write_bytes(to_onnx(Sequential(Linear(8, 3)), (8,)).SerializeToString())
-    (tmp_path / "link.onnx").symlink_to(onnx_file)
     (tmp_path / "folder.onnx").mkdir()
     flags = device_flags(0, commands.data("data.npz"))
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     arguments = ("peer", settings, *flags, "--model", "model.onnx", "--steps-max", 2, "--out", out)
     mistake(commands, CONFIG, hint, arguments=arguments)
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
-
-
-def test_the_values_beside_a_training_graph_are_not_written_over(commands, tmp_path, settings):
-    (tmp_path / "model.onnx").write_bytes(to_onnx(Sequential(Linear(8, 3)), (8,)).SerializeToString())
-    assert commands.run("model", "build", "model.onnx", "--out", "training.onnx").returncode == 0
-    flags = (*device_flags(0, commands.data("data.npz")), "--model", "training.onnx", "--steps-max", 2)
-    arguments = ("peer", settings, *flags, "--out", "training.safetensors")
-    mistake(commands, CONFIG, "training.safetensors: is read here", arguments=arguments)
 
 
 # -- found through a hub ------------------------------------------------------------------------------------------

@@ -156,13 +156,13 @@ def test_every_start_is_in_the_story(crashed):
     ) + summary["updates_buffered"]  # fmt: skip
 
 
-def damage(commands, name, segment=0, at=0.5, source=None):
-    """Copy the run, with one byte of a segment turned over; return the copy."""
+def damage(commands, name):
+    """Copy the run, with one byte of its first segment turned over; return the copy."""
     copy = commands.folder / name
-    shutil.copytree(source or commands.folder / "run-hub", copy)
-    path = sorted(copy.glob("journal-*"))[segment]
+    shutil.copytree(commands.folder / "run-hub", copy)
+    path = min(copy.glob("journal-*"))
     content = bytearray(path.read_bytes())
-    content[int(at * len(content))] ^= 1
+    content[len(content) // 2] ^= 1
     path.write_bytes(content)
     return copy
 
@@ -261,14 +261,6 @@ def test_a_run_is_listed_as_what_its_journal_leads_to(crashed):
         assert run["trouble"] == []
     begun = listed(crashed, crashed.folder)["begun"]
     assert begun["version"] > begun["newest"]["version"] == 0
-
-
-def test_a_journal_that_leads_nowhere_is_listed_up_to_there(crashed):
-    copy = damage(crashed, "sick-journal/run", source=crashed.begun)
-    run = listed(crashed, copy.parent)["run"]
-    assert 0 < run["version"] < listed(crashed, crashed.folder)["begun"]["version"]
-    (trouble,) = run["trouble"]
-    assert "damaged at byte" in trouble
 
 
 def test_what_is_wrong_with_runs_is_listed(crashed):

@@ -1,7 +1,4 @@
-"""A device that is much slower than the others does not hold them up: under the defaults, in virtual time.
-
-`tests/lab/test_boxes.py` tries the same with processes, whose times depend on who else uses the machine.
-"""
+"""A device that is much slower than the others does not hold them up: under the defaults, in virtual time."""
 
 from functools import lru_cache
 
