@@ -7,23 +7,16 @@ import time
 import numpy as np
 import pytest
 
-from edgeasync import Agent, Dataset, EdgeAsyncError, GradientTrainer, Hub, StepResult, Stop, nn, train
+from edgeasync import Agent, EdgeAsyncError, GradientTrainer, Hub, StepResult, Stop, nn, train
 from edgeasync.callbacks import EndEvent, EvaluationEvent, ExchangeEvent, JoinEvent, LeaveEvent, StopWhen
 from edgeasync.data import batches
 from edgeasync.durable.keys import HubKeys
 from edgeasync.errors import ConfigError, DataError
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
-from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.parts.small_runs import ANYWHERE, DATA, MODEL, X, plain
 from tests.support.programs.processes import PATIENCE_S, until
 
-MODEL = SoftmaxModel(inputs=4, classes=2)
-X = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
-DATA = Dataset.of(X, (X[:, 0] > X[:, 1]).astype(np.int64))
-ANYWHERE = "tcp://127.0.0.1:*"
-ONE_BY_ONE = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=5))
+ONE_BY_ONE = plain()
 ENDLESS_S = 3600.0
 
 

@@ -14,10 +14,9 @@ from edgeasync.durable.history import HISTORY_FILE
 from edgeasync.errors import ConfigError
 from edgeasync.sdk import events
 from edgeasync.sdk.history import History
-from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.parts.small_runs import MODEL
 from tests.support.programs.processes import until
 
-MODEL = SoftmaxModel(inputs=4, classes=2)
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(200, 4))
 DATA = Dataset.of(X, X[:, 0] > 0)

@@ -5,20 +5,18 @@ import re
 import numpy as np
 import pytest
 
-from edgeasync import Agent, Dataset, Hub, Parameter, ParameterSpec, Policy, Run, StepResult, Stop, nn
+from edgeasync import Agent, Dataset, Hub, Parameter, ParameterSpec, Run, StepResult, Stop, nn
 from edgeasync.durable.local_file import LocalFile
 from edgeasync.errors import ConfigError
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.parts.small_runs import ANYWHERE, plain
 from tests.support.programs.command_line import CONFIG, mistake
 from tests.support.programs.processes import PATIENCE_S, until
 
 pytestmark = pytest.mark.process
 
-ANYWHERE = "tcp://127.0.0.1:*"
 SPEC = ParameterSpec((
     Parameter("body", (64,)), Parameter("head.weight", (3,)), Parameter("norm.mean", (2,), role="statistic")
 ))  # fmt: skip
@@ -52,10 +50,7 @@ def marked_hub(tmp_path, aggregate=None, *, push="identity", local=("head.*", "n
         "head.weight": np.full(3, 0.5, np.float32),
         "norm.mean": np.full(2, 0.25, np.float32),
     })  # fmt: skip
-    aggregate = aggregate or ImmediateAggregator()
-    rules = Policy(
-        aggregate=aggregate, optimizer=(SGD(),), frequency=FixedFrequency(local_steps=4), **dict(policy)
-    )
+    rules = plain(4, aggregate, **dict(policy))
     settings = {"codec": {"push": push, "model": "identity", "delta": "off"}}
     return Hub(
         WithSpec(initial),

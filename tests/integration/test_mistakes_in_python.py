@@ -18,13 +18,11 @@ from edgeasync import (
 )
 from edgeasync.data import from_iterable
 from edgeasync.errors import AddressError, ConfigError, DataError, HubUnreachableError, ModelMismatchError
-from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.parts.small_runs import ANYWHERE, MODEL
 from tests.support.programs.processes import PATIENCE_S, free_address
 
-MODEL = SoftmaxModel(inputs=4, classes=2)
 ARRAYS = dict(MODEL.spec.views(MODEL.initial(0)))
 DATA = np.eye(4), [0, 1, 0, 1]
-ANYWHERE = "tcp://127.0.0.1:*"
 
 
 class Trainer:

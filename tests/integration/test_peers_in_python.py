@@ -30,6 +30,7 @@ from edgeasync.sdk.peers import PeerWorkers
 from edgeasync.sdk.workers.base import make_trainer
 from edgeasync.training.evaluation import NumpyEvaluator
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
+from tests.support.parts import small_runs
 from tests.support.programs.command_line import CONFIG, mistake
 from tests.support.programs.peers import FILE, name_of, write_list
 from tests.support.programs.processes import PATIENCE_S, free_address, until
@@ -148,9 +149,8 @@ def test_a_trainer_of_another_model_is_refused(topology):
 
 # -- the end by time ---------------------------------------------------------------------------------------------
 
-X = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
-DATA = X, (X[:, 0] > X[:, 1]).astype(np.int64)
-SMALL = SoftmaxModel(inputs=4, classes=2)
+SMALL = small_runs.MODEL
+DATA = small_runs.DATA
 ZEROS = dict(SMALL.spec.views(np.zeros(SMALL.spec.length, np.float32)))
 
 

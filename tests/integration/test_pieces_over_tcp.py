@@ -10,21 +10,19 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from edgeasync import Policy
 from edgeasync.config import ByteCount
 from edgeasync.core.hub.settings import CodecSettings, Limits, Liveness, StopCondition
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.graphs.model_file import load_model
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, QuorumAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol import wire
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.hub import HubRuntime
 from tests.support.parts.agents import agent_parts
 from tests.support.parts.hubs import run_settings, zeros
+from tests.support.parts.small_runs import plain
 from tests.support.programs.processes import PATIENCE_S
 from tests.support.simulation.adders import Adder, pattern
 
@@ -72,12 +70,7 @@ async def train(run, spec, *, aggregate, agents, limits, codec, updates):
         run_settings(
             run,
             "tcp://127.0.0.1:*",
-            policy=Policy(
-                staleness=ConstantStaleness(),
-                aggregate=aggregate,
-                optimizer=(SGD(),),
-                frequency=FixedFrequency(local_steps=1),
-            ),
+            policy=plain(1, aggregate, staleness=ConstantStaleness()),
             stop=StopCondition(updates=updates),
             liveness=Liveness(heartbeat_s=0.5, lease_s=PATIENCE_S),
             limits=limits,

@@ -8,19 +8,14 @@ import time
 import numpy as np
 import pytest
 
-from edgeasync import Agent, Dataset, EdgeAsyncError, Hub, Run, StepResult, Stop, nn
+from edgeasync import Agent, EdgeAsyncError, Hub, Run, Stop, nn
 from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.spool_file import SPOOL_FILE
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.sdk import events
-from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.parts.small_runs import ANYWHERE, DATA, MODEL, Still, X
 from tests.support.programs.journals import pushes_in
 from tests.support.programs.processes import PATIENCE_S, free_address, until, wait_for_threads
-
-MODEL = SoftmaxModel(inputs=4, classes=2)
-X = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
-DATA = Dataset.of(X, (X[:, 0] > X[:, 1]).astype(np.int64))
-ANYWHERE = "tcp://127.0.0.1:*"
 
 
 def test_a_hub_and_two_agents_by_with(tmp_path):
@@ -104,18 +99,6 @@ def test_a_run_that_is_finished_ends_its_agents(tmp_path, way):
     with Hub(MODEL, run=tmp_path, bind=ANYWHERE) as hub, Agent(hub.address, DATA):
         done = hub.status()["updates_applied"]
         until(lambda: hub.status()["updates_applied"] > done, "a run that resumes after its end")
-
-
-class Still:
-    """A trainer of one's own, which moves nothing."""
-
-    spec = MODEL.spec
-
-    def begin(self, parameters):
-        pass
-
-    def step(self):
-        return StepResult(1.0, 1)
 
 
 class Failing(Still):

@@ -2,24 +2,14 @@
 
 import time
 
-import numpy as np
 import pytest
 
-from edgeasync import Agent, Dataset, Hub
+from edgeasync import Agent, Hub
 from edgeasync.host import sensing
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.sdk import agent as agents
-from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.boards.fake_sys import FakeSys
+from tests.support.parts.small_runs import ANYWHERE, DATA, MODEL, plain
 from tests.support.programs.processes import until
-
-MODEL = SoftmaxModel(inputs=4, classes=2)
-X = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
-DATA = Dataset.of(X, (X[:, 0] > X[:, 1]).astype(np.int64))
-ONE_BY_ONE = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=5))
 
 
 @pytest.fixture
@@ -31,7 +21,7 @@ def fake(tmp_path, monkeypatch):
 
 
 def fleet(tmp_path, limits):
-    hub = Hub(MODEL, run=tmp_path / "run", bind="tcp://127.0.0.1:*", policy=ONE_BY_ONE)
+    hub = Hub(MODEL, run=tmp_path / "run", bind=ANYWHERE, policy=plain())
     return hub, lambda: Agent(hub.address, DATA, name="pi", throttle=limits, step_s_min=0.002)
 
 

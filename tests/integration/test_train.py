@@ -23,19 +23,17 @@ from edgeasync.errors import ConfigError, DataError, ModelMismatchError, Storage
 from edgeasync.graphs.model_file import load_model
 from edgeasync.losses import CrossEntropy, OnnxLoss
 from edgeasync.metrics import MAE, TopK
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub_record import read_record
 from edgeasync.runtime.hub_start import make_hub
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
+from tests.support.parts.small_runs import MODEL, plain
 from tests.support.programs.processes import PATIENCE_S, wait_for_threads
 
-SMALL = SoftmaxModel(inputs=4, classes=2)
+SMALL = MODEL
 DATA = Dataset.of(np.eye(4), [0, 1, 0, 1])
-ONE_BY_ONE = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=16))
+ONE_BY_ONE = plain(16)
 ARRAYS = dict(SMALL.spec.views(SMALL.initial(0)))
 
 

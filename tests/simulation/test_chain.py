@@ -10,15 +10,13 @@ from edgeasync.core.arrays.off_chain_models import ERROR_MAX
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator, QuorumAggregator
-from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.link import LinkProfile
 from simulation.population import Churn, switch_off_and_on
+from tests.support.parts.small_runs import plain
 from tests.support.simulation.hubs import simulated_hub
 from tests.support.simulation.whims import LossLost
 
@@ -104,7 +102,7 @@ class World:
 
 
 def policy(aggregate, **parts):
-    return Policy(aggregate=aggregate, optimizer=(SGD(),), frequency=FixedFrequency(local_steps=4), **parts)
+    return plain(4, aggregate, **parts)
 
 
 POLICIES = {

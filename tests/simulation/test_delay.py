@@ -8,17 +8,13 @@ from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Liveness
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, QuorumAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.monitor import Monitor
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
-from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Push
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.link import LinkProfile
+from tests.support.parts.small_runs import in_full
 from tests.support.programs.journals import pushes_in
 from tests.support.simulation.hubs import simulated_hub
 
@@ -67,14 +63,7 @@ def fleet(steps, delay, *, aggregate=None, link=QUICK, devices=1, step_s=0.05, o
     hub = simulated_hub(
         clock,
         SPEC,
-        Policy(
-            staleness=ConstantStaleness(),
-            aggregate=aggregate or ImmediateAggregator(),
-            optimizer=(SGD(),),
-            frequency=FixedFrequency(local_steps=steps),
-            delay_steps=0 if own else delay,
-            monitor=Monitor(detectors=(), clip=0),
-        ),
+        in_full(steps, aggregate, delay_steps=0 if own else delay),
         settings=HubCoreSettings(codec=FLOAT32, liveness=Liveness(heartbeat_s=1.0, lease_s=15.0)),
         disk=disk,
     )

@@ -15,7 +15,7 @@ from edgeasync.data.dataset import batches
 from edgeasync.data.partition import dirichlet
 from edgeasync.errors import GraphError
 from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency, TimeFrequency
+from edgeasync.policies.frequency import TimeFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
@@ -28,11 +28,12 @@ from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.link import LinkProfile
 from simulation.training import SimulatedWorkload
+from tests.support.parts.small_runs import plain
 from tests.support.simulation.hubs import simulated_hub
 
 SLOWNESS = (1, 1, 3, 10)
 
-POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=16))
+POLICY = plain(16)
 """Every device for itself, and always the same work: what takes time here is the simulator's alone."""
 
 

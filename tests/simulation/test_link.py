@@ -6,28 +6,16 @@ import pytest
 from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.monitor import Monitor
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
-from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import Assignment, Fetch, Pong, Push
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
 from simulation.link import LinkProfile
+from tests.support.parts.small_runs import in_full
 from tests.support.simulation.adders import Adder
 from tests.support.simulation.hubs import simulated_hub
 
-POLICY = Policy(
-    staleness=ConstantStaleness(),
-    aggregate=ImmediateAggregator(),
-    optimizer=(SGD(),),
-    frequency=FixedFrequency(local_steps=1),
-    monitor=Monitor(detectors=()),
-)
 MBIT_20 = LinkProfile(up_bytes_per_s=2.5e6, down_bytes_per_s=2.5e6, delay_s=0.01)
 
 
@@ -40,7 +28,7 @@ class Lab:
         self.hub = simulated_hub(
             self.clock,
             self.spec,
-            POLICY,
+            in_full(1),
             settings=HubCoreSettings(
                 codec=FLOAT32, liveness=Liveness(heartbeat_s=heartbeat_s, lease_s=15.0 * heartbeat_s)
             ),
