@@ -16,14 +16,11 @@ from tests.support.programs.processes import (
     MODEL,
     PATIENCE_S,
     free_address,
-    status_when,
     trained,
 )
 
 pytestmark = pytest.mark.process
 
-SLOW_STEP_S = 10 * PATIENCE_S
-"""A command that waited for a local step to end would not end in time."""
 
 ONE_BY_ONE = """
 [policy]
@@ -96,12 +93,6 @@ def test_agents_rejoin_a_hub_that_was_stopped_and_it_goes_on_from_its_model(comm
     assert after["lineage"] != before["lineage"]
 
 
-# -- an agent goes and comes back ------------------------------------------------------------------------------
-
-
-# -- waiting for a flush ---------------------------------------------------------------------------------------
-
-
 # -- a clean end -----------------------------------------------------------------------------------------------
 
 
@@ -126,20 +117,6 @@ def test_signals_end_hub_and_agent_cleanly(commands, number):
 
     stayer.signal(number)
     assert_ended_well(stayer)
-
-
-@both_signals
-def test_signals_end_an_agent_in_the_middle_of_a_long_local_step(commands, number):
-    hub, address = commands.hub(commands.settings())
-    agent = commands.agent(address, "slow", step_s=SLOW_STEP_S)
-    agent.wait_for("joined")
-    fetched = status_when(address, lambda status: status["messages_accepted"].get("fetch", 0) >= 1)
-    pings = fetched["messages_accepted"].get("ping", 0)
-    # It keeps pinging while it computes.
-    status_when(address, lambda status: status["messages_accepted"].get("ping", 0) >= pings + 3)
-    agent.signal(number)
-    assert_ended_well(agent)
-    hub.wait_for("left", device="slow", detail="stopping")
 
 
 BUSY_AGENT = """

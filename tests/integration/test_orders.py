@@ -9,7 +9,7 @@ import pytest
 from edgeasync import Hub
 from edgeasync.durable.keys import HubKeys
 from edgeasync.errors import AccessError, ConfigError, HubUnreachableError
-from edgeasync.net.status import fetch_status, give_order
+from edgeasync.net.status import fetch_status
 from edgeasync.runtime.hub_record import read_record
 from tests.support.programs.processes import MODEL, PATIENCE_S, free_address, status_when, trained, until
 
@@ -112,18 +112,6 @@ def test_mistakes_end_with_a_line(commands):
             asked(commands, order, free_address(), "--timeout-s", "0.5"), HubUnreachableError, "no hub answers"
         )
     assert hub.names().count("excluded") == 0
-
-
-def test_a_hub_that_is_open_to_all_warns_and_obeys_nobody(commands):
-    hub, address = commands.hub(commands.settings(), "--bind", "tcp://0.0.0.0:*", "--insecure")
-    assert "a machine can take many names" in hub.wait_for("warning")["detail"]
-    address = address.replace("0.0.0.0", "127.0.0.1")
-    commands.agent(address, NAME)
-    trained(address)
-    mistake(asked(commands, "quarantine", address), ConfigError, "the hub refuses", "give it keys")
-    assert device(fetch_status(address, PATIENCE_S))["quarantine"] is None
-    with pytest.raises(ConfigError, match="give it keys"):
-        give_order(address, NAME, "release", PATIENCE_S)
 
 
 @pytest.mark.parametrize("insecure", [True, False])

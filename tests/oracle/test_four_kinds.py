@@ -9,7 +9,6 @@ import pytest
 import edgeasync
 from edgeasync import SGD, Dataset, nn
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import ConfigError, GraphError
 from edgeasync.sdk.models import prepare, prepare_as
 from edgeasync.training.plan import LocalTraining
 from tests.support.programs.four_kinds import NumpyModel, digits, start
@@ -77,19 +76,6 @@ def test_layers_of_nn_have_the_names_of_torch():
         torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
     )
     assert prepared_of(layers).spec == edgeasync.torch.model(module).spec
-
-
-class Unused(torch.nn.Linear):
-    def forward(self, x):
-        return x @ self.weight.T
-
-
-@pytest.mark.parametrize("exporter", EXPORTERS)
-def test_an_export_that_would_train_otherwise_is_refused(exporter):
-    with pytest.raises(GraphError, match=r"no gradient reaches bias of Unused; .* or give freeze=\['bias'\]"):
-        edgeasync.torch.to_onnx(Unused(3, 2), torch.randn(4, 3), exporter=exporter)
-    with pytest.raises(ConfigError, match="give a batch of two examples"):
-        edgeasync.torch.to_onnx(Unused(3, 2), torch.randn(1, 3), exporter=exporter)
 
 
 def test_ten_steps_are_the_same_in_torch_onnx_jax_and_numpy():
