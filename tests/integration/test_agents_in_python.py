@@ -100,12 +100,7 @@ def test_an_agent_tells_its_callbacks_of_its_exchanges(tmp_path):
     assert [event.number for event in exchanges][:5] == [1, 2, 3, 4, 5]
     assert [event.version for event in exchanges][:5] == [1, 2, 3, 4, 5]
     for event in exchanges:
-        assert (event.device, event.outcome, event.local_steps, event.examples) == (
-            "pi",
-            "applied",
-            5,
-            event.examples,
-        )
+        assert (event.device, event.outcome, event.local_steps) == ("pi", "applied", 5)
         assert 0.0 < event.loss < 1.0
         assert event.bytes_up > MODEL.spec.nbytes / 4
         assert event.bytes_down > 50

@@ -267,18 +267,8 @@ def test_tokens_that_the_hubs_model_does_not_know(commands):
 def test_a_model_that_differs_from_the_hubs(commands, live):
     data = commands.data("data.npz")
     (commands.folder / "agent.toml").write_text('[model]\nkind = "softmax"\ninputs = 8\nclasses = 4\n')
-    arguments = [
-        "agent",
-        "agent.toml",
-        "--hub",
-        live,
-        "--data",
-        data,
-        "--device-id",
-        "stubborn",
-        "--state",
-        "state",
-    ]
+    device = ["--data", data, "--device-id", "stubborn", "--state", "state"]
+    arguments = ["agent", "agent.toml", "--hub", live, *device]
     mistake(commands, MISMATCH, "not the hub's", "[model]", arguments=arguments)
 
 

@@ -138,11 +138,12 @@ async def test_a_trainer_with_values_of_its_own_takes_the_mean_before_its_next_s
 
     class Copies(Still):
         def begin(self, parameters):
-            self.model, self.own = parameters, parameters.copy()
+            super().begin(parameters)
+            self.own = parameters.copy()
 
         def step(self):
             found = super().step()
-            self.model[:] = self.own
+            self.parameters[:] = self.own
             return found
 
     peers = [make_peer(tmp_path, number, incarnation=1, trainer=Copies(), rounds_max=3) for number in (0, 1)]
@@ -224,9 +225,6 @@ async def test_a_peer_that_abandons_a_step_keeps_those_before(tmp_path, monkeypa
     class Hangs(Still):
         steps = 0
 
-        def begin(self, parameters):
-            self.parameters = parameters
-
         def step(self):
             self.parameters += 1.0
             self.steps += 1
@@ -273,9 +271,6 @@ async def test_a_peer_whose_training_diverges_says_so_once_and_no_file_is_replac
     tmp_path, monkeypatch
 ):
     class Diverging(Still):
-        def begin(self, parameters):
-            self.parameters = parameters
-
         def step(self):
             self.parameters += np.nan
             return super().step()
@@ -344,9 +339,6 @@ async def test_the_model_to_return_to_is_on_disk_as_soon_as_it_is_needed(tmp_pat
 
     class Diverging(Still):
         steps = 0
-
-        def begin(self, parameters):
-            self.parameters = parameters
 
         def step(self):
             self.steps += 1

@@ -56,6 +56,15 @@ def draws():
     return drawn
 
 
+class Moves:
+    """A trainer of a user's own, of four values."""
+
+    spec = SoftmaxModel(inputs=1, classes=2).spec
+
+    def begin(self, parameters):
+        self.parameters = parameters
+
+
 HOW = {"until": Stop(epochs=200), "optimizer": SGD(learning_rate=0.3)}
 
 
@@ -75,14 +84,9 @@ def test_processes_reach_the_accuracy_of_the_star(draws, star_accuracy, topology
 def test_trainers_of_ones_own_end_after_their_rounds(tmp_path):
     """Their models are pulled apart, and averaged."""
 
-    class Pull:
-        spec = SoftmaxModel(inputs=1, classes=2).spec
-
+    class Pull(Moves):
         def __init__(self, to):
             self.to = to
-
-        def begin(self, parameters):
-            self.parameters = parameters
 
         def step(self):
             self.parameters += 0.1 * (self.to - self.parameters)
@@ -96,16 +100,11 @@ def test_trainers_of_ones_own_end_after_their_rounds(tmp_path):
     assert kept.keys() == run.arrays.keys()
 
 
-class Diverging:
+class Diverging(Moves):
     """A trainer that adds one in each step, or diverges in its first."""
-
-    spec = SoftmaxModel(inputs=1, classes=2).spec
 
     def __init__(self, amount):
         self.amount = np.float32(amount)
-
-    def begin(self, parameters):
-        self.parameters = parameters
 
     def step(self):
         self.parameters += self.amount

@@ -7,10 +7,6 @@ from edgeasync.core.hub.events import HubReceived, HubStopRequested, PushArrived
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import (
     Fetch,
     FetchGraph,
@@ -23,10 +19,10 @@ from edgeasync.protocol.messages import (
     Refuse,
     Welcome,
 )
+from tests.support.parts.small_runs import plain
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 LINEAGE = "00c0ffee00c0ffee"
-IMMEDIATE = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency())
 
 
 class HubBench:
@@ -39,7 +35,7 @@ class HubBench:
         self.core = HubCore(
             spec=SPEC,
             training={"learning_rate": 0.1},
-            policy=policy or IMMEDIATE,
+            policy=policy or plain(16),
             settings=HubCoreSettings(
                 liveness=Liveness(**(liveness or {})),
                 limits=Limits(**(limits or {})),
