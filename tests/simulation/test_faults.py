@@ -123,14 +123,11 @@ def test_a_plan_is_read_as_it_was_written():
         FaultPlan.read('{"when":"at","time_s":1.0,"fault":{"fault":"an earthquake"}}')
 
 
-def test_every_plan_has_a_crash_of_a_device_and_of_the_hub():
+def test_plans_have_every_kind_of_fault():
     kinds = set()
     for seed in range(300):
         faults = [planned.fault for planned in draw_faults(seed, NAMES, FAULTS_S).faults]
-        tags = [fault.__struct_config__.tag for fault in faults]
-        assert "cut_power" in tags
-        assert {"crash_hub", "crash_hub_at_disk"} & set(tags)
-        kinds |= set(tags)
+        kinds |= {fault.__struct_config__.tag for fault in faults}
         alone = [planned.fault for planned in draw_faults(seed, NAMES, FAULTS_S, hub=False).faults]
         assert all(hasattr(fault, "device") for fault in alone)
     assert len(kinds) == 15
