@@ -1,7 +1,19 @@
 """Damages valid inputs, in ways that readers of bytes get wrong: lengths, ends, and parts in other places."""
 
+import math
+
+import msgpack
+
 NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 """Values that lengths and counts overflow at."""
+
+NASTY_VALUES = [
+    None, True, -1, -(2**63), 2**53 + 1, 2**64 - 1, -0.5, 1e308, math.nan, math.inf, -math.inf,
+    "", "x\n", "\x00", "x" * 2000, b"", b"\xff" * 15, b"\xff" * 17, "A" * 22 + "==", [], {}, [[]], [1] * 20,
+    {"": None}, {b"a": 1}, ["applied"], ["applied", -1], ["duplicate", ["duplicate", ["applied", 1]]], ["no"],
+    msgpack.Timestamp(0, 1), msgpack.ExtType(5, b"x"), msgpack.ExtType(5, bytes(16)),
+]  # fmt: skip
+"""What a reader of msgpack may be given in a field's place."""
 
 
 def mutated(random, inputs):

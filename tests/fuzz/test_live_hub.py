@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zmq
 
-from edgeasync import Dataset, Parameter, ParameterSpec, fetch_status
+from edgeasync import Dataset, fetch_status
 from edgeasync.durable.identity import DeviceIdentity
 from edgeasync.durable.run_folder import MODEL_FILE
 from edgeasync.graphs.model_file import load_model
@@ -20,34 +20,25 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
     MESSAGES,
     PROTOCOL_VERSION,
-    Ack,
-    Applied,
     Assignment,
     Credit,
-    Enrol,
-    Enrolled,
     Fetch,
     FetchGraph,
-    FindPeers,
-    FoundPeers,
     Goodbye,
-    GraphHeader,
     Hello,
     ModelVersion,
-    Order,
     Piece,
     Ping,
-    Pong,
     Push,
     Refuse,
-    Status,
     StatusRequest,
-    Wake,
     Welcome,
 )
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import read_plan
+from tests.fuzz.mutations import NASTY_VALUES, mutated
+from tests.support.formats.write_formats import make_messages
 from tests.support.parts.agents import agent_parts
 from tests.support.programs.processes import PATIENCE_S, Commands
 
@@ -77,22 +68,17 @@ updates_held_max = 256
 snapshots_max = 256
 """
 
+HEADER_BYTES = 2000
+"""A longer header counts for several messages, and the hub holds off who says too many."""
+
 ATTACKERS = 5
 CONNECTIONS_EACH = 16
 MESSAGES_EACH = 130  # on one connection: more than it takes to be quarantined
 MARKER_VERSION = 1_000_000
 ANSWER_S = 5.0
 
-NASTY_VALUES = [
-    None, True, -1, -(2**63), 2**53, 2**53 + 1, 2**64 - 1, -0.5, 1e308, math.nan, math.inf, "", "x\n", "x" * 2000,
-    b"", b"\xff" * 15, b"\xff" * 16, [], {}, [[]], {"": None}, ["applied", -1], ["duplicate", ["applied", 1]],
-    msgpack.ExtType(5, b"x"), msgpack.Timestamp(0, 1),
-]  # fmt: skip
-NASTY_BYTES = [
-    b"\xc1", b"\x91" * 1200, b"\x81\xa0" * 600, b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xa2\xff\xfe",
-    b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc9\xff\xff\xff\xff\x05", b"\xcb\x7f\xf8" + bytes(6),
-    b"\xcf" + b"\xff" * 8, b"\x00", b"\xc0", b"\x90",
-]  # fmt: skip
+OF_A_DEVICE = (Hello, Fetch, FetchGraph, Push, Piece, Credit, Ping, Goodbye, StatusRequest)
+OF_A_HUB = [message for message in make_messages() if not isinstance(message, OF_A_DEVICE)]
 
 
 class Attacker:
@@ -185,7 +171,7 @@ class Attacker:
             case "bytes":
                 return [random.randbytes(random.randrange(200))]
             case "damage":
-                header = self._damaged(bytearray(header))
+                header = mutated(random, [header, wire.encode(self._message()[0])])[:HEADER_BYTES]
             case "value":
                 header = self._bent(message)
             case "payload":
@@ -205,21 +191,6 @@ class Attacker:
         header = wire.encode(message)
         return [header] if payload is None else [header, payload]
 
-    def _damaged(self, header):
-        random = self._random
-        for _ in range(random.randrange(1, 4)):
-            place = random.randrange(len(header) + 1)
-            match random.choice(["flip", "cut", "insert", "splice"]):
-                case "flip" if place < len(header):
-                    header[place] ^= 1 << random.randrange(8)
-                case "cut":
-                    del header[place : place + random.randrange(1, 40)]
-                case "insert":
-                    header[place:place] = random.choice(NASTY_BYTES)
-                case "splice":
-                    header[place:] = wire.encode(self._message()[0])[random.randrange(64) :]
-        return bytes(header)
-
     def _bent(self, message):
         """Put a value where it does not belong, at any depth."""
         frame = [[PROTOCOL_VERSION, message.kind, msgpack.unpackb(wire.encode(message))[2], b""]]
@@ -236,9 +207,9 @@ class Attacker:
             return random.choice([self._push, self._announcement])()
         if kind is Piece:
             return self._piece()
-        if kind in (Hello, Fetch, FetchGraph, Credit, Ping, Goodbye, StatusRequest):
+        if kind in OF_A_DEVICE:
             return self._small(kind), None
-        return self._of_a_hub(kind), None
+        return random.choice(OF_A_HUB), None
 
     def _small(self, kind=None):
         random = self._random
@@ -315,33 +286,6 @@ class Attacker:
         length = random.choice([64 << 10, self._lengths[0] - (64 << 10), 1, 0])
         payload = bytes(length)
         return Piece(self._seq + 1, offset, random.choice([wire.checksum(payload), 7])), payload
-
-    def _of_a_hub(self, kind):
-        version = self._version
-        return {
-            Welcome: Welcome(
-                self._session,
-                ParameterSpec((Parameter("w", (2, 3)),)),
-                {"a": [1]},
-                0,
-                "identity",
-                1.0,
-                3.0,
-                1 << 16,
-            ),
-            Ack: Ack(1, Applied(1)),
-            Assignment: Assignment(version, 1, "identity", 0, 0),
-            Pong: Pong(1.0),
-            Refuse: Refuse("busy", "later", 1.0),
-            Status: Status(),
-            GraphHeader: GraphHeader("0" * 64, 0, 0),
-            Enrol: Enrol(bytes(32)),
-            Enrolled: Enrolled("x"),
-            Wake: Wake(),
-            Order: Order("nobody", "quarantine"),
-            FindPeers: FindPeers("nobody", "tcp://nowhere:1"),
-            FoundPeers: FoundPeers(()),
-        }[kind]
 
 
 class CountingAgent(AgentRuntime):

@@ -35,7 +35,7 @@ from edgeasync.protocol.messages import (
 from edgeasync.training.numpy_models import SoftmaxModel
 from simulation.clock import VirtualClock
 from simulation.disk import SimulatedDisk
-from simulation.hub import SimulatedHub
+from tests.support.simulation.hubs import simulated_hub
 
 SPEC = SoftmaxModel(inputs=4, classes=2).spec
 POLICIES = (Policy(), Policy(aggregate=ImmediateAggregator()), Policy(aggregate=BufferedAggregator(count=2)))
@@ -67,16 +67,7 @@ class Crowd:
         )
         policy = POLICIES[seed // 3 % 3]
         self.rules = Rules(SPEC, policy, settings)
-        self.hub = SimulatedHub(
-            self.clock,
-            spec=SPEC,
-            initial=np.zeros(SPEC.length, np.float32),
-            policy=policy,
-            settings=settings,
-            seed=seed,
-            disk=self.disk,
-        )
-        self.hub.start()
+        self.hub = simulated_hub(self.clock, SPEC, policy, settings=settings, seed=seed, disk=self.disk)
         self.peers = [bytes([number]) * 5 for number in range(6)]
         self.answered = {bytes(16): 0}
         self.versions = [ModelVersion("0" * 16, 0)]

@@ -14,6 +14,7 @@ from edgeasync.errors import ProtocolError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import MESSAGES, PROTOCOL_VERSION, Ack, Fetch, Ping, Push, Refuse, StatusRequest
+from tests.fuzz.mutations import NASTY_VALUES
 
 SESSION = bytes(range(16))
 
@@ -180,13 +181,6 @@ def test_missing_fields_at_the_end_take_their_defaults_if_they_have_any(kind, da
 
 
 # -- what is not -----------------------------------------------------------------------------------------------
-
-NASTY_VALUES = [
-    None, True, -1, -(2**63), 2**53 + 1, 2**64 - 1, -0.5, 1e308, math.nan, math.inf, -math.inf,
-    "", "x\n", "\x00", "x" * 2000, b"", b"\xff" * 15, b"\xff" * 17, "A" * 22 + "==", [], {}, [[]], [1] * 20,
-    {"": None}, {b"a": 1}, ["applied"], ["applied", -1], ["duplicate", ["duplicate", ["applied", 1]]], ["no"],
-    msgpack.Timestamp(0, 1), msgpack.ExtType(5, b"x"), msgpack.ExtType(5, bytes(16)),
-]  # fmt: skip
 
 NASTY_BYTES = [
     b"\xc1",  # never used

@@ -29,3 +29,13 @@ def small_disk(tmp_path):
         yield disk
     finally:
         disk.close()
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Let temporary folders be in a folder that is empty again at the end, but for runs."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    yield folder
+    assert not [path for path in folder.iterdir() if not path.name.startswith("edgeasync-run-")]

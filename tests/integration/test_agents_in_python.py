@@ -7,23 +7,16 @@ import time
 import numpy as np
 import pytest
 
-from edgeasync import Agent, Dataset, EdgeAsyncError, GradientTrainer, Hub, StepResult, Stop, nn, train
+from edgeasync import Agent, EdgeAsyncError, GradientTrainer, Hub, StepResult, Stop, nn, train
 from edgeasync.callbacks import EndEvent, EvaluationEvent, ExchangeEvent, JoinEvent, LeaveEvent, StopWhen
 from edgeasync.data import batches
 from edgeasync.durable.keys import HubKeys
 from edgeasync.errors import ConfigError, DataError
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
-from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.parts.small_runs import ANYWHERE, DATA, MODEL, X, plain
 from tests.support.programs.processes import PATIENCE_S, until
 
-MODEL = SoftmaxModel(inputs=4, classes=2)
-X = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
-DATA = Dataset.of(X, (X[:, 0] > X[:, 1]).astype(np.int64))
-ANYWHERE = "tcp://127.0.0.1:*"
-ONE_BY_ONE = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=5))
+ONE_BY_ONE = plain()
 ENDLESS_S = 3600.0
 
 
@@ -54,24 +47,17 @@ class Line:
         return 0.0, {"weight": x.mean(0)}
 
 
-def test_an_agent_gives_a_model_in_numpy_no_more_examples_than_it_says(tmp_path):
+@pytest.mark.parametrize(
+    ("hubs", "own", "most"), [({}, {"batch_size": 32, "micro_batch_size": 16}, 16), ({"batch_size": 8}, {}, 8)]
+)
+def test_a_model_in_numpy_gets_no_more_examples_than_agent_or_hub_say(tmp_path, hubs, own, most):
     model = Line()
     with (
-        Hub(Line(), run=tmp_path, bind=ANYWHERE, until=Stop(updates=1)) as hub,
-        Agent(hub.address, DATA, model=model, batch_size=32, micro_batch_size=16) as agent,
+        Hub(Line(), run=tmp_path, bind=ANYWHERE, until=Stop(updates=1), **hubs) as hub,
+        Agent(hub.address, DATA, model=model, **own) as agent,
     ):
         agent.wait(PATIENCE_S)
-    assert max(model.sizes) == 16
-
-
-def test_a_hub_tells_who_trains_its_model_in_numpy_the_size_of_a_batch(tmp_path):
-    model = Line()
-    with (
-        Hub(Line(), run=tmp_path, bind=ANYWHERE, until=Stop(updates=1), batch_size=8) as hub,
-        Agent(hub.address, DATA, model=model) as agent,
-    ):
-        agent.wait(PATIENCE_S)
-    assert max(model.sizes) == 8
+    assert max(model.sizes) == most
 
 
 class Awaited:
@@ -114,12 +100,7 @@ def test_an_agent_tells_its_callbacks_of_its_exchanges(tmp_path):
     assert [event.number for event in exchanges][:5] == [1, 2, 3, 4, 5]
     assert [event.version for event in exchanges][:5] == [1, 2, 3, 4, 5]
     for event in exchanges:
-        assert (event.device, event.outcome, event.local_steps, event.examples) == (
-            "pi",
-            "applied",
-            5,
-            event.examples,
-        )
+        assert (event.device, event.outcome, event.local_steps) == ("pi", "applied", 5)
         assert 0.0 < event.loss < 1.0
         assert event.bytes_up > MODEL.spec.nbytes / 4
         assert event.bytes_down > 50

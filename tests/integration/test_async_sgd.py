@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from edgeasync.async_train import async_sgd, data, nn, optim
-from edgeasync.async_train.data import images
 from examples.async_train.digits_idx import write_idx_digits
 
 
@@ -37,28 +36,6 @@ def test_processes_reach_what_one_loop_reaches(tmp_path):
         loss_fn=loss_fn,
     )
     assert accuracy(together, held_out) >= accuracy(alone, held_out) - 0.01
-
-
-def test_pictures_are_read_as_they_are_trained_on(tmp_path, monkeypatch):
-    image = pytest.importorskip("PIL.Image")
-    for name, value in (("dark", 20), ("light", 220)):
-        (tmp_path / name).mkdir()
-        for number in range(24):
-            picture = np.full((12, 12, 3), value + number, np.uint8)
-            image.fromarray(picture).save(tmp_path / name / f"{number}.png")
-    looks = []
-    monkeypatch.setattr(
-        images, "read_picture", lambda path, read=images.read_picture: looks.append(path) or read(path)
-    )
-    pictures = data.ImageFolder(
-        tmp_path, data.transforms.Compose([data.transforms.CenterCrop(8), data.transforms.ToTensor()])
-    )
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.GlobalAvgPool(), nn.Linear(4, 2))
-    loader = data.DataLoader(pictures, batch_size=4)
-    trained = async_sgd(network, loader, num_workers=2, num_epochs=20, lr=0.1, engine="tasks")
-    assert len(looks) >= 20 * len(pictures)  # again in each pass, by the workers' threads
-    inputs, targets = next(iter(data.DataLoader(pictures, batch_size=48)))
-    assert (trained(inputs).argmax(axis=1) == targets).all()
 
 
 def test_a_file_comes_back_as_a_model(tmp_path):

@@ -19,12 +19,10 @@ from edgeasync.async_train import (
     parameter_server,
 )
 from edgeasync.callbacks import JoinEvent
-from edgeasync.errors import ConfigError, EdgeAsyncError
-from edgeasync.policies.staleness import ConstantStaleness
+from edgeasync.errors import ConfigError
 from edgeasync.sdk.joined_loop import JoinedLoop
 from tests.support.programs.journals import pushes_in
 from tests.support.programs.processes import free_address, until
-from tests.support.programs.proxy import CuttingProxy
 
 
 def network():
@@ -65,10 +63,6 @@ def test_a_delay_over_the_steps_of_an_update_is_refused():
     sentence = "delay is 6, update_frequency 5: .* one unanswered update at a time"
     with pytest.raises(ConfigError, match=sentence):
         AsyncWorker("127.0.0.1:5000", update_frequency=5, delay=6)
-    with pytest.raises(ValueError, match="delay_steps is 6, over the 5 local steps of an update"):
-        AsyncModelAverager(network(), averaging_frequency=5, delay=6)
-    with pytest.raises(ConfigError, match=r"delay_steps \(6\) must be at most local_steps_max \(5\)"):
-        Agent("tcp://127.0.0.1:5000", (np.eye(4), np.arange(4)), local_steps_max=5, delay_steps=6)
     with pytest.raises(ConfigError, match="give local_steps_max, not epochs"):
         Agent("tcp://127.0.0.1:5000", (np.eye(4), np.arange(4)), epochs=1, delay_steps=6)
 
@@ -105,47 +99,23 @@ def test_models_of_the_users_own_go_everywhere(tmp_path):
             assert averager.evaluate([(x, y)]) == 1.0
 
 
-def live(hub):
-    return sum(device["state"] not in ("left", "lost", "paused") for device in hub.status()["devices"])
-
-
-@pytest.mark.asyncio
-async def test_between_abort_and_resume_nothing_travels():
+def test_between_abort_and_resume_an_averager_exchanges_nothing():
     x, y = np.eye(4, dtype=np.float32), np.arange(4) % 2
-    address = free_address()
-    port = int(address.rpartition(":")[2])
+    with AsyncModelAverager(
+        nn.Sequential(nn.Linear(4, 2)), master="127.0.0.1:*", averaging_frequency=4
+    ) as averager:
+        session = averager.communication.session
 
-    async def train(averager, count):
-        for _ in range(count):
-            await averager.train_step_async(x, y, optimizer=optim.SGD(lr=0.1), loss_fn=nn.CrossEntropyLoss())
+        def exchanges(steps):
+            for _ in range(steps):
+                averager.train_step(x, y, optimizer=optim.SGD(lr=0.1), loss_fn=nn.CrossEntropyLoss())
+            return session.exchanges
 
-    async with CuttingProxy(port) as proxy:
-        first, second = [
-            AsyncModelAverager(nn.Sequential(nn.Linear(4, 2)), 2, rank, master=master, averaging_frequency=4)
-            for rank, master in enumerate((address, f"127.0.0.1:{proxy.port}"))
-        ]
-        await asyncio.gather(first.__aenter__(), second.__aenter__())
-        session, hub = second.communication.session, first.communication.hub
-        await asyncio.gather(train(first, 40), train(second, 40))
-        exchange = (proxy.bytes_up + proxy.bytes_down) / session.exchanges
-        before, exchanges = proxy.bytes_up + proxy.bytes_down, session.exchanges
-        second.abort()
-        await asyncio.to_thread(until, lambda: live(hub) == 1, "second pauses")
-        after = proxy.bytes_up + proxy.bytes_down
-        assert after - before <= exchange, "abort ends traffic within one exchange"
-        own = second.evaluate([(x, y)])
-        await asyncio.gather(train(first, 20), train(second, 20))
-        assert (proxy.bytes_up + proxy.bytes_down, session.exchanges) == (after, exchanges)
-        assert second.evaluate([(x, y)]) >= own
-        second.resume()
-        await asyncio.to_thread(until, lambda: live(hub) == 2, "second is back")
-        for _ in range(1000):  # until the model that comes with the return is here
-            await asyncio.gather(train(first, 4), train(second, 4))
-            if session.exchanges > exchanges:
-                break
-        assert session.exchanges > exchanges
-        assert proxy.bytes_up + proxy.bytes_down > after
-        await asyncio.gather(first.__aexit__(), second.__aexit__())
+        before = exchanges(20)
+        averager.abort()
+        assert exchanges(20) == before > 1
+        averager.resume()
+        until(lambda: exchanges(4) > before, "an exchange")
 
 
 def test_rank_0_is_killed_and_the_others_wait_for_its_return(commands, tmp_path):
@@ -232,21 +202,6 @@ async def test_a_start_that_is_cancelled_leaves_nothing_running(kind):
     assert hub.wait(0)
 
 
-def test_a_filter_refuses_what_is_too_late():
-    server = ParameterServer(network(), staleness_policy="filter", max_staleness=3)
-    assert server.hub._planned["policy"].staleness == ConstantStaleness(staleness_max=3)
-
-
-def test_a_server_that_never_began_stops_at_once():
-    model = nn.Sequential(nn.Linear(64, 10))
-    server = ParameterServer(model, port=0)
-    server.stop()
-    with pytest.raises(EdgeAsyncError, match="does not run"):
-        server.wait_for_workers()
-    with pytest.raises(EdgeAsyncError, match="was not started"):
-        server.hub.wait()
-
-
 def test_workers_that_have_gone_already_are_not_waited_for():
     x, y = np.eye(4, dtype=np.float32), np.arange(4) % 2
     with ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0) as server:
@@ -285,8 +240,3 @@ def test_one_limit_is_for_coming_and_for_leaving(monkeypatch):
         with pytest.raises(TimeoutError, match="workers are still here after 10 s"):
             server.wait_for_workers(timeout_s=10.0)
     assert limits == [7.0]
-
-
-def test_a_value_out_of_bounds_is_named():
-    with pytest.raises(EdgeAsyncError, match=r"policy\.staleness: factor: expected `float`, got `str`"):
-        ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0, staleness_lr_factor="x").start()

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from edgeasync.durable.spool_file import SpoolFile
-from tests.support.programs.processes import LIVELINESS, fetch_status, free_address, status_when, trained
+from tests.support.programs.processes import LIVELINESS, fetch_status, status_when, trained
 
 pytestmark = pytest.mark.process
 
@@ -46,40 +46,6 @@ def test_an_agent_killed_with_an_update_under_way_goes_on_with_its_number(comman
     assert "warning" not in agent.names()
 
 
-@pytest.mark.parametrize("damage", ["a byte", "another model"])
-def test_what_cannot_be_gone_on_with_is_put_aside(commands, damage):
-    _, address = commands.hub(commands.settings(more=ONE_BY_ONE))
-    folder = commands.folder / "pi"
-    agent = commands.agent(address, "pi", "--spool", "full")
-    trained(address, 3, "pi")
-    agent.kill()
-    file = folder / "spool.safetensors"
-    data = None
-    if damage == "a byte":
-        content = bytearray(file.read_bytes())
-        content[-1] ^= 1
-        file.write_bytes(content)
-    else:
-        model = 'kind = "softmax"\ninputs = 8\nclasses = 4'
-        _, address = commands.hub(commands.settings(more=ONE_BY_ONE, model=model, name="other"))
-        data = commands.data("four.npz", classes=4)
-    agent = commands.agent(address, "pi", "--spool", "full", data=data)
-    assert "renamed the spool to this, and this device starts without it" in agent.wait_for("warning")["detail"]
-    assert (folder / "spool.safetensors.damaged").exists()
-    trained(address, 3, "pi")
-    assert kept(folder)
-
-
-def test_a_state_folder_that_takes_no_more_is_warned_of_once(commands):
-    _, address = commands.hub(commands.settings(more=ONE_BY_ONE))
-    (commands.folder / "pi" / "spool.safetensors.part").mkdir(parents=True)  # in the way of the temporary file
-    (commands.folder / "pi").chmod(0o700)
-    agent = commands.agent(address, "pi", "--spool", "full")
-    assert "cannot be written" in agent.wait_for("warning")["detail"]
-    trained(address, 5, "pi")
-    assert agent.names().count("warning") == 1
-
-
 def test_an_agent_turns_to_the_next_hub_when_the_first_dies(commands):
     first, address = commands.hub(commands.settings(more=ONE_BY_ONE))
     _, other = commands.hub(commands.settings(more=ONE_BY_ONE, name="other"))
@@ -91,19 +57,6 @@ def test_an_agent_turns_to_the_next_hub_when_the_first_dies(commands):
     agent.wait_for("joined", detail=f"{other}: as pi")
     status = trained(other, 3, "pi")
     assert status["devices"][0]["id"] == "pi"
-
-
-def test_an_agent_whose_first_hub_is_absent_or_full_finds_the_second(commands):
-    full = commands.settings(more=ONE_BY_ONE + "[limits]\ndevices_max = 1\n", name="full")
-    _, busy = commands.hub(full)
-    commands.agent(busy, "other")
-    trained(busy, 1, "other")
-    _, address = commands.hub(commands.settings(more=ONE_BY_ONE))
-    absent = free_address()
-    agent = commands.agent(absent, "pi", "--hub", busy, "--hub", address)
-    assert absent in agent.wait_for("waiting")["detail"]
-    agent.wait_for("joined", detail=f"{address}: as pi")
-    trained(address, 1, "pi")
 
 
 def test_an_agent_cut_off_trains_on_alone_and_merges(commands):

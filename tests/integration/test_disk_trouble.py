@@ -8,19 +8,10 @@ import pytest
 from edgeasync.errors import StorageError
 from edgeasync.net.status import fetch_status
 from tests.support.boards.disk_faults import injecting, needs_strace
-from tests.support.programs.command_line import CONFIG
 from tests.support.programs.kills import Fleet
 from tests.support.programs.processes import LIVELINESS, PATIENCE_S, free_address, status_when, trained
 
 pytestmark = pytest.mark.process
-
-
-@pytest.mark.parametrize("durability", ["journal", "checkpoint"])
-def test_a_hub_is_as_durable_as_its_settings_say(commands, durability):
-    _, address = commands.hub(commands.settings(hub=f'durability = "{durability}"'))
-    assert fetch_status(address, PATIENCE_S)["durability"] == durability
-    journals = list((commands.folder / "run-hub").glob("journal-*"))
-    assert not journals or durability == "journal"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -36,12 +27,6 @@ def test_a_log_on_a_full_disk_harms_no_hub(commands, number):
         told = "edgeasync: events cannot be printed: No space left on device; look at the disk of the log\n"
         assert service.stderr == told
     assert (commands.folder / "run-hub" / "model.safetensors").exists()
-
-
-def test_a_full_standard_error_changes_no_exit_code(commands):
-    """systemd decides by it whether a restart could help."""
-    service = commands.start("hub", "none.toml", under=("sh", "-c", 'exec "$@" > /dev/full 2>&1', "sh"))
-    assert service.wait() == CONFIG
 
 
 def wait_until_all_train(fleet):

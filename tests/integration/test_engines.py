@@ -17,12 +17,11 @@ from edgeasync.durable.run_replay import RunReplay
 from edgeasync.errors import ConfigError
 from edgeasync.sdk import events
 from edgeasync.temporary import TemporaryFolder
-from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.parts.small_runs import MODEL, Still
 from tests.support.programs.processes import PATIENCE_S, until, wait_for_threads
 
 pytestmark = pytest.mark.process
 
-MODEL = SoftmaxModel(inputs=4, classes=2)
 ARRAYS = dict(MODEL.spec.views(MODEL.initial(0)))
 X = np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
 WORKERS = {"worker-1", "worker-2"}
@@ -34,16 +33,6 @@ def workers_of(pid):
     """Return the worker processes of a program, by their names."""
     children = psutil.Process(pid).children(recursive=True)
     return {child.name(): child for child in children if child.name().startswith("worker-")}
-
-
-@pytest.fixture
-def temporary(tmp_path, monkeypatch):
-    """Let temporary folders be in a folder that is empty again at the end, but for runs."""
-    folder = tmp_path / "t"
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    yield folder
-    assert not [path for path in folder.iterdir() if not path.name.startswith("edgeasync-run-")]
 
 
 class KillsOne:
@@ -85,24 +74,12 @@ def test_a_worker_that_is_killed_comes_back(temporary, tmp_path, caplog):
     assert not [event for event in again.events if isinstance(event, events.Leave)], "the engine may change"
 
 
-class Trainer:
-    """A trainer of a user's own, which moves nothing."""
-
-    spec = MODEL.spec
-
-    def begin(self, parameters):
-        pass
-
-    def step(self):
-        return StepResult(1.0, 1)
-
-
 class NoSensorError(Exception):
     def __init__(self, sensor, port):
         super().__init__(f"sensor {sensor} at {port} is gone")
 
 
-class Raises(Trainer):
+class Raises(Still):
     def __init__(self, kind, *arguments):
         self.kind, self.arguments = kind, arguments
 
@@ -110,12 +87,12 @@ class Raises(Trainer):
         raise self.kind(*self.arguments)
 
 
-class Exits(Trainer):
+class Exits(Still):
     def step(self):
         os._exit(3)
 
 
-class Hangs(Trainer):
+class Hangs(Still):
     """One whose step never ends by itself."""
 
     def step(self):
@@ -146,14 +123,14 @@ def test_the_hub_knows_how_many_examples_workers_have(engine, temporary, tmp_pat
 )
 def test_what_a_worker_raises_comes_out_with_its_name(temporary, trainer, kind, words):
     with pytest.raises(kind, match=words) as caught:
-        train(ARRAYS, [Trainer(), trainer], until=Stop(updates=10**9), engine="processes")
+        train(ARRAYS, [Still(), trainer], until=Stop(updates=10**9), engine="processes")
     (note,) = caught.value.__notes__
     assert note.startswith("raised in worker-2:\nTraceback")
     assert "in step" in note
     assert not workers_of(os.getpid())
 
 
-class TellsThreads(Trainer):
+class TellsThreads(Still):
     def step(self):
         raise ValueError(f"{os.environ['OMP_NUM_THREADS']} and {os.environ['OPENBLAS_NUM_THREADS']}")
 
@@ -166,7 +143,7 @@ def test_the_cores_are_divided_unless_the_user_has_said(temporary, monkeypatch):
         train(ARRAYS, [TellsThreads(), TellsThreads()], until=Stop(updates=1), engine="processes")
 
 
-class Draws(Trainer):
+class Draws(Still):
     """Tells a number that numpy's global generator draws first."""
 
     def step(self):
@@ -219,7 +196,7 @@ def test_a_worker_that_dies_every_time_is_a_clear_error(temporary):
 
 
 def test_what_cannot_be_handed_to_a_process_is_told(temporary):
-    trainer = Trainer()
+    trainer = Still()
     trainer.lock = threading.Lock()
     with pytest.raises(
         ConfigError, match=r"the trainer of worker-1 cannot be handed to a process: .*lock.* `begin`"
@@ -334,6 +311,6 @@ def test_a_step_that_never_ends_holds_up_no_end(temporary):
     def until_both(progress):
         return progress.updates >= 5
 
-    run = train(ARRAYS, [Trainer(), Hangs()], until=Stop(when=until_both), engine="processes")
+    run = train(ARRAYS, [Still(), Hangs()], until=Stop(when=until_both), engine="processes")
     assert run.updates >= 5
     assert not workers_of(os.getpid())

@@ -16,25 +16,17 @@ from tests.support.programs.processes import (
     MODEL,
     PATIENCE_S,
     free_address,
-    status_when,
     trained,
 )
 
 pytestmark = pytest.mark.process
 
-SLOW_STEP_S = 10 * PATIENCE_S
-"""A command that waited for a local step to end would not end in time."""
 
 ONE_BY_ONE = """
 [policy]
 aggregate = { kind = "immediate" }
 optimizer = [{ kind = "sgd" }]
 frequency = { kind = "fixed", local_steps = 16 }
-"""
-ROUNDS = """
-[policy]
-aggregate = { kind = "synchronous" }
-frequency = { kind = "fixed", local_steps = 1 }
 """
 
 both_policies = pytest.mark.parametrize("policy", ["", ONE_BY_ONE], ids=["default", "one by one"])
@@ -88,129 +80,23 @@ def test_agents_rejoin_a_hub_that_was_stopped_and_it_goes_on_from_its_model(comm
 
     # Another way to train the same model is no other model: the agents take it up.
     settings.write_text(settings.read_text() + "[local]\nbatch_size = 16\n")
-    assert_goes_on(commands, settings, agents, version, before)
-
-
-def assert_goes_on(commands, settings, agents, version, before, *, exactly=True):
-    """A hub started again takes up the saved version in a new lineage, and the agents rejoin by themselves."""
     hub, _ = commands.hub(settings)
-    resumed = int(re.match(r"version (\d+),", hub.wait_for("resumed")["detail"])[1])
-    assert resumed == version if exactly else resumed >= version
+    assert int(re.match(r"version (\d+),", hub.wait_for("resumed")["detail"])[1]) == version
     for agent in agents:
         agent.wait_for("joined", count=2)
     for name in ("first", "second"):
-        after = trained(before["address"], 10, name)
+        after = trained(address, 10, name)
     assert version < after["version"] <= after["updates_applied"]
-    if ONE_BY_ONE in settings.read_text():
+    if policy == ONE_BY_ONE:
         assert after["version"] == after["updates_applied"]
     assert after["updates_applied"] == sum(device["updates_applied"] for device in after["devices"])
     assert after["lineage"] != before["lineage"]
 
 
-@both_policies
-def test_agents_rejoin_a_hub_that_was_killed_and_it_goes_on_from_what_it_had_saved(commands, policy):
-    address = free_address()
-    settings = commands.settings(bind=address, more=LIVELINESS + policy + '[checkpoint]\nevery = "0.2 seconds"\n')
-    hub, _ = commands.hub(settings)
-    agents = [commands.agent(address, name) for name in ("first", "second")]
-    for name in ("first", "second"):
-        before = trained(address, 10, name)
-    file = commands.folder / "run-hub" / MODEL_FILE
-    status_when(address, lambda _: file.exists() and load_model(file, MODEL.spec)[1] > before["version"])
-
-    hub.kill()
-    assert_goes_on(commands, settings, agents, before["version"], before, exactly=False)
-
-
-# -- an agent goes and comes back ------------------------------------------------------------------------------
-
-
-def test_a_killed_agent_is_lost_and_rejoins_under_its_id(commands):
-    hub, address = commands.hub(commands.settings())
-    commands.agent(address, "steady")
-    victim = commands.agent(address, "victim")
-    hub.wait_for("joined", device="victim", detail="start 1")
-    trained(address, 10, "victim")
-    victim.kill()
-    hub.wait_for("lost", device="victim")
-    trained(address, 10, "steady")
-    lost = status_when(address, lambda status: len(status["devices"]) == 2)
-    assert {device["id"]: device["state"] for device in lost["devices"]}["victim"] == "lost"
-
-    again = commands.agent(address, "victim")
-    hub.wait_for("rejoined", device="victim", detail="start 2")
-    again.wait_for("joined", detail="as victim")
-    status = trained(address, 10, "victim")
-    assert sorted(device["id"] for device in status["devices"]) == ["steady", "victim"]
-
-
-def test_an_agent_started_again_before_it_is_missed_takes_its_own_place(commands):
-    settings = commands.settings(more="[liveness]\nheartbeat_s = 1.0\nlease_s = 600.0\n")
-    hub, address = commands.hub(settings)
-    victim = commands.agent(address, "victim")
-    trained(address, 10, "victim")
-    victim.kill()
-    commands.agent(address, "victim")
-    assert "replaced" in hub.wait_for("lost", device="victim")["detail"]
-    hub.wait_for("rejoined", device="victim", detail="start 2")
-    trained(address, 10, "victim")
-
-
-# -- waiting for a flush ---------------------------------------------------------------------------------------
-
-
-def waiting_for_another(commands):
-    """Start a hub whose rounds need two devices, one that waits for the other, and one that takes its time."""
-    hub, address = commands.hub(commands.settings(more=LIVELINESS + ROUNDS))
-    slow = commands.agent(address, "slow", step_s=SLOW_STEP_S)
-    slow.wait_for("joined")
-    quick = commands.agent(address, "quick")
-    status = status_when(address, lambda status: status["updates_buffered"] == 1)
-    assert (status["version"], status["updates_applied"]) == (0, 0)
-    return hub, address, quick, slow
-
-
-@both_signals
-def test_a_hub_that_ends_while_a_device_waits_folds_what_it_has(commands, number):
-    hub, _, quick, _ = waiting_for_another(commands)
-    hub.signal(number)
-    assert_ended_well(hub)
-    stopped = hub.wait_for("stopped")
-    assert (stopped["updates_applied"], stopped["version"]) == (1, 1)
-    vector, version = load_model(commands.folder / "run-hub" / MODEL_FILE, MODEL.spec)
-    assert version == 1
-    assert vector.any()
-    assert "hub is stopping" in quick.wait_for("disconnected")["detail"]
-
-
-@both_signals
-def test_a_device_that_waits_ends_cleanly_and_its_update_counts(commands, number):
-    hub, _, quick, _ = waiting_for_another(commands)
-    quick.signal(number)
-    assert_ended_well(quick)
-    hub.wait_for("left", device="quick", detail="stopping")
-    hub.signal(number)
-    assert_ended_well(hub)
-    assert hub.wait_for("stopped")["updates_applied"] == 1
-
-
-@pytest.mark.parametrize("end", ["leaves", "is killed"])
-def test_a_device_that_waits_goes_on_when_the_other(commands, end):
-    hub, address, _, slow = waiting_for_another(commands)
-    if end == "leaves":
-        slow.signal(signal.SIGTERM)
-        hub.wait_for("left", device="slow")
-    else:
-        slow.kill()
-        hub.wait_for("lost", device="slow")
-    status = trained(address, 5, "quick")
-    assert status["version"] == status["updates_applied"]
-
-
 # -- a clean end -----------------------------------------------------------------------------------------------
 
 
-@both_signals
+@pytest.mark.parametrize("number", [*ENDING_SIGNALS, signal.SIGHUP], ids=lambda number: number.name)
 def test_signals_end_hub_and_agent_cleanly(commands, number):
     hub, address = commands.hub(commands.settings())
     leaver, stayer = commands.agent(address, "leaver"), commands.agent(address, "stayer")
@@ -231,20 +117,6 @@ def test_signals_end_hub_and_agent_cleanly(commands, number):
 
     stayer.signal(number)
     assert_ended_well(stayer)
-
-
-@both_signals
-def test_signals_end_an_agent_in_the_middle_of_a_long_local_step(commands, number):
-    hub, address = commands.hub(commands.settings())
-    agent = commands.agent(address, "slow", step_s=SLOW_STEP_S)
-    agent.wait_for("joined")
-    fetched = status_when(address, lambda status: status["messages_accepted"].get("fetch", 0) >= 1)
-    pings = fetched["messages_accepted"].get("ping", 0)
-    # It keeps pinging while it computes.
-    status_when(address, lambda status: status["messages_accepted"].get("ping", 0) >= pings + 3)
-    agent.signal(number)
-    assert_ended_well(agent)
-    hub.wait_for("left", device="slow", detail="stopping")
 
 
 BUSY_AGENT = """
@@ -323,44 +195,10 @@ def test_training_ends_after_the_wanted_updates_and_agents_end_by_themselves(com
     assert sum(agent.wait_for("stopped")["updates_answered"] for agent in agents) <= applied
 
 
-def test_training_ends_after_the_wanted_minutes(commands):
-    hub, address = commands.hub(commands.settings(hub="stop = { minutes = 0.05 }"))
-    agent = commands.agent(address, "first")
-    assert_ended_well(hub)
-    stopped = hub.wait_for("stopped")
-    assert stopped["reason"] == "finished"
-    assert stopped["time"] - hub.wait_for("listening")["time"] > 2.5
-    if "joined" in agent.names():
-        assert_ended_well(agent)
-        assert "finished" in agent.wait_for("stopped")["reason"]
-
-
 # -- status ----------------------------------------------------------------------------------------------------
 
-CONTRACT = {
-    "lineage": str,
-    "version": int,
-    "updates_applied": int,
-    "updates_rejected": int,
-    "duplicates": int,
-    "messages_refused": int,
-    "messages_ignored": int,
-    "devices": list,
-}
-CONTRACT_DEVICE = {
-    "id": str,
-    "state": str,
-    "staleness": int,
-    "local_steps": int,
-    "last_seen_s": float,
-    "examples_per_s": float,
-    "updates_applied": int,
-    "loss": float,
-}
-STATES = {"joining", "training", "paused", "lost", "left", "quarantined"}
 
-
-def test_status_keeps_its_contract(commands):
+def test_status_is_told_to_scripts_and_to_people(commands):
     hub, address = commands.hub(commands.settings())
     commands.agent(address, "first")
     second = commands.agent(address, "second")
@@ -373,28 +211,18 @@ def test_status_keeps_its_contract(commands):
     assert (asked.returncode, asked.stderr) == (0, "")
     (line,) = asked.stdout.splitlines()
     status = json.loads(line)
-    assert {name: type(status.get(name)) for name in CONTRACT} == CONTRACT
-    devices = {device["id"]: device for device in status["devices"]}
-    assert sorted(devices) == ["first", "second"]
-    for device in devices.values():
-        assert {name: type(device.get(name)) for name in CONTRACT_DEVICE} == CONTRACT_DEVICE
-        assert device["state"] in STATES
-        assert device["local_steps"] >= 1
-        assert device["why"]
-        assert device["examples_per_s"] > 0
-    assert (devices["first"]["state"], devices["second"]["state"]) == ("training", "left")
-    assert status["updates_applied"] >= status["version"] > 0
-    assert status["updates_applied"] == sum(device["updates_applied"] for device in devices.values())
+    assert {device["id"]: device["state"] for device in status["devices"]} == {
+        "first": "training",
+        "second": "left",
+    }
+    assert all(device["why"] and device["examples_per_s"] > 0 for device in status["devices"])
+    assert status["updates_applied"] == sum(device["updates_applied"] for device in status["devices"]) > 0
     assert (status["pid"], status["address"]) == (hub.pid, address)
 
     shown = commands.run("status", "--hub", address)
     assert (shown.returncode, shown.stderr) == (0, "")
-    for words in ("first", "second", "left", "device", "state", "updates", "stale", f"pid {hub.pid}"):
+    for words in ("first", "second", "left", f"pid {hub.pid}", "next steps", "why"):
         assert words in shown.stdout
-    above, _, intervals = shown.stdout.partition("\n\n")
-    assert len(above.splitlines()) >= 6  # two of totals, the fleet, a heading, two devices
-    for words in ("first", "second", "next steps", "period", "why"):
-        assert words in intervals
 
 
 # -- the demo --------------------------------------------------------------------------------------------------
@@ -420,11 +248,19 @@ def test_demo(commands):
     assert demo.wait_for("rejoined", device="device-2", detail="start 2")
 
 
-@pytest.mark.parametrize(("event", "count"), [("started", 1), ("joined", 4), ("killed", 1)])
-def test_ctrl_c_ends_the_demo_and_leaves_no_process_behind(commands, event, count):
+@pytest.mark.parametrize(
+    ("event", "count", "number"),
+    [
+        ("started", 1, signal.SIGINT),
+        ("joined", 4, signal.SIGINT),
+        ("killed", 1, signal.SIGINT),
+        ("started", 1, signal.SIGHUP),
+    ],
+)
+def test_ctrl_c_and_a_hangup_end_the_demo_and_leave_no_process_behind(commands, event, count, number):
     demo = commands.start("demo", "--json", "--seconds", "6", "--run", "demo")
     demo.wait_for(event, count=count)
-    assert_interrupted(demo, psutil.Process(demo.pid).children(recursive=True))
+    assert_interrupted(demo, psutil.Process(demo.pid).children(recursive=True), number)
 
 
 def test_an_impatient_second_ctrl_c_leaves_no_process_behind_either(commands):
@@ -446,8 +282,8 @@ def test_a_demo_that_is_killed_leaves_no_process_behind_either(commands):
     assert "Traceback" not in demo.stderr
 
 
-def assert_interrupted(demo, children):
-    demo.signal(signal.SIGINT)
+def assert_interrupted(demo, children, number=signal.SIGINT):
+    demo.signal(number)
     assert demo.wait() == 130
     assert "Traceback" not in demo.stderr
     assert_gone(children)

@@ -6,10 +6,8 @@ import signal
 import subprocess
 import sys
 
-import psutil
 import pytest
 
-from edgeasync.cli.demo import INTERRUPTED
 from edgeasync.durable.run_folder import MODEL_FILE
 from edgeasync.graphs.model_file import load_model
 from tests.support.programs.processes import MODEL, PATIENCE_S, environment, trained
@@ -25,23 +23,6 @@ for stream in (0, 1, 2):
     os.dup2(terminal, stream)
 os.execv(sys.executable, [sys.executable, "-m", "edgeasync", *sys.argv[2:]])
 """
-
-
-def test_a_hangup_ends_an_agent_and_a_hub_as_sigterm_does(commands):
-    hub, address = commands.hub(commands.settings())
-    agent = commands.agent(address, "pi")
-    before = trained(address, 10, "pi")
-    agent.signal(signal.SIGHUP)
-    assert agent.wait() == 0
-    assert agent.names()[-1] == "stopped"
-    hub.wait_for("left", device="pi", detail="stopping")
-    hub.signal(signal.SIGHUP)
-    assert hub.wait() == 0
-    stopped = hub.wait_for("stopped")
-    assert stopped["reason"] == "stopping"
-    assert load_model(commands.folder / "run-hub" / MODEL_FILE, MODEL.spec)[1] == stopped["version"]
-    assert stopped["version"] >= before["version"] > 0
-    assert (hub.stderr, agent.stderr) == ("", "")
 
 
 def test_a_hub_whose_terminal_is_closed_saves_its_model(commands):
@@ -81,16 +62,3 @@ def test_what_is_to_outlive_its_terminal_does(commands):
         assert "stopped" not in command.names()
         command.signal(signal.SIGTERM)
         assert command.wait() == 0
-
-
-def test_a_hangup_ends_the_demo_and_leaves_no_process_behind(commands):
-    demo = commands.start("demo", "--json", "--seconds", "6", "--run", "demo")
-    demo.wait_for("started")
-    children = psutil.Process(demo.pid).children(recursive=True)
-    demo.signal(signal.SIGHUP)
-    code = demo.wait()
-    _, alive = psutil.wait_procs(children, PATIENCE_S if code == INTERRUPTED else 0)
-    for child in alive:
-        child.kill()
-    assert (code, alive) == (INTERRUPTED, [])
-    assert "Traceback" not in demo.stderr

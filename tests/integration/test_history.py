@@ -2,7 +2,6 @@
 
 import csv
 import math
-import shutil
 import sys
 import types
 
@@ -12,15 +11,12 @@ import pytest
 from edgeasync import Agent, Hub, Run, Stop, train
 from edgeasync.data import Dataset
 from edgeasync.durable.history import HISTORY_FILE
-from edgeasync.durable.history_file import ASIDE_FILE
 from edgeasync.errors import ConfigError
 from edgeasync.sdk import events
 from edgeasync.sdk.history import History
-from edgeasync.training.numpy_models import SoftmaxModel
-from tests.support.formats.write_formats import FOLDER
+from tests.support.parts.small_runs import MODEL
 from tests.support.programs.processes import until
 
-MODEL = SoftmaxModel(inputs=4, classes=2)
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.normal(size=(200, 4))
 DATA = Dataset.of(X, X[:, 0] > 0)
@@ -75,26 +71,6 @@ def test_a_history_of_no_rows(tmp_path):
     assert len(run.history) == len(run.history.evaluations) == 0
     assert "history_rows_max" in run.history.reason
     assert not (tmp_path / HISTORY_FILE).exists()
-
-
-def test_a_run_without_a_history_says_why(tmp_path):
-    folder = shutil.copytree(FOLDER / "run", tmp_path / "run")
-    (folder / HISTORY_FILE).unlink()
-    history = Run.open(folder).history
-    assert (len(history), len(history["loss"])) == (0, 0)
-    assert history.reason.startswith("no history in this folder")
-
-
-def test_a_damaged_history_stops_nobody(tmp_path, caplog):
-    trained(tmp_path, 20)
-    content = bytearray((tmp_path / HISTORY_FILE).read_bytes())
-    content[3] ^= 1
-    (tmp_path / HISTORY_FILE).write_bytes(content)
-    assert Run.open(tmp_path).history.reason == "damaged at byte 0"
-    run, seen = trained(tmp_path, 40)
-    assert len(run.history) == len(seen)
-    assert (tmp_path / ASIDE_FILE).read_bytes() == content
-    assert [record.message for record in caplog.records if ASIDE_FILE in record.message]
 
 
 def test_a_hub_at_work_has_a_history_that_grows(tmp_path):

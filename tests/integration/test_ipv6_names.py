@@ -13,14 +13,13 @@ import pytest
 from edgeasync import Agent, Hub, fetch_status, join
 from edgeasync.durable.keys import HubKeys
 from edgeasync.net.address import is_ipv6
-from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.parts.small_runs import MODEL
 from tests.support.programs.command_line import run_command
 from tests.support.programs.peers import FILE, name_of, write_list
 from tests.support.programs.processes import PATIENCE_S, free_address
 
 pytestmark = pytest.mark.process
 
-MODEL = SoftmaxModel(inputs=4, classes=2)
 DATA = np.eye(4), np.array([0, 1, 0, 1])
 
 

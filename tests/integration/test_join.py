@@ -14,18 +14,15 @@ from edgeasync import Hub, Stop, join, nn
 from edgeasync.errors import ModelMismatchError, RefusedError
 from edgeasync.networks import Network
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Frozen
 from edgeasync.sdk import user_loop
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.participants import ArrayParticipant
+from tests.support.parts.small_runs import plain
 from tests.support.programs.journals import pushes_in
 from tests.support.programs.processes import free_address, until
 
-POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=4))
+POLICY = plain(4)
 FLOAT32 = {"codec": {"push": "identity", "model": "identity", "delta": "off"}}
 TARGET = np.arange(6, dtype=np.float32)
 PATIENCE_S = 30.0

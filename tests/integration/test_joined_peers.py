@@ -251,10 +251,6 @@ def test_averagers_agree_without_a_hub(tmp_path, policy):
         assert accuracy == 1.0
 
 
-def test_an_averager_of_a_hub_may_be_given_no_peers():
-    assert AsyncModelAverager(nn.Linear(4, 2), peers=None).communication.session is None
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -27,16 +27,6 @@ def test_an_agent_that_has_trained_a_convolutional_network_imported_nothing_heav
     assert not modules.intersection(HEAVY)
 
 
-def test_an_agent_that_has_trained_imported_nothing_heavy(commands):
-    _, address = commands.hub(commands.settings(hub="stop = { updates = 20 }"))
-    program = REPORT_MODULES + "from edgeasync.cli.main import main; main()"
-    agent = commands.agent(address, "small", program=("-c", program))
-    modules = modules_of(agent)
-    assert agent.wait_for("stopped")["steps"] >= 16
-    assert {"edgeasync", "numpy", "zmq"} <= modules
-    assert not modules.intersection(HEAVY)
-
-
 def test_importing_edgeasync_imports_nothing_heavy(commands):
     modules = modules_of(
         commands.start(

@@ -1,25 +1,22 @@
 """Arrays that stay on a device, by real hubs and agents: no byte of them leaves, and they outlive the device."""
 
 import re
-import signal
 
 import numpy as np
 import pytest
 
-from edgeasync import Agent, Dataset, Hub, Parameter, ParameterSpec, Policy, Run, StepResult, Stop, nn
-from edgeasync.durable.local_file import LOCAL_FILE, LocalFile
+from edgeasync import Agent, Dataset, Hub, Parameter, ParameterSpec, Run, StepResult, Stop, nn
+from edgeasync.durable.local_file import LocalFile
 from edgeasync.errors import ConfigError
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.training.numpy_models import SoftmaxModel
+from tests.support.parts.small_runs import ANYWHERE, plain
 from tests.support.programs.command_line import CONFIG, mistake
-from tests.support.programs.processes import LIVELINESS, PATIENCE_S, trained, until
+from tests.support.programs.processes import PATIENCE_S, until
 
 pytestmark = pytest.mark.process
 
-ANYWHERE = "tcp://127.0.0.1:*"
 SPEC = ParameterSpec((
     Parameter("body", (64,)), Parameter("head.weight", (3,)), Parameter("norm.mean", (2,), role="statistic")
 ))  # fmt: skip
@@ -53,10 +50,7 @@ def marked_hub(tmp_path, aggregate=None, *, push="identity", local=("head.*", "n
         "head.weight": np.full(3, 0.5, np.float32),
         "norm.mean": np.full(2, 0.25, np.float32),
     })  # fmt: skip
-    aggregate = aggregate or ImmediateAggregator()
-    rules = Policy(
-        aggregate=aggregate, optimizer=(SGD(),), frequency=FixedFrequency(local_steps=4), **dict(policy)
-    )
+    rules = plain(4, aggregate, **dict(policy))
     settings = {"codec": {"push": push, "model": "identity", "delta": "off"}}
     return Hub(
         WithSpec(initial),
@@ -184,48 +178,6 @@ def test_private_batch_norms_of_a_graph(tmp_path):
 
 def state_id(folder):
     return re.search(r'"state_id":"(\w+)"', (folder / "identity.json").read_text())[1]
-
-
-def test_daemons_keep_a_head_over_kill_and_damage(commands):
-    model = 'kind = "mlp"\ninputs = 8\nclasses = 3\nlocal = ["layer1.*"]'
-    _, address = commands.hub(commands.settings(model=model))
-    (commands.folder / "agent.toml").write_text("[agent]\nseed = 1\n")
-    agent = commands.agent(address, "pi")
-    trained(address, 5, "pi")
-    agent.kill()
-    folder = commands.folder / "pi"
-    kept = LocalFile(folder, state_id(folder)).read()
-    assert {name: array.shape for name, array in kept.items()} == {"layer1.weight": (64, 3), "layer1.bias": (3,)}
-    assert kept["layer1.bias"].any(), "it began with zeros, at the hub"
-    again = commands.agent(address, "pi")
-    trained(address, 5, "pi")
-    assert "warning" not in again.names()
-    again.kill()
-    content = bytearray((folder / LOCAL_FILE).read_bytes())
-    content[-1] ^= 1
-    (folder / LOCAL_FILE).write_bytes(content)
-    last = commands.agent(address, "pi")
-    assert "local.safetensors.damaged: damaged" in last.wait_for("warning")["detail"]
-    trained(address, 5, "pi")
-    last.signal(signal.SIGTERM)
-    assert last.wait() == 0
-    assert LocalFile(folder, state_id(folder)).read().keys() == kept.keys()
-
-
-@pytest.mark.parametrize(
-    ("key", "hint"),
-    [
-        ('local = ["hed.*"]', "no array matches 'hed.*'; there are layer0.weight, layer0.bias"),
-        ('local = ["*"]', "matches all arrays of the model"),
-    ],
-)
-def test_patterns_that_make_no_sense_are_told_by_hub_and_agent(commands, key, hint):
-    wrong = commands.settings(model=f'kind = "softmax"\ninputs = 8\nclasses = 3\n{key}', name="wrong")
-    mistake(commands, CONFIG, hint, arguments=["hub", wrong])
-    _, address = commands.hub(commands.settings(more=LIVELINESS))
-    (commands.folder / "agent.toml").write_text(f"[agent]\n{key}\n")
-    agent = ["--hub", address, "--data", commands.data("d.npz"), "--device-id", "pi", "--state", "pi"]
-    mistake(commands, CONFIG, hint, arguments=["agent", "agent.toml", *agent])
 
 
 def test_a_hub_has_no_whole_model_to_evaluate(commands, tmp_path):

@@ -45,15 +45,6 @@ def run_model(content, x):
 # -- what goes well --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "command", [["model"], ["model", "build"], ["model", "inspect"], ["model", "check"], ["export"]]
-)
-def test_help(commands, command):
-    told = say(commands, *command, "--help")
-    assert "--help" in told
-    assert "--json" in told or command == ["model"]
-
-
 def test_a_graph_is_built_inspected_and_checked(commands, forward):
     out = commands.folder / "new" / "training.onnx"
     assert "195 parameters" in say(commands, "model", "build", forward, "--out", out)
@@ -101,43 +92,6 @@ def test_what_only_zeros_were_compared_of_is_not_ok(commands):
     assert [check["compared"] for check in told["gradients"]] == [True, False]
 
 
-def test_patterns_choose_what_is_trained(commands, forward):
-    def arrays(*flags):
-        found = json.loads(say(commands, "model", "inspect", forward, "--json", *flags))
-        return [array["name"] for array in found["arrays"]], found["frozen"]
-
-    assert arrays("--train", "head.*") == (["head.weight", "head.bias"], 8 * 16 + 16)
-    assert arrays("--train", "head.*", "--train", "body.bias") == (["body.bias", "head.weight", "head.bias"], 128)
-    assert arrays("--freeze", "*.bias") == (["body.weight", "head.weight"], 19)
-    assert arrays("--loss", "mse", "--output", "h")[0] == ["body.weight", "body.bias"]
-
-
-def test_a_model_of_two_inputs_is_checked(commands):
-    text = """<ir_version: 9, opset_import: ["" : 18]>
-        g (float[batch, 3] a, float[batch, 3] b) => (float[batch, 3] y) <float[3] w = {1, 2, 3}>
-        { h = Mul(a, w) y = Add(h, b) }"""
-    path = commands.folder / "two.onnx"
-    onnx.save(onnx.parser.parse_model(text), path)
-    assert json.loads(say(commands, "model", "check", path, "--loss", "mse", "--json"))["passed"]
-
-
-def test_what_an_exporter_may_have_changed_is_told(commands, forward):
-    """A bias of zeros is not in a file of tf2onnx: a hub says that too, and trains."""
-    model = onnx.load(forward)
-    model.producer_name = "tf2onnx"
-    model.graph.node[0].CopyFrom(
-        onnx.helper.make_node("MatMul", model.graph.node[0].input[:2], model.graph.node[0].output)
-    )
-    onnx.save(model, forward)
-    sentence = "tf2onnx leaves out biases whose values are all 0, and these have none: body.weight;"
-    for verb in ("inspect", "check"):
-        assert f"warning: {sentence}" in say(commands, "model", verb, forward)
-        assert json.loads(say(commands, "model", verb, forward, "--json"))["warnings"][0].startswith(sentence)
-    told = commands.run("hub", "--model", forward, "--run", commands.folder / "run", "--check")
-    assert told.returncode == 0
-    assert sentence in told.stderr
-
-
 def test_a_warning_of_a_command_names_flags(commands, forward):
     """One layer's weight is in a Constant node, beside weights that are not."""
     model = onnx.load(forward)
@@ -152,15 +106,6 @@ def test_a_warning_of_a_command_names_flags(commands, forward):
     assert sentence in told.stderr
     followed = say(commands, "model", "inspect", forward, "--json", "--train", "*", "--train", "head.weight")
     assert json.loads(followed)["warnings"] == []
-
-
-def test_a_fixed_batch_is_told(commands, forward):
-    model = onnx.load(forward)
-    for value in (model.graph.input[0], model.graph.output[0]):
-        value.type.tensor_type.shape.dim[0].dim_value = 6
-    onnx.save(model, forward)
-    assert json.loads(say(commands, "model", "inspect", forward, "--json"))["batch_size"] == 6
-    assert json.loads(say(commands, "model", "check", forward, "--json"))["passed"]
 
 
 def test_a_run_is_exported(commands):
@@ -311,24 +256,6 @@ def test_the_best_version_is_exported(killed, tmp_path, kept):
         if line.get("version") == best["version"]
     )
     assert values_of(killed.folder / "best.onnx") == replayed(killed, run, "--until", entry)[1]
-
-
-def test_a_damaged_checkpoint_is_passed_over_and_told(killed, tmp_path):
-    """A second start has written another one."""
-    run = tmp_path / "run"
-    shutil.copytree(killed.folder / "run-hub", run)
-    hub = killed.start("hub", "--resume", run, "--bind", "tcp://127.0.0.1:*", "--json")
-    hub.wait_for("listening")
-    hub.signal(signal.SIGTERM)
-    assert hub.wait() == 0
-    whole = json.loads(say(killed, "export", run, "--out", "whole.onnx", "--json"))
-    newest = max(run.glob("checkpoint-*.safetensors"))
-    newest.write_bytes(newest.read_bytes()[:-1])
-    told = json.loads(say(killed, "export", run, "--out", "passed.onnx", "--json"))
-    assert newest.stem in told["remarks"][0]
-    assert (told["version"], told["lineage"]) == (whole["version"], whole["lineage"])
-    assert values_of(killed.folder / "passed.onnx") == values_of(killed.folder / "whole.onnx")
-    assert f"note: {newest.stem}" in say(killed, "export", run, "--out", "passed.onnx")
 
 
 def test_a_hub_without_a_journal_has_its_last_checkpoint_exported_and_that_is_told(commands, forward):

@@ -110,17 +110,6 @@ def test_reduced_rates_reach_the_workers(train, tmp_path):
     assert whole / 2 < moved < 0.8 * whole, "but the steps before the alarm"
 
 
-@pytest.mark.parametrize("train", [average, train_with_several, train_step_by_step, train_to_survive])
-def test_exchanges_come_twice_as_often(train, tmp_path):
-    seen = {}
-    for remedy in ("alert", "increase_sync_frequency"):
-        model = Slope()
-        monitor = train(model, lambda model, remedy=remedy: monitor_of(model, remedy), tmp_path / remedy)
-        seen[remedy] = len(monitor.alerts)
-        assert monitor.alerts
-    assert seen == {"alert": 1, "increase_sync_frequency": 1}, "an alarm is told once"
-
-
 def test_a_loop_of_ones_own_has_its_optimizers_rate_reduced():
     for steps_by_hand in (True, False):
         model = nn.Sequential(nn.Linear(4, 2))

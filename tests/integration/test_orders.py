@@ -6,11 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgeasync import Hub, Policy
+from edgeasync import Hub
 from edgeasync.durable.keys import HubKeys
 from edgeasync.errors import AccessError, ConfigError, HubUnreachableError
-from edgeasync.net.status import fetch_status, give_order
-from edgeasync.policies.aggregation import QuorumAggregator
+from edgeasync.net.status import fetch_status
 from edgeasync.runtime.hub_record import read_record
 from tests.support.programs.processes import MODEL, PATIENCE_S, free_address, status_when, trained, until
 
@@ -117,51 +116,6 @@ def test_mistakes_end_with_a_line(commands):
             asked(commands, order, free_address(), "--timeout-s", "0.5"), HubUnreachableError, "no hub answers"
         )
     assert hub.names().count("excluded") == 0
-
-
-@pytest.mark.parametrize("by", ["file", "flags", "flags that resume"])
-def test_a_hub_that_is_open_to_all_warns_and_obeys_nobody(commands, by):
-    beyond = "tcp://0.0.0.0:*"
-    flags = ("--bind", beyond, "--insecure")
-    if by == "file":
-        settings, flags = commands.settings(bind=beyond, hub="insecure = true"), ()
-    else:
-        settings = commands.settings()
-    if by == "flags that resume":
-        hub, _ = commands.hub(settings, *flags)
-        hub.kill()
-        hub = commands.start("hub", "--resume", "run-hub", "--json", *flags)
-        address = hub.wait_for("listening")["detail"]
-    else:
-        hub, address = commands.hub(settings, *flags)
-    assert "one machine may join under many names" in hub.wait_for("warning")["detail"]
-    address = address.replace("0.0.0.0", "127.0.0.1")
-    commands.agent(address, NAME)
-    trained(address)
-    mistake(asked(commands, "quarantine", address), ConfigError, "the hub refuses", "start it with --keys")
-    assert device(fetch_status(address, PATIENCE_S))["quarantine"] is None
-    with pytest.raises(ConfigError, match="start it with --keys"):
-        give_order(address, NAME, "release", PATIENCE_S)
-
-
-def test_a_policy_that_needs_trust_is_refused_by_a_hub_that_is_open_to_all(commands):
-    settings = commands.settings(
-        bind="tcp://0.0.0.0:*",
-        hub="insecure = true",
-        more='[policy.aggregate]\nkind = "quorum"\nweigh_by = "examples"\n',
-    )
-    refused = commands.run("hub", settings)
-    assert mistake(refused, ConfigError, "weigh_by", "admits anybody", "policy.trust = 'admitted'")
-    aggregate = QuorumAggregator(weigh_by="examples")
-    hub = Hub(
-        MODEL,
-        run=commands.folder / "run",
-        bind="tcp://0.0.0.0:*",
-        insecure=True,
-        policy=Policy(aggregate=aggregate),
-    )
-    with pytest.raises(ConfigError, match="admits anybody"):
-        hub.start()
 
 
 @pytest.mark.parametrize("insecure", [True, False])

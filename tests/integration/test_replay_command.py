@@ -1,11 +1,8 @@
 """`edgeasync replay`, `runs` and `hub --resume`: what a run's folder tells, and how a hub resumes it."""
 
 import json
-import shlex
 import shutil
 import signal
-import subprocess
-import sys
 
 import pytest
 import safetensors
@@ -15,7 +12,7 @@ from edgeasync.durable.run_replay import RunReplay
 from edgeasync.graphs.model_file import load_model
 from edgeasync.protocol.wire import checksum
 from tests.support.programs.command_line import CONFIG, FILES, mistake
-from tests.support.programs.processes import LIVELINESS, MODEL, Commands, environment, status_when, trained
+from tests.support.programs.processes import LIVELINESS, MODEL, Commands, status_when, trained
 
 pytestmark = pytest.mark.process
 
@@ -124,17 +121,6 @@ def test_a_part_of_the_story_leads_to_the_model_that_was_there(finished):
     assert len(set(models.values())) > 5
 
 
-@pytest.mark.parametrize("which", ["finished", "crashed"])
-def test_a_run_is_verified(request, which):
-    found = request.getfixturevalue(which)
-    commands = found[0] if which == "finished" else found
-    (verified,) = story(commands, "run-hub", "--verify")
-    assert verified["event"] == "verified"
-    assert verified["compared"]
-    told = commands.run("replay", "run-hub", "--verify", "--until", 3)
-    assert (told.returncode, "leave out --until" in told.stderr) == (2, True)
-
-
 def test_what_people_read(finished):
     commands, stopped = finished
     told = commands.run("replay", "run-hub")
@@ -145,15 +131,6 @@ def test_what_people_read(finished):
     assert f"updates: {stopped['updates_applied']} applied" in told.stdout
     for words in ("first seq 1,", "second seq 1,", "joined", "evaluated", "staleness 0", "the best so far"):
         assert words in told.stdout
-
-
-def test_a_reader_that_goes_away_is_no_error(finished):
-    commands, _ = finished
-    told = subprocess.run(
-        ["/bin/sh", "-c", f"{shlex.quote(sys.executable)} -m edgeasync replay run-hub | head -n 1"],
-        cwd=commands.folder, env=environment(commands.folder), capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert (told.stderr, len(told.stdout.splitlines())) == ("", 1)
 
 
 def test_a_run_is_replayed_while_its_hub_is_at_work(crashed):
@@ -179,13 +156,13 @@ def test_every_start_is_in_the_story(crashed):
     ) + summary["updates_buffered"]  # fmt: skip
 
 
-def damage(commands, name, segment=0, at=0.5, source=None):
-    """Copy the run, with one byte of a segment turned over; return the copy."""
+def damage(commands, name):
+    """Copy the run, with one byte of its first segment turned over; return the copy."""
     copy = commands.folder / name
-    shutil.copytree(source or commands.folder / "run-hub", copy)
-    path = sorted(copy.glob("journal-*"))[segment]
+    shutil.copytree(commands.folder / "run-hub", copy)
+    path = min(copy.glob("journal-*"))
     content = bytearray(path.read_bytes())
-    content[int(at * len(content))] ^= 1
+    content[len(content) // 2] ^= 1
     path.write_bytes(content)
     return copy
 
@@ -288,14 +265,6 @@ def test_a_run_is_listed_as_what_its_journal_leads_to(crashed):
         assert run["trouble"] == []
     begun = listed(crashed, crashed.folder)["begun"]
     assert begun["version"] > begun["newest"]["version"] == 0
-
-
-def test_a_journal_that_leads_nowhere_is_listed_up_to_there(crashed):
-    copy = damage(crashed, "sick-journal/run", source=crashed.begun)
-    run = listed(crashed, copy.parent)["run"]
-    assert 0 < run["version"] < listed(crashed, crashed.folder)["begun"]["version"]
-    (trouble,) = run["trouble"]
-    assert "damaged at byte" in trouble
 
 
 def test_what_is_wrong_with_runs_is_listed(crashed):

@@ -2,51 +2,26 @@
 
 import time
 
-import numpy as np
 import pytest
 
-from edgeasync import Agent, Dataset, Hub
-from edgeasync.core.device import throttle
+from edgeasync import Agent, Hub
 from edgeasync.host import sensing
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.sdk import agent as agents
-from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.boards.fake_sys import FakeSys
+from tests.support.parts.small_runs import ANYWHERE, DATA, MODEL, plain
 from tests.support.programs.processes import until
-
-MODEL = SoftmaxModel(inputs=4, classes=2)
-X = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
-DATA = Dataset.of(X, (X[:, 0] > X[:, 1]).astype(np.int64))
-ONE_BY_ONE = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=5))
-HOURS = {"quiet_hours": "22:00-07:00"}
 
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
-    """A fake /sys that agents are given, and the hour of the day in it."""
+    """A fake /sys that agents are given."""
     fake = FakeSys(tmp_path / "root")
-    fake.hour = 12
-    real = sensing.make_sense
-
-    def localtime():
-        return time.struct_time((2026, 5, 1, fake.hour, 0, 0, 4, 121, 0))
-
-    monkeypatch.setattr(agents, "make_sense", lambda: real(fake.root, localtime))
+    monkeypatch.setattr(agents, "make_sense", lambda: sensing.make_sense(fake.root))
     return fake
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Sensors that are read often, and paces that may change often."""
-    monkeypatch.setattr(sensing, "SENSE_EVERY_S", 0.02)
-    monkeypatch.setattr(throttle, "HOLD_S", 0.05)
-
-
 def fleet(tmp_path, limits):
-    hub = Hub(MODEL, run=tmp_path / "run", bind="tcp://127.0.0.1:*", policy=ONE_BY_ONE)
+    hub = Hub(MODEL, run=tmp_path / "run", bind=ANYWHERE, policy=plain())
     return hub, lambda: Agent(hub.address, DATA, name="pi", throttle=limits, step_s_min=0.002)
 
 
@@ -76,35 +51,6 @@ def test_a_hot_agent_pauses_within_two_seconds_and_its_hub_says_so(tmp_path, fak
         assert worker.agent.stalled_s() == 0.0, "a watchdog sees no hung trainer"
         assert steps_of(agent) <= steps + 1
         assert worker.agent.network.bytes_up == pings
-
-
-@pytest.mark.parametrize(
-    "cause",
-    [
-        ({}, lambda fake: fake.heat(85.0), lambda fake: fake.heat(69.0), "85 C"),
-        ({"only_on_mains": True}, lambda fake: fake.power(mains=False), lambda fake: fake.power(mains=True),
-         "on battery"),
-        ({"battery_min": 0.3}, lambda fake: fake.power(mains=False, percent=20),
-         lambda fake: fake.power(mains=False, percent=40), "battery at 20%"),
-        ({"memory_free_bytes_min": "64 MiB"}, lambda fake: fake.memory(50 << 20),
-         lambda fake: fake.memory(90 << 20), "50 MiB of memory free"),
-        ({"only_unmetered": True}, lambda fake: fake.way_out("wwan0", "wwan"), lambda fake: fake.way_out("eth0"),
-         "metered link"),
-        (HOURS, lambda fake: setattr(fake, "hour", 23), lambda fake: setattr(fake, "hour", 8), "quiet hours"),
-    ],
-)  # fmt: skip
-@pytest.mark.usefixtures("quick")
-def test_what_pauses_an_agent_and_what_lets_it_train_again(tmp_path, fake, cause):
-    limits, bad, good, reason = cause
-    hub, start = fleet(tmp_path, limits)
-    with hub, start() as agent:
-        until(lambda: agent.updates_answered >= 2, "updates")
-        bad(fake)
-        until(lambda: shown(hub) == ("paused", reason), "a pause")
-        updates = agent.updates_answered
-        good(fake)
-        until(lambda: agent.updates_answered > updates + 2, "updates after the pause")
-        until(lambda: shown(hub) == ("training", ""), "a state without a reason")
 
 
 def test_an_agent_that_pauses_can_be_stopped(tmp_path, fake):

@@ -23,19 +23,17 @@ from edgeasync.errors import ConfigError, DataError, ModelMismatchError, Storage
 from edgeasync.graphs.model_file import load_model
 from edgeasync.losses import CrossEntropy, OnnxLoss
 from edgeasync.metrics import MAE, TopK
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.runtime.hub_record import read_record
 from edgeasync.runtime.hub_start import make_hub
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
+from tests.support.parts.small_runs import MODEL, plain
 from tests.support.programs.processes import PATIENCE_S, wait_for_threads
 
-SMALL = SoftmaxModel(inputs=4, classes=2)
+SMALL = MODEL
 DATA = Dataset.of(np.eye(4), [0, 1, 0, 1])
-ONE_BY_ONE = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=16))
+ONE_BY_ONE = plain(16)
 ARRAYS = dict(SMALL.spec.views(SMALL.initial(0)))
 
 
@@ -384,13 +382,6 @@ def test_ready_callbacks_end_a_run_and_keep_its_best_model(tmp_path):
     assert last.endswith(run.reason)
 
 
-def test_what_is_no_callback_is_refused():
-    with pytest.raises(
-        ConfigError, match="the callback int has none of the methods that are called here, on_join"
-    ):
-        train(SMALL, DATA, callbacks=[3])
-
-
 # -- mistakes --------------------------------------------------------------------------------------------
 
 
@@ -494,6 +485,7 @@ MISTAKES = {
     "unknown loss": ({"loss": "nll"}, ConfigError, "loss"),
     "optimizer": ({"optimizer": SGD}, ConfigError, "optimizer is <class .*; give SGD"),
     "callbacks": ({"callbacks": print}, ConfigError, "callbacks is builtin_function_or_method; give a list"),
+    "callback": ({"callbacks": [3]}, ConfigError, "the callback int has none of the methods that are called here"),
     "run": ({"run": 5}, ConfigError, "run is 5; give the path of a folder"),
     "arrays alone": ({"model": ARRAYS}, ConfigError, "named arrays alone cannot be trained on data"),
     "trainer": (

@@ -1,8 +1,5 @@
 """The toolbox's blocks beside torch's of the same names, and with torch's modules in their place."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -15,40 +12,6 @@ from edgeasync.async_train.adapters import as_loss, as_optimizer
 from edgeasync.async_train.one_machine import one_machine_policy
 from edgeasync.errors import ConfigError
 from examples.async_train.digits_idx import write_idx_digits
-from tests.support.programs.processes import PATIENCE_S
-
-SCRIPT = '''
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-
-from edgeasync.async_train import async_sgd, data
-
-
-class Network(torch.nn.Module):
-    """A class of this very script."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = torch.nn.Linear(64, 64), torch.nn.Linear(64, 10)
-
-    def forward(self, x):
-        return self.last(torch.relu(self.first(x.flatten(1))))
-
-
-def tensors(train):
-    digits = data.MNIST("digits", train=train)
-    x, y = next(iter(data.DataLoader(digits, batch_size=len(digits))))
-    return torch.from_numpy(x), torch.from_numpy(y)
-
-
-torch.manual_seed(0)
-model = Network()
-loader = DataLoader(TensorDataset(*tensors(True)), batch_size=16, shuffle=True)
-trained = async_sgd(model, loader, num_workers=2, num_epochs=10, lr=0.1)
-assert trained is model
-x, y = tensors(False)
-print(float((trained(x).argmax(1) == y).float().mean()))
-'''
 
 
 def batch(count=96, classes=3, seed=0):
@@ -237,19 +200,3 @@ def test_a_loader_of_torch_and_one_of_ours_give_the_same_data(tmp_path):
     found, wanted = data.as_dataset(theirs), data.as_dataset(digits)
     assert np.array_equal(found.x, wanted.x)
     assert np.array_equal(found.y, wanted.y)
-
-
-@pytest.mark.process
-def test_a_script_without_a_main_guard_trains_a_module_of_its_own(tmp_path):
-    write_idx_digits(tmp_path / "digits")
-    (tmp_path / "script.py").write_text(SCRIPT)
-    ended = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert float(ended.stdout) > 0.85

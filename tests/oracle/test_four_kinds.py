@@ -1,32 +1,23 @@
-"""torch, ONNX, JAX and numpy train one model: the same arrays, the same steps, one fleet."""
+"""torch, ONNX, JAX and numpy train one model: the same arrays, the same steps."""
 
 import itertools
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import edgeasync
-from edgeasync import SGD, Agent, Dataset, Hub, Run, Stop, nn
+from edgeasync import SGD, Dataset, nn
 from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import ConfigError, GraphError
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.policy import Policy
 from edgeasync.sdk.models import prepare, prepare_as
 from edgeasync.training.plan import LocalTraining
 from tests.support.programs.four_kinds import NumpyModel, digits, start
-from tests.support.programs.processes import PATIENCE_S
 
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
 
-pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).parents[2]
 LOCAL = LocalTraining(optimizer=(SGD(learning_rate=0.1),))
 EXPORTERS = ["dynamo", "legacy"]
 
@@ -87,19 +78,6 @@ def test_layers_of_nn_have_the_names_of_torch():
     assert prepared_of(layers).spec == edgeasync.torch.model(module).spec
 
 
-class Unused(torch.nn.Linear):
-    def forward(self, x):
-        return x @ self.weight.T
-
-
-@pytest.mark.parametrize("exporter", EXPORTERS)
-def test_an_export_that_would_train_otherwise_is_refused(exporter):
-    with pytest.raises(GraphError, match=r"no gradient reaches bias of Unused; .* or give freeze=\['bias'\]"):
-        edgeasync.torch.to_onnx(Unused(3, 2), torch.randn(4, 3), exporter=exporter)
-    with pytest.raises(ConfigError, match="give a batch of two examples"):
-        edgeasync.torch.to_onnx(Unused(3, 2), torch.randn(1, 3), exporter=exporter)
-
-
 def test_ten_steps_are_the_same_in_torch_onnx_jax_and_numpy():
     (x, y), _ = digits()
     data = Dataset.of(x[:320], y[:320])
@@ -124,67 +102,3 @@ def test_ten_steps_are_the_same_in_torch_onnx_jax_and_numpy():
     assert np.abs(found["torch"] - spec.flatten(start())).max() > 0.01
     for one, other in itertools.combinations(found, 2):
         np.testing.assert_allclose(found[one], found[other], rtol=0, atol=1e-5, err_msg=f"{one}, {other}")
-
-
-def central_accuracy(epochs):
-    """Return what one process with all data reaches."""
-    (x, y), (x_test, y_test) = (map(torch.from_numpy, part) for part in digits())
-    module, draw = torch_module(), torch.Generator().manual_seed(0)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    for _ in range(epochs):
-        for rows in torch.randperm(len(x), generator=draw).split(32):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()
-            optimizer.step()
-    return float((module(x_test).argmax(1) == y_test).float().mean())
-
-
-def test_a_fleet_of_all_four_of_which_one_is_killed_learns_as_one_process_does(tmp_path):
-    (x, y), held_out = digits()
-    seen, enough = set(), threading.Event()
-
-    class Watch:
-        def on_update(self, update):
-            seen.add((update.device, update.number))
-            if update.device == "numpy" and update.number >= 5:
-                enough.set()
-
-    hub = Hub(
-        onnx_model(),
-        run=tmp_path / "run",
-        bind="tcp://127.0.0.1:*",
-        optimizer=SGD(learning_rate=0.1),
-        evaluate=held_out,
-        policy=Policy(frequency=FixedFrequency(local_steps=16)),
-        until=Stop(updates=600),
-        callbacks=[Watch()],
-    )
-    module = torch_module()
-    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
-    models = {
-        "torch": edgeasync.torch.model(module, optimizer=sgd),
-        "jax": jax_model(optax.sgd(0.1)),
-        "onnx": None,
-    }
-    with hub:
-        command = [sys.executable, "-m", "tests.support.programs.four_kinds", hub.address, str(tmp_path / "numpy")]
-        with subprocess.Popen(command, cwd=ROOT) as first:
-            agents = [
-                Agent(hub.address, (x[part::4], y[part::4]), model=model, name=name).start()
-                for part, (name, model) in enumerate(models.items())
-            ]
-            assert enough.wait(PATIENCE_S)
-            first.kill()
-        before = max(number for device, number in seen if device == "numpy")
-        with subprocess.Popen(command, cwd=ROOT) as second:
-            hub.wait(2 * PATIENCE_S)
-            assert second.wait(PATIENCE_S) == 0
-        for agent in agents:
-            agent.wait(PATIENCE_S)
-    assert {device for device, _ in seen} == {"torch", "jax", "onnx", "numpy"}
-    assert max(number for device, number in seen if device == "numpy") > before, "it came back"
-    run = Run.open(hub.path)
-    module = edgeasync.torch.load(torch_module(), run)
-    with torch.no_grad():
-        predicted = module(torch.from_numpy(held_out[0])).argmax(1).numpy()
-    assert (predicted == held_out[1]).mean() > central_accuracy(60) - 0.01

@@ -12,11 +12,9 @@ jax = pytest.importorskip("jax")
 import edgeasync.jax
 import edgeasync.torch
 from edgeasync import Agent, Hub, Stop, join, train
-from edgeasync.async_train import FaultTolerantTrainer
 from edgeasync.errors import ModelMismatchError
 from edgeasync.sdk.torch_modules import frozen_of
 from edgeasync.training.frozen import PIECE
-from tests.support.programs.peers import FILE, name_of, write_list
 from tests.support.programs.processes import PATIENCE_S, until
 
 nn = torch.nn
@@ -249,28 +247,3 @@ def test_a_hub_does_not_resume_with_another_base(tmp_path):
 def test_workers_of_one_call_have_the_same(tmp_path):
     model = edgeasync.torch.model(Lora())
     assert train(model, (X, X), workers=2, until=Stop(updates=4), run=tmp_path / "run").version
-
-
-def test_a_killed_toolbox_run_resumes_with_its_base(tmp_path):
-    loader = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(X)), 16
-    )
-    for epochs in (1, 2):
-        trainer = FaultTolerantTrainer(Lora(), tmp_path / "run")
-        trainer.train(loader, epochs=epochs, loss_fn=nn.functional.mse_loss)
-
-
-def test_peers_with_another_base_do_not_average(tmp_path, caplog):
-    write_list(tmp_path, [0, 1])
-    caplog.set_level(logging.WARNING, "edgeasync.join")
-    how = {"topology": "ring", "peers": tmp_path / FILE, "lease_s": 1.0}
-    sessions = [
-        join(model=Lora(number), name=name_of(number), state=tmp_path / name_of(number), **how)
-        for number in (0, 1)
-    ]
-    until(lambda: caplog.text.count("refused: peer") == 2, "both to say so")
-    assert caplog.text.count("its frozen arrays, which are not transmitted, differ from this device's") >= 2
-    for session in sessions:
-        assert not session.connected
-        session.stop()
-        session.wait()

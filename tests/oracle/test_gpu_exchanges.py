@@ -11,18 +11,15 @@ jax = pytest.importorskip("jax")
 
 import edgeasync.jax
 import edgeasync.torch
-from edgeasync import SGD, Dataset, Hub, join
+from edgeasync import Dataset, Hub, join
 from edgeasync.jax import parameters, trees
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.monitor import Monitor
-from edgeasync.policies.policy import Policy
 from edgeasync.sdk import torch_copies
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.torch_participant import TorchParticipant
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import take_local_steps
 from tests.support.models.slow_link import SlowLink
+from tests.support.parts.small_runs import in_full
 from tests.support.programs.processes import PATIENCE_S
 
 nn = torch.nn
@@ -70,13 +67,7 @@ def serve(model, run, overlap):
 
 
 def policy(overlap):
-    return Policy(
-        aggregate=ImmediateAggregator(),
-        optimizer=(SGD(),),
-        frequency=FixedFrequency(local_steps=STEPS),
-        overlap_steps_max=overlap,
-        monitor=Monitor(detectors=(), clip=0.0),  # every step counts in full
-    )
+    return in_full(STEPS, overlap_steps_max=overlap)
 
 
 def take_steps(module, session, exchanges):

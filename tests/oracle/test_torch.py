@@ -3,12 +3,10 @@
 import dataclasses
 import difflib
 import doctest
-import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +23,7 @@ from edgeasync.net.status import fetch_status
 from edgeasync.sdk.torch_participant import TorchParticipant
 from edgeasync.sdk.torch_trainer import _stream
 from edgeasync.training.plan import LocalTraining
+from tests.support.programs.killed_loops import kill_and_come_back
 from tests.support.programs.processes import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -451,33 +450,10 @@ def test_the_loop_of_a_tutorial_joins_by_three_lines():
 
 
 def test_a_joined_loop_that_is_killed_resumes_and_every_step_counts(tmp_path):
-    counted, kill = [], threading.Event()
-
-    class Watch:
-        def on_update(self, update):
-            counted.append(update.local_steps)
-            if len(counted) == 12:
-                kill.set()
-
-    hub = Hub(
-        edgeasync.torch.model(joined_module()),
-        run=tmp_path / "run",
-        bind="tcp://127.0.0.1:*",
-        settings={"hub": {"quiet": False}},
-        callbacks=[Watch()],
-    )
-    command = [sys.executable, str(JOINED), "", "mine", str(tmp_path / "device")]
-    with hub:
-        command[2] = hub.address
-        alone = os.environ | {"OMP_NUM_THREADS": "1"}  # torch's threads wait busily for each other
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=alone) as first:
-            assert kill.wait(PATIENCE_S)
-            first.kill()
-        found = subprocess.run(command, capture_output=True, text=True, check=True, env=alone)
-    *_, last = found.stdout.splitlines()
+    last, counted = kill_and_come_back(JOINED, joined_module(), tmp_path)
     epoch, step, accuracy = (float(word) for word in re.findall(r"[0-9.]+", last))
     assert (epoch, step) == (9, 440), "10 passes over 44 batches, as if nobody had been killed"
-    assert sum(counted) == 440
+    assert counted == 440
     assert accuracy > 0.9
 
 

@@ -1,17 +1,11 @@
 """Lightning's and Hugging Face's trainers join; at size `nightly` alone, which needs the extra `trainers`."""
 
-import os
 import re
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-import edgeasync
-from edgeasync import Hub
-from tests.support.programs.processes import PATIENCE_S
+from tests.support.programs.killed_loops import kill_and_come_back
 from tests.support.size import repetitions
 
 torch = pytest.importorskip("torch")
@@ -19,7 +13,6 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 300.0
 JOINING = {"import edgeasync", "with edgeasync.join(", "session.batches("}
 
 
@@ -36,35 +29,6 @@ def bert():
 
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
     return BertForSequenceClassification(BertConfig(vocab_size=32, max_position_embeddings=12, **sizes))
-
-
-def kill_and_come_back(script, module, folder):
-    """Run a script that joins, kill it, run it again; return its last line and the steps that its hub counted."""
-    counted, kill = [], threading.Event()
-
-    class Watch:
-        def on_update(self, update):
-            counted.append(update.local_steps)
-            if len(counted) == 12:
-                kill.set()
-
-    hub = Hub(
-        edgeasync.torch.model(module),
-        run=folder / "run",
-        bind="tcp://127.0.0.1:*",
-        settings={"hub": {"quiet": False}},
-        callbacks=[Watch()],
-    )
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with hub:
-        command = [sys.executable, str(script), hub.address, "mine", str(folder / "device")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as first:
-            assert kill.wait(2 * PATIENCE_S)
-            first.kill()
-        found = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=LIMIT_S, env=environment, cwd=folder
-        )
-    return found.stdout.splitlines()[-1], sum(counted)
 
 
 @pytest.mark.parametrize("name", ["lightning_joined.py", "huggingface_joined.py"])

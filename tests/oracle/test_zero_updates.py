@@ -10,17 +10,14 @@ torch = pytest.importorskip("torch")
 
 import edgeasync.torch
 from edgeasync import Hub, join
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.sdk.lockstep import Lockstep
 from edgeasync.sdk.torch_participant import TorchParticipant
 from edgeasync.training.trainer import StepResult
+from tests.support.parts.small_runs import plain
 from tests.support.programs.peers import FILE, name_of, write_list
 from tests.support.programs.processes import PATIENCE_S
 
-POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=3))
+POLICY = plain(3)
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 CODECS = {
     "identity": {"push": "identity", "model": "identity", "delta": "off"},

@@ -7,7 +7,6 @@ import pytest
 from edgeasync.errors import AddressError
 from edgeasync.net.address import check_bind, check_connect
 from edgeasync.runtime.agent import AgentRuntime
-from edgeasync.runtime.agent_settings import AgentSection
 from tests.support.parts.agents import agent_parts
 from tests.support.programs.command_line import ADDRESS, mistake
 from tests.support.programs.processes import Commands
@@ -95,10 +94,6 @@ def test_an_agent_speaks_in_clear_beyond_loopback_only_if_told_to():
     with pytest.raises(AddressError, match=r"192\.0\.2\.1.*enrol this device.*--insecure"):
         agent(("tcp://127.0.0.1:5555", "tcp://192.0.2.1:5555"))
     assert agent("tcp://192.0.2.1:5555", insecure=True).address == "tcp://192.0.2.1:5555"
-
-
-def test_insecure_is_a_setting_of_an_agent_and_off():
-    assert AgentSection().insecure is False
 
 
 @pytest.mark.process

@@ -4,6 +4,7 @@ Decisions are driven with a turned clock; what the kernel and libzmq must do is 
 """
 
 import contextlib
+import math
 
 import msgpack
 import pytest
@@ -180,7 +181,7 @@ def test_one_key_leaves_places_for_the_others(commands, keys):
         welcome = device.join(name)
         device.say(Fetch(welcome.session))
         version = ModelVersion("0" * 16, 0)
-        length = sum(_size(each.shape) for each in welcome.spec.parameters)
+        length = sum(math.prod(each.shape) for each in welcome.spec.parameters)
         device.say(Push(welcome.session, 1, version, 1, 1, 0.0, 0.0, 0.1, "identity", 1, 4 * length, transfer=1))
         while not isinstance(answer := device.hear(), Credit) and not (
             isinstance(answer, Refuse) and answer.code == "busy"
@@ -196,10 +197,3 @@ def test_one_key_leaves_places_for_the_others(commands, keys):
         assert sum(isinstance(answer, Credit) for answer in answers) == 32
         honest = devices.enter_context(client(address, pairs["honest"], hub_key))
         assert isinstance(announce(honest, "honest"), Credit)
-
-
-def _size(shape):
-    size = 1
-    for length in shape:
-        size *= length
-    return size

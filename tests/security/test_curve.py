@@ -47,14 +47,6 @@ def accepted(address, keys):
 # -- who comes in, and who does not -------------------------------------------------------------------------------
 
 
-def test_a_key_of_the_list_comes_in(commands, keys):
-    pair = enrolled(keys)
-    _, address = start_hub(commands, keys)
-    with client(address, pair, keys.pair().public) as device:
-        assert is_welcome(device.join("pi-1"))
-    assert accepted(address, keys)["hello"] == 1
-
-
 def test_nobody_else_gets_a_message_in(commands, keys):
     """A plain client, an unknown key, one for another hub, and a revoked key; each is counted under its name."""
     pair, gone, hub = enrolled(keys), enrolled(keys, "pi-2"), keys.pair().public
@@ -344,17 +336,6 @@ async def test_an_agent_that_is_put_off_tries_again(tmp_path):
     context.destroy(linger=0)
 
 
-def test_an_enrolled_agent_trains(commands, keys):
-    pair = enrolled(keys)
-    hub, address = start_hub(commands, keys)
-    keyed_state(commands, "pi-1", pair, keys.pair().public, address)
-    agent = commands.start(
-        "agent", "--data", commands.data("d.npz"), "--state", commands.folder / "pi-1", "--json"
-    )
-    assert agent.wait_for("joined")
-    assert hub.wait_for("joined")["device"] == "pi-1"
-
-
 def test_status_is_for_operators(commands, keys):
     _, address = start_hub(commands, keys)
     assert commands.run("status", "--hub", address, "--keys", keys.folder).returncode == 0
@@ -409,10 +390,3 @@ def test_with_keys_a_hub_may_listen_anywhere(tmp_path, keys):
         make_hub(tmp_path, "tcp://0.0.0.0:5555")
     with pytest.raises(AddressError, match="inproc"):
         make_hub(tmp_path, "inproc://hub", keys=keys.folder)
-
-
-def test_an_agent_finds_its_hub_in_its_keys(tmp_path):
-    state = DeviceKeys(tmp_path)
-    state.know(KeyPair.make().public, ("tcp://hub.example:5555",), "pi-1")
-    agent = AgentRuntime(*agent_parts(None, keys=state))
-    assert agent.addresses == ("tcp://hub.example:5555",)

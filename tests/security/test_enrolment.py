@@ -89,32 +89,6 @@ def test_a_settings_file_may_have_a_device_knock(commands, keys):
     start_agent(commands, "agent.toml").wait_for("joined")
 
 
-def test_several_agents_of_a_board_share_its_key(commands, keys):
-    hub, address = start_hub(commands, keys)
-    enrolling = start_agent(commands, "--enrol", issue(keys, address).text())
-    enrolling.wait_for("joined")
-    enrolling.signal(15)
-    enrolling.wait()
-    start_agent(commands, "--device-id", "pi-1/7").wait_for("joined")
-    assert hub.wait_for("joined", count=2)["device"] == "pi-1/7"
-
-
-def test_the_secret_key_never_leaves_the_device(commands, keys):
-    hub, address = start_hub(commands, keys)
-    token = issue(keys, address)
-    agent = start_agent(commands, "--enrol", token.text())
-    agent.wait_for("joined")
-    secret = DeviceKeys(commands.folder / "state").own().secret
-    words = (secret.hex(), token.secret.hex(), token.text())
-    for text in (*agent.lines, *hub.lines, agent.stderr, hub.stderr):
-        assert not any(word in text for word in words)
-    for path in commands.folder.rglob("*"):
-        if path.is_file() and path.name != "device.key":
-            content = path.read_bytes()
-            assert secret not in content, path
-            assert not any(word.encode() in content for word in words), path
-
-
 @pytest.mark.parametrize("own", ["another", "the token's", None])
 def test_a_hub_that_no_token_names_is_told(commands, keys, own):
     """The settings' hub takes the place of the token's: a card with both wrong would wait for ever in silence."""

@@ -200,13 +200,6 @@ def test_without_a_setting_the_machines_memory_bounds_the_model(monkeypatch, gib
     assert parameters_max_of(make_agent(parameters_max=7)) == 7
 
 
-def test_it_is_a_setting():
-    assert DeviceLimits().parameters_max is None
-    assert msgspec.convert({"parameters_max": 5}, DeviceLimits).parameters_max == 5
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"parameters_max": PARAMETERS_MAX + 1}, DeviceLimits)
-
-
 def test_a_plan_of_another_model_than_the_welcomes_takes_no_memory():
     """2^48 values would."""
     plan = read_plan({"model": {"kind": "softmax", "inputs": 2**24, "classes": 2**24}})

@@ -11,7 +11,6 @@ import zmq
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.hub.effects import Assign, Expel, HubReport
 from edgeasync.core.hub.events import HubReceived, PushArrived, Revoked
-from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.keys import KeyPair
 from edgeasync.durable.run_replay import RunReplay
@@ -31,12 +30,12 @@ from edgeasync.protocol.messages import (
     Welcome,
 )
 from simulation.clock import VirtualClock
-from simulation.hub import SimulatedHub
 from tests.support.codecs.coded import flat
 from tests.support.parts.hub_bench import HubBench
 from tests.support.programs.command_line import ACCESS
 from tests.support.programs.processes import free_address, until
 from tests.support.security.keyed import ask, begin_push, client, denied, enrolled, is_welcome, start_hub
+from tests.support.simulation.hubs import simulated_hub
 from tests.support.size import repetitions
 
 ALICE, BOB = b"a" * 32, b"b" * 32
@@ -97,8 +96,10 @@ def test_who_waited_for_a_version_is_answered_as_soon_as_it_is_made():
     assert [effect.peer for effect in hub.all_of(Assign)] == [BOB[:5]]
 
 
-def test_a_key_that_has_nothing_here_changes_nothing(hub):
+def test_a_key_that_has_nothing_here_any_more_changes_nothing(hub):
     assert revoke(hub, b"?" * 32) == []
+    revoke(hub, ALICE)
+    assert revoke(hub, ALICE) == []
 
 
 def test_the_next_key_of_the_name_takes_the_place(hub):
@@ -107,11 +108,6 @@ def test_the_next_key_of_the_name_takes_the_place(hub):
     joined(hub, "alice", b"n" * 32, state=2)
     assert hub.refused is None
     assert hub.core.members.members["alice"].retired == [b"\1" * 16]
-
-
-def test_revoked_twice_is_revoked_once(hub):
-    revoke(hub, ALICE)
-    assert revoke(hub, ALICE) == []
 
 
 # -- the engine and its journal -----------------------------------------------------------------------------------
@@ -126,11 +122,7 @@ class Fleet:
     def __init__(self, folder, aggregate):
         folder.mkdir()
         self.clock, self.sessions, self.answers = VirtualClock(), {}, {}
-        self.hub = SimulatedHub(
-            self.clock, spec=SPEC, initial=np.zeros(SPEC.length, np.float32),
-            policy=Policy(aggregate=aggregate), settings=HubCoreSettings(), seed=1, disk=FolderDisk(folder),
-        )  # fmt: skip
-        self.hub.start()
+        self.hub = simulated_hub(self.clock, SPEC, Policy(aggregate=aggregate), seed=1, disk=FolderDisk(folder))
         for name in "abc":
             answers = self.answers[name] = []
             self.hub.connect(name.encode(), lambda header, _, to=answers: to.append(wire.decode(header)))
@@ -489,23 +481,3 @@ def start_agent(commands, keys, address):
     if keys is not None:
         agent.wait_for("joined")
     return agent
-
-
-@pytest.mark.process
-def test_the_journal_of_a_revocation_leads_to_the_same_model(commands, keys):
-    """Two devices train, one is revoked in the middle; a replay ends with the model that the hub has saved."""
-    more = '[policy.aggregate]\nkind = "buffered"\ncount = 3\n[checkpoint]\nkeep = 8\n'
-    hub, address = start_hub(commands, keys, more=more)
-    for name in ("pi-1", "pi-2"):
-        token = keys.issue_token(name, (address,), time.time())
-        flags = ("--state", commands.folder / name, "--json", "--enrol", token.text())
-        commands.start("agent", "--data", commands.data(f"{name}.npz"), *flags).wait_for("joined")
-    updates = lambda: ask(address, keys)["updates_applied"]  # noqa: E731
-    until(lambda: updates() >= 12, "updates before")
-    keys.revoke("pi-1")
-    hub.wait_for("revoked")
-    before = updates()
-    until(lambda: updates() >= before + 12, "updates after")
-    hub.signal(15)
-    assert hub.wait() == 0
-    assert_replayed(commands)

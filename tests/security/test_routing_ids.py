@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from edgeasync.net.status import fetch_status
-from edgeasync.protocol.messages import Hello, Ping, Pong, StatusRequest
+from edgeasync.protocol.messages import Hello, Ping, Pong
 from tests.support.programs.processes import PATIENCE_S
 from tests.support.security.keyed import ask, client, denied, enrolled, is_welcome, start_hub
 
@@ -139,11 +139,3 @@ context.destroy(linger=0)
     }
     assert len(seen) == 3
     assert not any(first.startswith(f"00{start:08x}"[:8]) for first in seen for start in UNSEEDED)
-
-
-def test_a_status_still_comes_to_who_claims_nothing(commands, keys):
-    pair = enrolled(keys)
-    _, address = start_hub(commands, keys)
-    with client(address, pair, keys.pair().public) as device:
-        device.say(StatusRequest())
-        assert device.hear()

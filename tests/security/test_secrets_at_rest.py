@@ -15,18 +15,17 @@ from edgeasync.durable.device_keys import DeviceKeys
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.keys import KeyPair, operator_keys
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.protocol.messages import Enrol, Enrolled, Ping
 from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import SoftmaxModel
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from simulation.training import SimulatedWorkload
 from tests.support.programs.command_line import ACCESS
 from tests.support.programs.processes import until
 from tests.support.security.keyed import begin_push, client, start_hub
+from tests.support.simulation.hubs import simulated_hub
 
 MODEL = SoftmaxModel(inputs=3, classes=2)
 PLANTED = 20
@@ -57,18 +56,15 @@ class Fleet:
 
     def __init__(self, folder):
         self.clock = VirtualClock()
-        self.hub = SimulatedHub(
+        self.hub = simulated_hub(
             self.clock,
-            spec=MODEL.spec,
-            initial=MODEL.initial(0),
-            policy=Policy(),
+            MODEL,
             settings=HubCoreSettings(
                 checkpoint=CheckpointSettings(every="10 updates"), liveness=Liveness(heartbeat_s=1.0, lease_s=3.0)
             ),
             seed=1,
             disk=FolderDisk(folder),
         )
-        self.hub.start()
         self.devices = [self.make_device(number) for number in range(3)]
 
     def make_device(self, number):

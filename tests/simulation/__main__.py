@@ -18,9 +18,9 @@ from typing import NamedTuple
 from simulation.faults import FaultPlan
 from tests.support.simulation.harness import run, shrink
 from tests.support.simulation.hostile_mutants import HOSTILE_MUTANTS
-from tests.support.simulation.hostile_peers import run_hostile, shrink_hostile
+from tests.support.simulation.hostile_peers import run_hostile
 from tests.support.simulation.mutants import MUTANTS
-from tests.support.simulation.peer_harness import run_peers, shrink_peers
+from tests.support.simulation.peer_harness import run_peers
 from tests.support.simulation.peer_mutants import PEER_MUTANTS
 from tests.support.simulation.planting import Mutants
 
@@ -38,7 +38,6 @@ class Simulator(NamedTuple):
     """One of the worlds to simulate, with the bugs to plant in it, and what to tell the extremes of."""
 
     run: Callable
-    shrink: Callable
     totals: tuple
     kind: str
     mutants: Mutants
@@ -46,11 +45,10 @@ class Simulator(NamedTuple):
     most: str = ""
 
 
-HUB = Simulator(run, shrink, TOTALS, "policy", MUTANTS)
-PEERS = Simulator(run_peers, shrink_peers, PEER_TOTALS, "topology", PEER_MUTANTS)
+HUB = Simulator(run, TOTALS, "policy", MUTANTS)
+PEERS = Simulator(run_peers, PEER_TOTALS, "topology", PEER_MUTANTS)
 HOSTILE = Simulator(
     run_hostile,
-    shrink_hostile,
     HOSTILE_TOTALS,
     "hostility",
     HOSTILE_MUTANTS,
@@ -73,7 +71,7 @@ def commit():
 
 def describe(simulator, result):
     """Return what is needed to see a failure again."""
-    plan = simulator.shrink(result.seed, result.plan)
+    plan = shrink(result.seed, result.plan, simulator.run)
     again = simulator.run(result.seed, plan)
     left_out = len(result.plan.faults) - len(plan.faults)
     kind = getattr(result, simulator.kind)

@@ -1,24 +1,22 @@
 """Limits of a day's bytes, in virtual time: kept, spent early, and remembered."""
 
-import msgspec
 import numpy as np
 import pytest
 
-from edgeasync.config import ByteCount, parse_toml
+from edgeasync.config import ByteCount
 from edgeasync.core.device.data_quota import HEADERS_BYTES, RECORD_EVERY_S, RECORDS_A_DAY
 from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.hub import arrivals
 from edgeasync.core.hub.settings import DAY_S, HubCoreSettings, Limits, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Piece, StatusRequest
+from edgeasync.protocol.messages import Piece
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from simulation.training import SimulatedWorkload
+from tests.support.simulation.hubs import simulated_hub
 
 SPEC = ParameterSpec((Parameter("w", (20_000,)),))
 LIMIT = 1_500_000
@@ -49,15 +47,7 @@ class Lab:
 
     def __init__(self, limits, own=None, own_of=range(4), **kept):
         self.clock = VirtualClock()
-        self.hub = SimulatedHub(
-            self.clock,
-            spec=SPEC,
-            initial=np.zeros(SPEC.length, np.float32),
-            policy=Policy(),
-            settings=HubCoreSettings(limits=limits, liveness=CALM),
-            seed=1,
-        )
-        self.hub.start()
+        self.hub = simulated_hub(self.clock, SPEC, settings=HubCoreSettings(limits=limits, liveness=CALM), seed=1)
         self.trainers = [Learner(number) for number in range(4)]
         self.devices = [
             SimulatedDevice(
@@ -104,18 +94,6 @@ def test_a_days_bytes_are_spent_early_all_and_never_overdrawn(key):
     assert {device["state"] for device in described["devices"]} == {"training"}, "who rests is not paused"
     lab.until(1.25 * DAY_S)
     assert sum(lab.sent) - sum(first) > 0.2 * 4 * LIMIT, "the next day has bytes of its own"
-
-
-@pytest.mark.parametrize("key", ["device_bytes_per_day_max", "bytes_per_day_max"])
-def test_a_status_over_the_wire_has_the_limits_of_a_settings_file(key):
-    settings = parse_toml(f'{key} = "1 MB"'.encode(), Limits, where="hub.toml")
-    lab, told = Lab(settings), []
-    lab.until(10.0)
-    lab.hub.connect(b"operator", lambda header, payload: told.append(payload))
-    lab.hub.receive(b"operator", wire.encode(StatusRequest()), None)
-    status = msgspec.json.decode(told[0])
-    place = status["devices"][0] if key.startswith("device") else status["traffic"]
-    assert place["bytes_per_day_max"] == 1_000_000
 
 
 def test_bytes_are_kept_for_later_once_nothing_new_is_learnt():

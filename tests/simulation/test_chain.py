@@ -10,16 +10,14 @@ from edgeasync.core.arrays.off_chain_models import ERROR_MAX
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings, Liveness
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, ModelAverageAggregator, QuorumAggregator
-from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from simulation.population import Churn, switch_off_and_on
+from tests.support.parts.small_runs import plain
+from tests.support.simulation.hubs import simulated_hub
 from tests.support.simulation.whims import LossLost
 
 SMALL = ParameterSpec((Parameter("w", (3000,)), Parameter("running_mean", (5,), "statistic")))
@@ -53,15 +51,13 @@ class World:
 
     def __init__(self, spec, codec, policy, *, diverges=0, seed=0, churn=True):
         self.clock = VirtualClock()
-        self.hub = SimulatedHub(
+        self.hub = simulated_hub(
             self.clock,
-            spec=spec,
-            initial=np.zeros(spec.length, np.float32),
-            policy=policy,
+            spec,
+            policy,
             settings=HubCoreSettings(codec=codec, liveness=Liveness(heartbeat_s=0.5, lease_s=2.0)),
             seed=seed,
         )
-        self.hub.start()
         link = LinkProfile(2e6, 2e6, 0.02)
         self.devices = []
         for number in range(3):
@@ -106,7 +102,7 @@ class World:
 
 
 def policy(aggregate, **parts):
-    return Policy(aggregate=aggregate, optimizer=(SGD(),), frequency=FixedFrequency(local_steps=4), **parts)
+    return plain(4, aggregate, **parts)
 
 
 POLICIES = {
@@ -167,15 +163,7 @@ def test_a_link_so_slow_that_a_window_takes_longer_than_a_lease(up):
     """100 kbit/s, and payloads of 200 kB: in one message nothing else would be heard for 16 s."""
     clock = VirtualClock()
     spec = ParameterSpec((Parameter("w", (50_000,)),))
-    hub = SimulatedHub(
-        clock,
-        spec=spec,
-        initial=np.zeros(spec.length, np.float32),
-        policy=POLICIES["immediate"],
-        settings=HubCoreSettings(codec=FLOAT32),
-        seed=0,
-    )
-    hub.start()
+    hub = simulated_hub(clock, spec, POLICIES["immediate"], settings=HubCoreSettings(codec=FLOAT32))
     down = 12_500 if up > 12_500 else 2e6
     device = SimulatedDevice(hub, "pi", Noisy(spec, 0), step_s=0.1, link=LinkProfile(up, down, 0.02), seed=0)
     device.start()

@@ -9,13 +9,12 @@ import pytest
 from edgeasync.core.hub.settings import HubCoreSettings, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import SoftmaxModel
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.population import Churn, FleetProfile, draw_fleet, switch_off_and_on
+from tests.support.simulation.hubs import simulated_hub
 
 
 def test_a_fleet_has_the_promised_quantiles():
@@ -86,10 +85,7 @@ def train_under_churn(seed):
     model = SoftmaxModel(inputs=4, classes=3)
     clock = VirtualClock()
     settings = HubCoreSettings(liveness=Liveness(heartbeat_s=0.2, lease_s=0.5))
-    hub = SimulatedHub(
-        clock, spec=model.spec, initial=model.initial(0), policy=Policy(), settings=settings, seed=seed
-    )
-    hub.start()
+    hub = simulated_hub(clock, model, settings=settings, seed=seed)
     devices = []
     for drawn in draw_fleet(FleetProfile(devices=8), seed):
         data = Dataset.of(generator.normal(size=(32, 4)), generator.integers(0, 3, 32))

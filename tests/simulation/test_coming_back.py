@@ -12,8 +12,8 @@ from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
+from tests.support.simulation.hubs import simulated_hub
 
 MODEL = MlpModel(inputs=64, hidden=(64,), classes=10)
 HEADERS = 0.05
@@ -38,15 +38,12 @@ class World:
 
     def __init__(self, *, keeps, delta="int8"):
         self.clock = VirtualClock()
-        self.hub = SimulatedHub(
+        self.hub = simulated_hub(
             self.clock,
-            spec=MODEL.spec,
-            initial=MODEL.initial(0),
-            policy=Policy(aggregate=BufferedAggregator(count=1), frequency=FixedFrequency(local_steps=4)),
+            MODEL,
+            Policy(aggregate=BufferedAggregator(count=1), frequency=FixedFrequency(local_steps=4)),
             settings=HubCoreSettings(codec=CodecSettings(push="int8", delta=delta, publish_s=1e-6)),
-            seed=0,
         )
-        self.hub.start()
         link = LinkProfile(1e6, 1e6)
         self.stays, self.goes = [
             SimulatedDevice(self.hub, name, Noisy(seed), step_s=0.1, link=link, keeps=keeps)

@@ -8,19 +8,15 @@ from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Liveness
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, QuorumAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.monitor import Monitor
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
-from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Push
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
+from tests.support.parts.small_runs import in_full
 from tests.support.programs.journals import pushes_in
+from tests.support.simulation.hubs import simulated_hub
 
 SPEC = ParameterSpec((Parameter("w", (1000,)),))
 QUICK = LinkProfile(up_bytes_per_s=2.5e6, down_bytes_per_s=2.5e6, delay_s=0.001)
@@ -64,23 +60,13 @@ class Device(SimulatedDevice):
 def fleet(steps, delay, *, aggregate=None, link=QUICK, devices=1, step_s=0.05, own=False, disk=None):
     """A hub and its devices, who say themselves when they use an answer if they are on their `own`."""
     clock = VirtualClock()
-    hub = SimulatedHub(
+    hub = simulated_hub(
         clock,
-        spec=SPEC,
-        initial=np.zeros(1000, np.float32),
-        policy=Policy(
-            staleness=ConstantStaleness(),
-            aggregate=aggregate or ImmediateAggregator(),
-            optimizer=(SGD(),),
-            frequency=FixedFrequency(local_steps=steps),
-            delay_steps=0 if own else delay,
-            monitor=Monitor(detectors=(), clip=0),
-        ),
+        SPEC,
+        in_full(steps, aggregate, delay_steps=0 if own else delay),
         settings=HubCoreSettings(codec=FLOAT32, liveness=Liveness(heartbeat_s=1.0, lease_s=15.0)),
-        seed=0,
         disk=disk,
     )
-    hub.start()
     limits = DeviceLimits(delay_steps=delay, local_steps_max=steps) if own else None
     members = [
         Device(hub, f"pi-{number}", Adder(), step_s=step_s * (1 + number), link=link, seed=number, limits=limits)

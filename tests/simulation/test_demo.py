@@ -9,13 +9,12 @@ from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.cli.demo import SETTINGS, SLOWNESS, STEP_S, make_model, measure_accuracy, split_digits
 from edgeasync.config import convert
-from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
+from tests.support.simulation.hubs import simulated_hub
 from tests.support.size import repetitions
 
 TRAINED_S = 6.0
@@ -33,15 +32,7 @@ def test_the_demo_reaches_its_accuracy(seed):
     forward = make_model(seed)
     graph = build_training_graph(forward, GraphSettings(loss=settings.model.loss))
     clock = VirtualClock()
-    hub = SimulatedHub(
-        clock,
-        spec=graph.spec,
-        initial=graph.initial,
-        policy=settings.policy,
-        settings=HubCoreSettings(),
-        seed=seed,
-    )
-    hub.start()
+    hub = simulated_hub(clock, graph, settings.policy, seed=seed, initial=graph.initial)
     plan = TrainingPlan(model=ShippedModel(), local=settings.local)
     received = ReceivedGraph(graph.model, graph.spec)
     for number, (part, slowness) in enumerate(zip(parts, SLOWNESS, strict=True), start=1):

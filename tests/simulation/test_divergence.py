@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from edgeasync.core.arrays.hub_model import Snapshot
-from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.data import load_digits
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.data.partition import dirichlet, iid
@@ -23,9 +22,9 @@ from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from simulation.training import SimulatedWorkload
+from tests.support.simulation.hubs import simulated_hub
 from tests.support.size import repetitions
 
 NETWORK = MlpModel(inputs=64, hidden=(64,), classes=10)
@@ -112,15 +111,7 @@ class Fleet:
             iid(data, devices, seed) if alpha is None else dirichlet(data, devices, alpha, seed, examples_min=16)
         )
         self.clock = VirtualClock()
-        self.hub = SimulatedHub(
-            self.clock,
-            spec=NETWORK.spec,
-            initial=NETWORK.initial(seed),
-            policy=policy,
-            settings=HubCoreSettings(),
-            seed=seed,
-        )
-        self.hub.start()
+        self.hub = simulated_hub(self.clock, NETWORK, policy, seed=seed, initial=NETWORK.initial(seed))
         self.devices = [
             SimulatedDevice(
                 self.hub,

@@ -1,5 +1,7 @@
 """Every update that was acknowledged counts exactly once, whatever dies when: by seed, and by script."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
@@ -97,9 +99,9 @@ def test_a_failing_plan_is_cut_down_to_what_breaks():
     needed = At(3.0, CutPower("device-1"))
     other = WhenSteps("device-2", 5, HangTrainer("device-2", 1.0))
     plan = FaultPlan((other, At(1.0, Partition("device-1", 1.0)), needed, other))
-    assert shrink(0, plan, lambda plan: needed in plan.faults) == FaultPlan((needed,))
-    both = shrink(0, plan, lambda plan: needed in plan.faults and other in plan.faults)
-    assert set(both.faults) == {needed, other}
+    for wanted in ({needed}, {needed, other}):
+        smaller = shrink(0, plan, lambda _, plan: SimpleNamespace(failure=wanted <= {*plan.faults}))  # noqa: B023
+        assert {*smaller.faults} == wanted
     with MUTANTS.planted("a duplicate is applied again"):
         found = next(result for result in map(run, range(100)) if result.failure)
         smaller = shrink(found.seed, found.plan)
@@ -121,14 +123,11 @@ def test_a_plan_is_read_as_it_was_written():
         FaultPlan.read('{"when":"at","time_s":1.0,"fault":{"fault":"an earthquake"}}')
 
 
-def test_every_plan_has_a_crash_of_a_device_and_of_the_hub():
+def test_plans_have_every_kind_of_fault():
     kinds = set()
     for seed in range(300):
         faults = [planned.fault for planned in draw_faults(seed, NAMES, FAULTS_S).faults]
-        tags = [fault.__struct_config__.tag for fault in faults]
-        assert "cut_power" in tags
-        assert {"crash_hub", "crash_hub_at_disk"} & set(tags)
-        kinds |= set(tags)
+        kinds |= {fault.__struct_config__.tag for fault in faults}
         alone = [planned.fault for planned in draw_faults(seed, NAMES, FAULTS_S, hub=False).faults]
         assert all(hasattr(fault, "device") for fault in alone)
     assert len(kinds) == 15

@@ -15,7 +15,7 @@ from edgeasync.data.dataset import batches
 from edgeasync.data.partition import dirichlet
 from edgeasync.errors import GraphError
 from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency, TimeFrequency
+from edgeasync.policies.frequency import TimeFrequency
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
@@ -26,13 +26,14 @@ from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from simulation.training import SimulatedWorkload
+from tests.support.parts.small_runs import plain
+from tests.support.simulation.hubs import simulated_hub
 
 SLOWNESS = (1, 1, 3, 10)
 
-POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=16))
+POLICY = plain(16)
 """Every device for itself, and always the same work: what takes time here is the simulator's alone."""
 
 
@@ -45,16 +46,9 @@ class Digits:
         self.held_out = dataset.take(order[:360])
         self.network = MlpModel(inputs=64, hidden=hidden, classes=10)
         self.clock = VirtualClock()
-        self.hub = SimulatedHub(
-            self.clock,
-            spec=self.network.spec,
-            initial=self.network.initial(0),
-            policy=policy,
-            settings=settings or HubCoreSettings(codec=FLOAT32),
-            seed=0,
-            graph=graph,
+        self.hub = simulated_hub(
+            self.clock, self.network, policy, settings=settings or HubCoreSettings(codec=FLOAT32), graph=graph
         )
-        self.hub.start()
         parts = dirichlet(dataset.take(order[360:]), 4, 0.5, 0, examples_min=32)
         self.devices = [
             SimulatedDevice(
@@ -138,16 +132,6 @@ def test_a_ping_measures_the_delay_of_the_link():
     assert fleet.devices[3].engine.core.round_trip_s == pytest.approx(0.4, rel=0.05)
 
 
-def test_large_models_travel_in_pieces_both_ways():
-    fleet = Digits(hidden=(4096,))
-    assert fleet.network.spec.nbytes > fleet.hub.core.settings.limits.piece_bytes
-    assert fleet.train(updates=12)
-    accepted = fleet.hub.core.messages_accepted
-    assert accepted["piece"] >= 12
-    assert accepted["credit"] >= 12
-    assert fleet.hub.core.messages_refused == 0
-
-
 @pytest.mark.parametrize("link", [LinkProfile(), LinkProfile(down_bytes_per_s=2_000_000, delay_s=0.05)])
 def test_every_device_takes_the_hubs_graph_in_before_it_trains(link):
     graph = ShippedGraph(np.random.default_rng(0).bytes(3 << 20))
@@ -212,29 +196,6 @@ def test_a_finished_hub_sends_its_devices_home():
     assert {device.finished.error for device in fleet.devices} == {None}
     assert fleet.hub.stopped == "finished"
     assert save.call_args.args[0].snapshot.number == fleet.hub.core.version
-
-
-class Diverging:
-    """A trainer whose model turns into not-a-number."""
-
-    def __init__(self, spec):
-        self.spec = spec
-
-    def begin(self, parameters):
-        self._parameters = parameters
-
-    def step(self):
-        self._parameters[0] = np.nan
-        return StepResult(float("nan"), 1)
-
-
-def test_a_diverging_device_is_rejected_and_the_others_train_on():
-    fleet = Digits()
-    fleet.devices[0].training.trainer = Diverging(fleet.network.spec)
-    assert fleet.train(updates=60)
-    assert np.isfinite(fleet.hub.model).all()
-    assert fleet.hub.core.updates_rejected > 10
-    assert fleet.hub.core.members.members["device-1"].updates_applied == 0
 
 
 def test_a_power_cut_loses_the_work_and_a_new_start_goes_on():
@@ -312,15 +273,7 @@ def every_minute(**bounds):
     policy = Policy(
         aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=TimeFrequency(seconds=60.0, **bounds)
     )
-    hub = SimulatedHub(
-        clock,
-        spec=spec,
-        initial=np.zeros(spec.length, np.float32),
-        policy=policy,
-        settings=HubCoreSettings(),
-        seed=0,
-    )
-    hub.start()
+    hub = simulated_hub(clock, spec, policy)
     devices = [
         SimulatedDevice(
             hub,
@@ -369,15 +322,7 @@ CAPPED = LinkProfile(16 << 10, 16 << 10, 0.005)
 def beside(*links, seconds=30.0):
     """Return a fleet under the default policy after a while: its status, and the exchanges of the first device."""
     clock, spec = VirtualClock(), MlpModel(inputs=64, hidden=(256,), classes=10).spec
-    hub = SimulatedHub(
-        clock,
-        spec=spec,
-        initial=np.zeros(spec.length, np.float32),
-        policy=Policy(),
-        settings=HubCoreSettings(),
-        seed=0,
-    )
-    hub.start()
+    hub = simulated_hub(clock, spec)
     for number, link in enumerate((LinkProfile(), *links)):
         SimulatedDevice(
             hub, f"device-{number}", Idle(spec), step_s=0.05, link=link, workload=SimulatedWorkload(examples=400)

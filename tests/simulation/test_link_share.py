@@ -9,17 +9,13 @@ from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.engine.link_share import TRAIN_BYTES
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.monitor import Monitor
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
+from tests.support.parts.small_runs import in_full
 from tests.support.simulation.adders import Adder
+from tests.support.simulation.hubs import simulated_hub
 
 LENGTH = 1 << 18
 SPEC = ParameterSpec((Parameter("w", (LENGTH,)),))
@@ -48,21 +44,12 @@ class Device(SimulatedDevice):
 
 def device_on(link, steps, **limits):
     clock = VirtualClock()
-    hub = SimulatedHub(
+    hub = simulated_hub(
         clock,
-        spec=SPEC,
-        initial=np.zeros(LENGTH, np.float32),
-        policy=Policy(
-            aggregate=ImmediateAggregator(),
-            optimizer=(SGD(),),
-            frequency=FixedFrequency(local_steps=steps),
-            delay_steps=steps,
-            monitor=Monitor(detectors=()),
-        ),
+        SPEC,
+        in_full(steps, delay_steps=steps),
         settings=HubCoreSettings(codec=FLOAT32),
-        seed=0,
     )
-    hub.start()
     device = Device(hub, "pi", Adder(SPEC, 0.5), step_s=STEP_S, link=link, limits=DeviceLimits(**limits))
     device.start()
     return clock, device

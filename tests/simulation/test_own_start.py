@@ -7,28 +7,21 @@ from benchmarks.virtual_fleet import split_digits
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings
 from edgeasync.data.partition import iid
 from edgeasync.policies.aggregation import SynchronousAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from simulation.training import SimulatedWorkload
+from tests.support.parts.small_runs import in_full
+from tests.support.simulation.hubs import simulated_hub
 
 LINK = LinkProfile(1e6, 1e6, 0.005)
 DEVICES = 4
 MODEL = MlpModel(inputs=64, hidden=(32,), classes=10)
-PLAIN = Policy(
-    aggregate=SynchronousAggregator(),
-    optimizer=(SGD(),),
-    frequency=FixedFrequency(local_steps=5),
-    monitor=Monitor(detectors=(), clip=0),
-)
+PLAIN = in_full(5, SynchronousAggregator())
 
 
 class Still:
@@ -45,15 +38,7 @@ class Still:
 
 def start(trainers, initials, policy=PLAIN):
     clock = VirtualClock()
-    hub = SimulatedHub(
-        clock,
-        spec=MODEL.spec,
-        initial=MODEL.initial(0),
-        policy=policy,
-        settings=HubCoreSettings(codec=FLOAT32),
-        seed=0,
-    )
-    hub.start()
+    hub = simulated_hub(clock, MODEL, policy, settings=HubCoreSettings(codec=FLOAT32))
     pairs = enumerate(zip(trainers, initials, strict=True))
     devices = [
         SimulatedDevice(

@@ -16,8 +16,9 @@ from edgeasync.protocol.peer_messages import (
     RoundId,
     RoundMember,
 )
+from tests.support.simulation.harness import shrink
 from tests.support.simulation.peer_faults import Rogue
-from tests.support.simulation.peer_harness import meet_in_a_round, round_times, run_peers, shrink_peers
+from tests.support.simulation.peer_harness import meet_in_a_round, round_times, run_peers
 from tests.support.simulation.peer_mutants import PEER_MUTANTS
 from tests.support.simulation.peer_world import REFUSED_KINDS_MAX, SETTINGS, VALUE_BYTES, World, on_the_wire
 from tests.support.size import repetitions
@@ -51,7 +52,7 @@ def test_the_known_seed_of_every_bug_in_a_peer_is_written_down():
 def test_a_failing_plan_of_peers_is_cut_down():
     with PEER_MUTANTS.planted("a corrupt payload counts"):
         seed = PEER_MUTANTS.seeds()["a corrupt payload counts"]
-        plan = shrink_peers(seed, run_peers(seed).plan)
+        plan = shrink(seed, run_peers(seed).plan, run_peers)
         assert 0 < len(plan.faults) < len(run_peers(seed).plan.faults)
         assert run_peers(seed, plan).failure
     assert not run_peers(seed, plan).failure
@@ -60,10 +61,18 @@ def test_a_failing_plan_of_peers_is_cut_down():
 # -- what a round costs ----------------------------------------------------------------------------------------
 
 
+def made(count, topology="ring", *, values, seed=1, uplink_bytes_per_s=100_000, **changes):
+    """Return peers with other settings than usual, which have yet to start."""
+    settings = msgspec.structs.replace(SETTINGS, codec="exact", **changes)
+    world = World(seed, count, topology=topology, values=values, settings=settings)
+    for device in world.devices.values():
+        device.uplink_bytes_per_s = uplink_bytes_per_s
+    return world
+
+
 def calm(count, topology="ring", **changes):
     """Return peers on good links that have completed their first round together, and its name."""
-    settings = msgspec.structs.replace(SETTINGS, codec="exact", **changes)
-    world = World(1, count, topology=topology, values=5 * 8 * count, settings=settings)
+    world = made(count, topology, values=5 * 8 * count, **changes)
     world.start()
     assert meet_in_a_round(world, set(world.names), 5.0)
     return world, world.completed(world.names[0])
@@ -102,12 +111,8 @@ def test_a_cut_transfer_resumes_where_it_was_cut(topology):
 
 
 def test_nothing_is_sent_twice_on_links_so_slow_that_a_piece_takes_longer_than_a_ping():
-    settings = msgspec.structs.replace(
-        SETTINGS, codec="exact", lease_s=2.5, ping_s=0.5, piece_bytes=960, window_bytes=1920
-    )
-    world = World(1, 3, topology="all_to_all", values=600, settings=settings)
-    for device in world.devices.values():
-        device.uplink_bytes_per_s = 4000
+    slow = {"uplink_bytes_per_s": 4000, "piece_bytes": 960, "window_bytes": 1920}
+    world = made(3, "all_to_all", values=600, lease_s=2.5, ping_s=0.5, **slow)
     world.start()
     assert meet_in_a_round(world, set(world.names), 20.0)
     whole = world.completed("peer-0")
@@ -116,12 +121,9 @@ def test_nothing_is_sent_twice_on_links_so_slow_that_a_piece_takes_longer_than_a
 
 def with_a_slow_uplink(topology):
     """Return four peers. A payload takes peer-1 longer than a lease."""
-    settings = msgspec.structs.replace(
-        SETTINGS, codec="exact", lease_s=2.0, ping_s=0.4, piece_bytes=960, window_bytes=1920
-    )
-    world = World(1, 4, topology=topology, values=4000, settings=settings)
-    for device in world.devices.values():
-        device.uplink_bytes_per_s = 4000 if device.name == "peer-1" else 1_000_000
+    pieces = {"piece_bytes": 960, "window_bytes": 1920}
+    world = made(4, topology, values=4000, uplink_bytes_per_s=1_000_000, lease_s=2.0, ping_s=0.4, **pieces)
+    world.devices["peer-1"].uplink_bytes_per_s = 4000
     world.start()
     return world
 
@@ -145,10 +147,7 @@ def test_a_ring_leaves_out_whose_link_is_slow_and_nobody_who_only_waits_behind_i
 
 @pytest.mark.parametrize("topology", ["ring", "all_to_all"])
 def test_an_offer_that_overtakes_the_proposal_waits_for_it_and_not_for_a_ping(topology):
-    settings = msgspec.structs.replace(
-        SETTINGS, codec="exact", lease_s=10.0, ping_s=2.0, piece_bytes=960, window_bytes=1920
-    )
-    world = World(1, 4, topology=topology, values=160, settings=settings)
+    world = made(4, topology, values=160, lease_s=10.0, ping_s=2.0, piece_bytes=960, window_bytes=1920)
     world.latency_s = dict.fromkeys(world.latency_s, 0.001)
     world.latency_s["peer-0", "peer-2"] = 0.04  # from the proposer
     world.start()
@@ -163,18 +162,16 @@ def test_who_gives_a_round_up_is_in_the_next_one_and_need_not_wait_for_a_ping(to
 
     The others served the round, and left the device out until its next ping; or they took it for the lost one.
     """
-    settings = msgspec.structs.replace(
-        SETTINGS, codec="exact", lease_s=3.0, ping_s=0.6, piece_bytes=240, window_bytes=960
-    )
     for seed in (3, 9, 25, 29, 46, 59, 138):
-        world = World(seed, 4, topology=topology, values=160, settings=settings)
+        how = {"lease_s": 3.0, "ping_s": 0.6, "piece_bytes": 240, "window_bytes": 960}
+        world = made(4, topology, values=160, seed=seed, **how)
         world.start()
         assert meet_in_a_round(world, set(world.names), 5.0)
         world.pass_time(world.random.uniform(1.0, 2.0))
         round_s = max(round_times(world, 0.0))
         lost = world.random.choice(world.names)
         world.devices[lost].kill()
-        limit_s = settings.lease_s + settings.round_every_s + 2 * round_s
+        limit_s = world.settings.lease_s + world.settings.round_every_s + 2 * round_s
         assert meet_in_a_round(world, set(world.names) - {lost}, limit_s), seed
 
 
@@ -392,10 +389,8 @@ def test_peers_that_disagree_about_the_interval_say_both_and_are_in_no_round(rou
 
 def deaf_pair(seed, topology):
     """Return three peers of which two do not hear each other; a round takes longer than three leases."""
-    settings = msgspec.structs.replace(SETTINGS, codec="exact", piece_bytes=960, window_bytes=1920)
-    world = World(seed, 3, topology=topology, values=1800, settings=settings)
-    for device in world.devices.values():
-        device.uplink_bytes_per_s = 4000
+    slow = {"uplink_bytes_per_s": 4000, "piece_bytes": 960, "window_bytes": 1920}
+    world = made(3, topology, values=1800, seed=seed, **slow)
     world.cut = {("peer-0", "peer-2"): float("inf"), ("peer-2", "peer-0"): float("inf")}
     world.start()
     return world

@@ -7,16 +7,15 @@ from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.hub.settings import CodecSettings, HubCoreSettings, Limits, Liveness
 from edgeasync.data.dataset import Dataset, batches
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Assignment, Duplicate, Push
 from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import SoftmaxModel
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from simulation.population import Churn, switch_off_and_on
+from tests.support.simulation.hubs import simulated_hub
 
 MODEL = SoftmaxModel(inputs=4, classes=3)
 LINK = LinkProfile(up_bytes_per_s=20_000, down_bytes_per_s=20_000, delay_s=0.05)
@@ -50,11 +49,7 @@ class Fleet:
 
     def make_hub(self, seed):
         """Return a hub that remembers nothing, and notes what it receives."""
-        hub = SimulatedHub(
-            self.clock, spec=MODEL.spec, initial=MODEL.initial(0), policy=Policy(), settings=self.settings,
-            seed=seed,
-        )  # fmt: skip
-        hub.start()
+        hub = simulated_hub(self.clock, MODEL, settings=self.settings, seed=seed)
         receive = hub.receive
 
         def note(peer, header, payload):

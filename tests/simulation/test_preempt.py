@@ -6,17 +6,13 @@ import pytest
 from edgeasync.core.hub.settings import FLOAT32, CodecSettings, HubCoreSettings
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, SynchronousAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.monitor import Monitor
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
-from edgeasync.policies.staleness import ConstantStaleness
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from simulation.training import SimulatedWorkload
+from tests.support.parts.small_runs import in_full
+from tests.support.simulation.hubs import simulated_hub
 
 SPEC = ParameterSpec((Parameter("w", (64,)),))
 LINK = LinkProfile(1e6, 1e6, 0.005)
@@ -55,25 +51,12 @@ class Heavy:
 
 def fleet(*, preempt, aggregate, codec=FLOAT32, delay=0, take="all", initials=(None,) * DEVICES):
     clock = VirtualClock()
-    hub = SimulatedHub(
+    hub = simulated_hub(
         clock,
-        spec=SPEC,
-        initial=np.zeros(64, np.float32),
-        policy=Policy(
-            aggregate=aggregate,
-            staleness=ConstantStaleness(),
-            optimizer=(SGD(),),
-            frequency=FixedFrequency(local_steps=5),
-            delay_steps=delay,
-            monitor=Monitor(detectors=(), clip=0),
-            take=take,
-            behind_max=3.0,
-            preempt=preempt,
-        ),
+        SPEC,
+        in_full(5, aggregate, delay_steps=delay, take=take, behind_max=3.0, preempt=preempt),
         settings=HubCoreSettings(codec=codec),
-        seed=0,
     )
-    hub.start()
     trainers = [Heavy() for _ in range(DEVICES)]
     for number, (trainer, initial) in enumerate(zip(trainers, initials, strict=True)):
         work = SimulatedWorkload(initial=initial, validate=loss_of)

@@ -20,8 +20,8 @@ from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import SoftmaxModel
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
+from tests.support.simulation.hubs import simulated_hub
 
 MODEL = SoftmaxModel(inputs=6, classes=3)
 WARM_UP = WarmUp(updates=10, aggregate=ModelAverageAggregator())
@@ -55,16 +55,9 @@ class Bench:
         self.written = {}
         self.vectors = {}
         initial = MODEL.initial(0)
-        self.hub = SimulatedHub(
-            self.clock,
-            spec=MODEL.spec,
-            initial=initial,
-            policy=policy,
-            settings=self.settings,
-            seed=1,
-            disk=self.disk,
+        self.hub = simulated_hub(
+            self.clock, MODEL.spec, policy, settings=self.settings, seed=1, disk=self.disk, initial=initial
         )
-        self.hub.start()
         self.watch()
         self.devices = [self._device(number) for number in range(3)]
 

@@ -6,16 +6,15 @@ from benchmarks import rest_fleet
 from benchmarks.rest_fleet import Case
 from edgeasync.core.hub.settings import CheckpointSettings, HubCoreSettings
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Wake
 from edgeasync.training.trainer import StepResult
 from simulation.clock import VirtualClock
 from simulation.disk import SimulatedDisk
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
 from simulation.training import SimulatedWorkload
+from tests.support.simulation.hubs import simulated_hub
 
 REST_S = 4200.0
 """The fleet rests at nearly its longest period by then."""
@@ -71,16 +70,7 @@ class Noise:
 def test_a_hub_that_dies_after_it_was_woken_resumes_awake():
     clock, steps_s = VirtualClock(), (0.2, 0.4, 0.9, 1.5)
     settings = HubCoreSettings(quiet=True, checkpoint=CheckpointSettings(every="1000 hours"))
-    hub = SimulatedHub(
-        clock,
-        spec=Noise.spec,
-        initial=np.zeros(4, np.float32),
-        policy=Policy(),
-        seed=1,
-        disk=SimulatedDisk(),
-        settings=settings,
-    )
-    hub.start()
+    hub = simulated_hub(clock, Noise.spec, seed=1, disk=SimulatedDisk(), settings=settings)
     for number, step_s in enumerate(steps_s):
         link = LinkProfile(up_bytes_per_s=1e6, down_bytes_per_s=1e6, delay_s=0.01)
         SimulatedDevice(

@@ -1,7 +1,4 @@
-"""A device that is much slower than the others does not hold them up: under the defaults, in virtual time.
-
-`tests/lab/test_boxes.py` tries the same with processes, whose times depend on who else uses the machine.
-"""
+"""A device that is much slower than the others does not hold them up: under the defaults, in virtual time."""
 
 from functools import lru_cache
 
@@ -9,16 +6,14 @@ import numpy as np
 import pytest
 
 from edgeasync.cli.demo import split_digits
-from edgeasync.core.hub.settings import HubCoreSettings
 from edgeasync.data.dataset import batches
 from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import MlpModel
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
+from tests.support.simulation.hubs import simulated_hub
 
 MODEL = MlpModel(inputs=64, hidden=(64,), classes=10)
 FAST_STEP_S = 0.02
@@ -31,15 +26,7 @@ def seconds_to_accuracy(steps_s, seed):
     """Return how long devices with these times of a step take, each with its part of the digits of four."""
     parts, held_out = split_digits(4, seed)
     clock = VirtualClock()
-    hub = SimulatedHub(
-        clock,
-        spec=MODEL.spec,
-        initial=MODEL.initial(seed),
-        policy=Policy(),
-        settings=HubCoreSettings(),
-        seed=seed,
-    )
-    hub.start()
+    hub = simulated_hub(clock, MODEL, seed=seed, initial=MODEL.initial(seed))
     for number, (step_s, part) in enumerate(zip(steps_s, parts, strict=False)):
         stream = batches(part, 32, 10 * seed + number)
         trainer = GradientTrainer(MODEL.spec, MODEL.gradient, (SGD(learning_rate=0.1),), stream)

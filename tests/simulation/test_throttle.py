@@ -5,8 +5,6 @@ import pytest
 
 from edgeasync.core.device.throttle import ThrottleReadings, ThrottleSection
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Liveness
-from edgeasync.data import load_digits
-from edgeasync.data.dataset import batches
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import ImmediateAggregator, QuorumAggregator
 from edgeasync.policies.frequency import FixedFrequency, TimeFrequency
@@ -14,14 +12,11 @@ from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.policies.staleness import ConstantStaleness
-from edgeasync.training.gradient_trainer import GradientTrainer
-from edgeasync.training.numpy_models import MlpModel
 from simulation.clock import VirtualClock
 from simulation.fleet import SimulatedDevice
-from simulation.hub import SimulatedHub
 from simulation.link import LinkProfile
-from simulation.training import SimulatedWorkload
 from tests.support.simulation.adders import Adder
+from tests.support.simulation.hubs import simulated_hub
 
 SPEC = ParameterSpec((Parameter("w", (3,)),))
 LINK = LinkProfile(1e9, 1e9, 0.0)
@@ -34,11 +29,10 @@ class Lab:
 
     def __init__(self, devices, **policy):
         self.clock = VirtualClock()
-        self.hub = SimulatedHub(
+        self.hub = simulated_hub(
             self.clock,
-            spec=SPEC,
-            initial=np.zeros(3, np.float32),
-            policy=Policy(
+            SPEC,
+            Policy(
                 staleness=ConstantStaleness(),
                 optimizer=(SGD(),),
                 monitor=Monitor(detectors=()),
@@ -46,9 +40,7 @@ class Lab:
                 **policy,
             ),
             settings=HubCoreSettings(codec=FLOAT32, liveness=Liveness(heartbeat_s=5.0, lease_s=15.0)),
-            seed=0,
         )
-        self.hub.start()
         self.devices = [
             SimulatedDevice(
                 self.hub,
@@ -125,45 +117,3 @@ def test_a_slowed_device_gets_fewer_steps():
     lab.run(120.0)
     assert [lab.status(number)["assigned_steps"] for number in (0, 1)] == [15, 7]
     assert (lab.status(1)["state"], lab.status(1)["pace_percent"]) == ("training", 50)
-
-
-def seconds_to_learn(seed, *, slow):
-    """Return when three devices, or these and one ten times as slow, have learnt digits; each has a quarter."""
-    data = load_digits()
-    order = np.random.default_rng(seed).permutation(len(data))
-    held_out, parts = data.take(order[:360]), np.array_split(order[360:], 4)
-    network, clock = MlpModel(inputs=64, hidden=(64,), classes=10), VirtualClock()
-    hub = SimulatedHub(
-        clock,
-        spec=network.spec,
-        initial=network.initial(seed),
-        policy=Policy(),
-        settings=HubCoreSettings(),
-        seed=seed,
-    )
-    hub.start()
-    for number, part in enumerate(parts[: 3 + slow]):
-        drawn = batches(data.take(part), 32, number)
-        trainer = GradientTrainer(network.spec, network.gradient, [SGD(learning_rate=0.1)], drawn)
-        step_s = 0.2 if number == 3 else 0.02
-        SimulatedDevice(
-            hub,
-            f"d{number}",
-            trainer,
-            step_s=step_s,
-            link=LinkProfile(),
-            workload=SimulatedWorkload(examples=len(part)),
-            seed=number,
-        ).start()
-
-    def learnt():
-        return (network.predict(hub.model, held_out.x) == held_out.y).mean() >= 0.95
-
-    assert clock.run(learnt, 60.0)
-    return clock.now_s
-
-
-def test_a_device_with_a_tenth_of_the_speed_holds_three_others_up_by_a_fifth_at_most():
-    alone = sum(seconds_to_learn(seed, slow=False) for seed in range(4))
-    beside = sum(seconds_to_learn(seed, slow=True) for seed in range(4))
-    assert beside <= 1.2 * alone

@@ -9,25 +9,17 @@ from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness
 from edgeasync.core.recovery.replay import Sessions
 from edgeasync.parameters import Parameter, ParameterSpec
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import Monitor
-from edgeasync.policies.optimizers import SGD
-from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import STAGES
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import FetchGraph, Hello, ModelVersion, Piece, Push, Welcome
+from tests.support.parts.small_runs import plain
 
 SPEC = ParameterSpec((Parameter("w", (50_000,)),))
 PIECE = 65_536
 LINEAGE = "0" * 16
-POLICY = Policy(
-    aggregate=ImmediateAggregator(),
-    optimizer=(SGD(),),
-    frequency=FixedFrequency(),
-    monitor=Monitor(detectors=()),
-)
+POLICY = plain(16, monitor=Monitor(detectors=()))
 
 
 class Notes:

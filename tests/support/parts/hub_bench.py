@@ -25,10 +25,10 @@ from edgeasync.protocol.messages import (
     Refuse,
     Welcome,
 )
+from tests.support.parts.small_runs import plain
 
 SPEC = ParameterSpec((Parameter("weights", (3,)),))
 LINEAGE = "00c0ffee00c0ffee"
-IMMEDIATE = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency())
 
 
 def plain_policy(**parts):
@@ -47,7 +47,7 @@ class HubBench:
         self.core = HubCore(
             spec=SPEC,
             training={"learning_rate": 0.1},
-            policy=policy or IMMEDIATE,
+            policy=policy or plain(16),
             settings=HubCoreSettings(
                 liveness=Liveness(**(liveness or {})),
                 limits=Limits(**(limits or {})),

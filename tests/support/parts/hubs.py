@@ -6,22 +6,20 @@ import threading
 import numpy as np
 import pytest
 
-from edgeasync import Policy, StepResult
+from edgeasync import StepResult
 from edgeasync.config import FilePath
 from edgeasync.core.hub.settings import EvaluationSettings, StopCondition
-from edgeasync.policies.aggregation import ImmediateAggregator
-from edgeasync.policies.frequency import FixedFrequency
-from edgeasync.policies.optimizers import SGD
 from edgeasync.runtime.agent import AgentRuntime
 from edgeasync.runtime.hosted_model import HostedModel
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_settings import HubSection, RunSettings
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.parts.agents import agent_parts
+from tests.support.parts.small_runs import plain
 from tests.support.programs.processes import PATIENCE_S
 
 SPEC = SoftmaxModel(inputs=4, classes=2).spec
-ONE_BY_ONE = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=4))
+ONE_BY_ONE = plain(4)
 ADDRESS = "inproc://hub"
 ODD = [StopIteration(), SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt(), GeneratorExit()]
 odd_errors = pytest.mark.parametrize("error", ODD, ids=lambda error: type(error).__name__)

@@ -1,19 +1,14 @@
 """Programs that end although services run.
 
-    python -m tests.support.programs.exits RUNS
-
-It starts the programs in turn, each as a user would, until there were RUNS, and prints what became of them. Tests
-run each once, in a fork of a process that has imported all they need (`wrong_ends`).
+Tests run each once, in a fork of a process that has imported all they need (`wrong_ends`).
 """
 
 import asyncio
-import collections
 import importlib
 import itertools
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -173,7 +168,6 @@ SERVICES = {
     "hub": hub, "agent": agent, "join": joined, "peers": peers, "train": training,
     "train among peers": training_among_peers, "stopped loop": on_a_stopped_loop,
 }  # fmt: skip
-PROGRAMS = list(itertools.product(SERVICES, MODELS, ENDS))
 
 
 def run(folder, service, kind, end):
@@ -201,7 +195,7 @@ def wrong_ends(folder, kind, ends):
 
     With one end, programs and kinds take turns at the three.
     """
-    command = [sys.executable, "-m", "tests.support.programs.exits", "forks", str(folder), kind, str(ends)]
+    command = [sys.executable, "-m", "tests.support.programs.exits", str(folder), kind, str(ends)]
     # onnxruntime's telemetry has a thread, and a process that forks must have no other.
     quiet = os.environ | {"ORT_DISABLE_TELEMETRY": "1"}
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=quiet).stdout.splitlines()
@@ -236,37 +230,15 @@ def run_forks(folder, kind, ends):
     return None
 
 
-def run_many(runs):
-    """Start programs as a user would, and print what became of them."""
-    found, slowest_s = collections.Counter(), 0.0
-    for number, (service, kind, end) in zip(range(runs), itertools.cycle(PROGRAMS), strict=False):
-        with tempfile.TemporaryDirectory() as folder:
-            begun_s = time.monotonic()
-            command = [sys.executable, "-m", "tests.support.programs.exits", folder, service, kind, end]
-            done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-            slowest_s = max(slowest_s, time.monotonic() - begun_s)
-            wrong = what_is_wrong(Path(folder), end, done.returncode, done.stderr)
-        found["wrong" if wrong else "right"] += 1
-        found[f"exit code {done.returncode}"] += 1
-        if wrong:
-            tell(number, service, kind, end, wrong)
-    tell(dict(found), f"slowest {slowest_s:.1f} s")
-
-
 def tell(*words):
     sys.stdout.write(" ".join(map(str, words)).replace("\n", " | ") + "\n")
     sys.stdout.flush()
 
 
 def main():
-    match sys.argv[1:]:
-        case [runs]:
-            run_many(int(runs))
-        case ["forks", folder, kind, ends]:
-            if program := run_forks(folder, kind, int(ends)):
-                run(*program)
-        case program:
-            run(*program)
+    folder, kind, ends = sys.argv[1:]
+    if program := run_forks(folder, kind, int(ends)):
+        run(*program)
 
 
 if __name__ == "__main__":

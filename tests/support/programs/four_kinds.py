@@ -1,10 +1,7 @@
-"""A perceptron for digits in numpy, with the names and shapes of torch; as a process, a device that trains it."""
-
-import sys
+"""A perceptron for digits in numpy, with the names and shapes of torch."""
 
 import numpy as np
 
-from edgeasync import SGD, Agent
 from edgeasync.data import load_digits
 
 
@@ -50,18 +47,3 @@ class NumpyModel:
             "0.weight": back.T @ x,
             "0.bias": back.sum(axis=0),
         }
-
-
-def main():
-    """Be the device that has numpy alone: `python -m tests.support.programs.four_kinds HUB STATE`."""
-    hub, state = sys.argv[1:]
-    (x, y), _ = digits()
-    agent = Agent(
-        hub, (x[3::4], y[3::4]), model=NumpyModel(), name="numpy", state=state, optimizer=SGD(learning_rate=0.1)
-    )
-    with agent:
-        agent.wait()
-
-
-if __name__ == "__main__":
-    main()

@@ -56,7 +56,6 @@ class Fleet:
         checkpoint=SELDOM,
         step_s=STEP_S,
         inputs=0,
-        start=True,
     ):
         self.commands = commands
         self.count = processes * devices
@@ -76,7 +75,7 @@ class Fleet:
         self._whole = checkpoint == SELDOM
         self._devices = devices
         self._step_s = step_s
-        for number in range(processes if start else 0):
+        for number in range(processes):
             self.start_agents(number)
 
     def start_hub(self, **options):

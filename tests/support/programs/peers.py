@@ -31,7 +31,7 @@ class Still:
     spec = SPEC
 
     def begin(self, parameters):
-        pass
+        self.parameters = parameters
 
     def step(self):
         time.sleep(0.01)

@@ -111,14 +111,12 @@ def _live_through(world, injector):
     world.checks.at_rest()
 
 
-def shrink(seed, plan, fails=None):
-    """Return the plan without the faults that a seed fails without; `fails` says if it does."""
-    fails = fails or (lambda smaller: bool(run(seed, smaller).failure))
-
+def shrink(seed, plan, run=run):
+    """Return the plan without the faults that a seed fails without; `run` runs it."""
     position = 0
     while position < len(plan.faults):
         smaller = plan.without(position)
-        if fails(smaller):
+        if run(seed, smaller).failure:
             plan, position = smaller, 0
         else:
             position += 1

@@ -14,7 +14,7 @@ from edgeasync.core.peer.norms import TIMES_MAX
 from edgeasync.protocol import wire
 from edgeasync.protocol.peer_messages import Abandon
 from edgeasync.training.last_finite import LastFinite
-from tests.support.simulation.harness import noting_failure, shrink
+from tests.support.simulation.harness import noting_failure
 from tests.support.simulation.peer_faults import FAULTS_S, Injector, draw_faults
 from tests.support.simulation.peer_harness import PeerPlan
 from tests.support.simulation.peer_world import SETTINGS, STEP_S, Checks, Device, World
@@ -382,11 +382,6 @@ def run_hostile(seed, plan=None):
     result.means_applied = len(world.checks.applied)
     result.virtual_s = world.clock.now_s
     return result
-
-
-def shrink_hostile(seed, plan):
-    """Return the plan without the faults that a seed fails without."""
-    return shrink(seed, plan, lambda smaller: bool(run_hostile(seed, smaller).failure))
 
 
 def _live_through(world, plan, result):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tests.support.simulation.harness import noting_failure, shrink
+from tests.support.simulation.harness import noting_failure
 from tests.support.simulation.peer_faults import FAULTS_S, Injector, Trouble, draw_faults
 from tests.support.simulation.peer_world import World
 
@@ -58,11 +58,6 @@ def run_peers(seed, plan=None, **options):
     result.virtual_s = world.clock.now_s
     result.trace = hash((world.events, world.clock.now_s, *[tuple(each.model) for each in world.devices.values()]))
     return result
-
-
-def shrink_peers(seed, plan):
-    """Return the plan without the faults that a seed fails without."""
-    return shrink(seed, plan, lambda smaller: bool(run_peers(seed, smaller).failure))
 
 
 def _live_through(world, plan, result):
