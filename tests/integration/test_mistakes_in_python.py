@@ -112,9 +112,9 @@ UNREAD = "cannot be read as a numpy array: Use tensor"
 ARGUMENT = r"^train\(\) got an unexpected keyword argument 'wrkers'; did you mean workers\?"
 
 MORE = {
-    "negative seed": (lambda: train(MODEL, DATA, seed=-1), ConfigError, "seed is -1; give a whole number from 0"),
+    "negative seed": (lambda: train(MODEL, DATA, seed=-1), ConfigError, "seed is -1; pass a whole number from 0"),
     "seed": (lambda: train(MODEL, DATA, seed=1.5), ConfigError, "seed is 1.5; give a whole number"),
-    "seed of a hub": (lambda: Hub(MODEL, run="r", seed=-1).start(), ConfigError, "seed is -1; give a whole"),
+    "seed of a hub": (lambda: Hub(MODEL, run="r", seed=-1).start(), ConfigError, "seed is -1; pass a whole"),
     "tensor": (lambda: train(MODEL, (Tensor(), DATA[1])), DataError, f"the data: x {UNREAD}"),
     "parameter": (
         lambda: train({"w": Tensor()}, [Trainer()], until=Stop(updates=1)),
