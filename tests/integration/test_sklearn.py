@@ -144,12 +144,12 @@ def test_an_agent_trains_a_regressor(tmp_path):
 @pytest.mark.parametrize(
     ("mistake", "told"),
     [
-        (lambda: model(SVC(), 3, 2), "estimator is SVC; give one of SGDClassifier"),
-        (lambda: model(SGDClassifier(), 3), "classes is for classifiers, and they need it"),
-        (lambda: model(SGDClassifier(average=True), 3, 2), "average and early_stopping are for one process"),
+        (lambda: model(SVC(), 3, 2), "estimator is SVC; pass one of SGDClassifier"),
+        (lambda: model(SGDClassifier(), 3), "set classes, the number of classes, for a classifier"),
+        (lambda: model(SGDClassifier(average=True), 3, 2), "average and early_stopping are not supported"),
         (
             lambda: model(SGDRegressor().partial_fit([[1]], [1]), 3),
-            "features is 3, but the estimator is fitted to 1",
+            "features is 3, but the estimator was fitted with 1 features",
         ),
     ],
 )
@@ -161,7 +161,7 @@ def test_mistakes_are_told_in_one_line(mistake, told):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"optimizer": Adam()}, "optimizer means nothing to SklearnModel: the estimator has its own"),
+        ({"optimizer": Adam()}, "optimizer means nothing to SklearnModel: set the arguments of the estimator"),
         ({"accumulation_steps": 4}, "accumulation_steps means nothing to SklearnModel: give a larger batch_size"),
         ({"micro_batch_size": "auto"}, "micro_batch_size means nothing to SklearnModel: give a smaller batch"),
         ({"metrics": ["accuracy"]}, "metrics means nothing to SklearnModel: leave them out, or evaluate"),
