@@ -204,7 +204,7 @@ FAULTS = {
     "no GPU": (no_gpu, "provider", "warn", "CPU computes, no cuda", "onnxruntime-gpu"),
     "no data": (no_file, "data", "fail", "no such file", "give the path"),
     "NaN": (damaged_data, "data", "fail", "readings.npz", ""),
-    "other data": (unfit_data, "step", "fail", "the data has examples of shape", "give such data"),
+    "other data": (unfit_data, "step", "fail", "the data has examples of shape", "reshape the data"),
     "no graph": (a_model_that_is_none, "step", "fail", "onnxruntime cannot load the graph", ""),
     "forward": (a_forward_model, "step", "fail", "is no training graph", "edgeasync model build"),
     "slow": (

@@ -108,7 +108,7 @@ class Tensor:
         raise RuntimeError("Use tensor.detach().numpy() instead.")
 
 
-UNREAD = "cannot be read as a numpy array: Use tensor"
+UNREAD = "cannot be converted to a numpy array: Use tensor"
 ARGUMENT = r"^train\(\) got an unexpected keyword argument 'wrkers'; did you mean workers\?"
 
 MORE = {
@@ -124,7 +124,7 @@ MORE = {
     "batch": (lambda: fit([np.eye(3)]), DataError, r"batches gave ndarray; give pairs \(x, y\)"),
     "unknown argument": (lambda: train(MODEL, DATA, wrkers=2), TypeError, ARGUMENT),
     "missing argument": (lambda: train(MODEL), TypeError, r"^train\(\) missing a required argument: 'data'$"),
-    "no samples": (lambda: from_iterable([], 9), DataError, "gave no samples; give at least one"),
+    "no samples": (lambda: from_iterable([], 9), DataError, "the iterable is empty; pass at least one sample"),
     "far away": (lambda: Agent("tcp://192.0.2.7:1", DATA).start(), AddressError, r"say insecure=True \(--insec"),
 }
 

@@ -295,7 +295,7 @@ def test_an_agent_reads_a_file_of_two_inputs(tmp_path):
     np.savez(tmp_path / "data.npz", **{"x.a": X[:, :2], "x.b": X[:, 2:], "y": DATA.y})
     np.savez(tmp_path / "wrong.npz", x=X, y=DATA.y)
     with Hub(proto, run=tmp_path / "run", bind=ANYWHERE, until=Stop(updates=4)) as hub:
-        with pytest.raises(DataError, match="one array x, the hub's model takes a, b"):
+        with pytest.raises(DataError, match="one array x, but the hub's model has the inputs a, b"):
             Agent(hub.address, tmp_path / "wrong.npz", name="b").start().wait(PATIENCE_S)
         with Agent(hub.address, tmp_path / "data.npz", name="a"):
             assert hub.wait(PATIENCE_S)

@@ -351,10 +351,10 @@ def test_fewer_of_large_examples_at_a_time():
 @pytest.mark.parametrize(
     ("x", "y", "words"),
     [
-        (numbers((50, 9)), LABELS[:50], r"examples of shape \(9,\), the hub's model takes \(8,\)"),
+        (numbers((50, 9)), LABELS[:50], r"examples of shape \(9,\), but the hub's model expects \(8,\)"),
         (numbers((50, 8)), np.arange(50) % 4, "label 3 is invalid for the 3 classes"),
         (numbers((50, 8)), numbers(50), "class numbers"),
-        (numbers((50, 8)), np.zeros((50, 2), int), r"targets of shape \(2,\), the hub's model takes \(\)"),
+        (numbers((50, 8)), np.zeros((50, 2), int), r"targets of shape \(2,\), but the hub's model expects \(\)"),
     ],
 )
 def test_data_that_does_not_fit(x, y, words):
@@ -365,7 +365,7 @@ def test_data_that_does_not_fit(x, y, words):
 
 def test_targets_of_another_shape():
     model = of(MLP, (8,))
-    with pytest.raises(DataError, match=r"targets of shape \(2,\), the hub's model takes \(3,\)"):
+    with pytest.raises(DataError, match=r"targets of shape \(2,\), but the hub's model expects \(3,\)"):
         evaluator(model, prepared(model, loss="mse")[0], numbers((9, 8)), numbers((9, 2)), loss="mse")
 
 
@@ -373,16 +373,16 @@ def test_targets_of_another_shape():
 def test_answers_that_are_neither_yes_nor_no(target):
     model, options = of(nn.Linear(8, 8), (8,)), {"loss": "bce_with_logits", "target": target}
     x = np.where(numbers((9, 8)) > 0, 1.0, -1.0)
-    with pytest.raises(DataError, match="bce_with_logits takes answers from 0"):
+    with pytest.raises(DataError, match="bce_with_logits expects 0"):
         evaluator(model, prepared(model, **options)[0], x, x, **options)
 
 
 def test_axes_in_another_order():
     model = of(nn.Conv1d(2, 3, 1), (2, 5))
     graph, _ = prepared(model, loss="mse")
-    with pytest.raises(DataError, match=r"examples of shape \(5, 2\), the hub's model takes \(2, 5\): bring"):
+    with pytest.raises(DataError, match=r"examples of shape \(5, 2\), but the hub's model expects \(2, 5\); reorder"):
         evaluator(model, graph, numbers((9, 5, 2)), numbers((9, 3, 5)), loss="mse")
-    with pytest.raises(DataError, match=r"targets of shape \(5, 3\), the hub's model takes \(3, 5\): bring"):
+    with pytest.raises(DataError, match=r"targets of shape \(5, 3\), but the hub's model expects \(3, 5\); reorder"):
         evaluator(model, graph, numbers((9, 2, 5)), numbers((9, 5, 3)), loss="mse")
 
 
