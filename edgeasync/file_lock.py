@@ -16,7 +16,7 @@ FILE_MODE = 0o600
 
 
 class FileLock:
-    """A file opened for locking, usable from any thread.
+    """A file opened for locking.
 
     Raises `OSError` if the file cannot be opened or is a symbolic link.
     """

@@ -44,9 +44,7 @@ class CrossEntropy(Section, frozen=True, tag_field="kind", tag="cross_entropy"):
     label_smoothing: _Share = 0.0
     """Share of the uniform distribution that the loss mixes into the labels."""
     ignored_label: _Label | None = None
-    """Label of examples that do not count, and of positions that do not count. It may be any number, not
-    only a class.
-    """
+    """Label of examples or positions that do not count. It need not be a class number."""
 
     def __post_init__(self) -> None:
         weights = self.class_weights

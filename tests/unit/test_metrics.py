@@ -108,7 +108,7 @@ def test_scores_that_are_no_numbers_are_never_right():
             "top_5 does not apply to the loss bce_with_logits; choose from accuracy, f1",
         ),
         (["accuracy"], "mse", "accuracy does not apply to the loss mse; choose from mae"),
-        (["top_k", TopK(k=5)], "cross_entropy", "metrics has top_5 twice"),
+        (["top_k", TopK(k=5)], "cross_entropy", "metrics contains top_5 twice"),
     ],
 )
 def test_metrics_that_do_not_fit(settings, loss, words):
@@ -130,7 +130,7 @@ def test_what_is_no_metric_is_one_line(given):
         (losses.CrossEntropy(class_weights=[1.0, -1.0]), "class_weights"),
         (losses.CrossEntropy(ignored_label=-100), "ignored_label"),
         (losses.Huber(delta=0), "delta"),
-        (losses.Huber, "give a name such as 'mse', or an object"),
+        (losses.Huber, "pass a name such as 'mse', or an object"),
         ("nll", "cross_entropy"),
         ({"kind": "hinge"}, "hinge"),
     ],
