@@ -1,4 +1,4 @@
-"""edgeasync: train one model across many unequal, unreliable devices, without waiting for any of them.
+"""edgeasync: train one model across many unequal, unreliable devices, without waiting for any.
 
 The names in `__all__` and the modules in `_MODULES` and `_ADAPTERS` are public. Everything else is
 private. Names are imported on first access, so that a command or a device loads only what it uses.

@@ -76,7 +76,7 @@ class ByteCount(int):
 
 
 class FilePath(str):
-    """A path in a settings file, made absolute on parsing, so that a later `chdir` has no effect."""
+    """A path in a settings file, made absolute on parsing so that a later `chdir` does not matter."""
 
     __slots__ = ()
 
@@ -183,8 +183,8 @@ def convert(
 ) -> Settings:
     """Convert plain tables and values to `settings`, and check them.
 
-    `find` returns the class of a plugin by its kind. By default any named plugin is imported. Raises
-    `ConfigError`, or `PluginError` for a plugin, whose message begins with `where`.
+    `find` returns the class of a plugin by its kind. By default any named plugin is imported.
+    Raises `ConfigError`, or `PluginError` for a plugin, whose message begins with `where`.
     """
     try:
         return msgspec.convert(table, resolve_type(settings), dec_hook=partial(_decode, find=find), str_keys=True)
@@ -400,7 +400,7 @@ def _advice(message: str, path: str, table: object, settings: type, more: Iterab
 
 
 def _known_at(path: str, table: Any, settings: type) -> tuple[object, list[str], Mapping[str, str]]:
-    """Return the value at a path, the keys, kinds or words valid there, and advice for other keys."""
+    """Return the value at a path, the valid keys, kinds or words, and advice for other keys."""
     here = _parts(types.type_info(settings))
     for name, index in _STEP.findall(path):
         tables = [part for part in here if isinstance(part, types.StructType)]

@@ -1,8 +1,8 @@
 """File locks that forked children do not inherit.
 
 `flock` locks an open file, and forked children share their parent's open files. A child that
-outlives its parent, such as a data loader's worker, would keep the lock. So every child closes these
-files when it starts.
+outlives its parent, such as a data loader's worker, would keep the lock. So every child closes
+these files when it starts.
 """
 
 import contextlib

@@ -30,9 +30,9 @@ class CrossEntropy(Section, frozen=True, tag_field="kind", tag="cross_entropy"):
     """Softmax cross-entropy of raw scores against class numbers.
 
     `class_weights` has one weight per class, and the loss is then the weighted mean over the
-    examples. `label_smoothing` mixes that share of the uniform distribution into the labels (Szegedy
-    et al. 2016, arXiv:1512.00567). Examples with the `ignored_label` do not count. It may be any
-    number of 0 or more.
+    examples. `label_smoothing` mixes that share of the uniform distribution into the labels
+    (Szegedy et al. 2016, arXiv:1512.00567). Examples with the `ignored_label` do not count. It may
+    be any number of 0 or more.
 
     >>> from edgeasync import losses
     >>> losses.CrossEntropy(label_smoothing=0.1, class_weights=[1, 5]).class_weights
@@ -110,7 +110,7 @@ class OnnxLoss(Section, frozen=True, tag_field="kind", tag="onnx"):
     """
 
     file: str | None = None
-    """Path of the graph. The hub reads the file once, and stores its content in the run's record."""
+    """Path of the graph. The hub reads the file once and stores its content in the run's record."""
     graph: bytes | None = None
     """The serialized graph, in base64 in a settings file."""
 
@@ -132,7 +132,7 @@ NamedLoss = CrossEntropy | MeanSquaredError | MeanAbsoluteError | Huber | Binary
 Loss = NamedLoss | OnnxLoss
 LossName = Literal["cross_entropy", "mse", "l1", "huber", "bce_with_logits"]
 LossSetting = LossName | Loss
-"""A loss by name, or with parameters: an object in Python, a table with `kind` in a settings file."""
+"""A loss by name or with parameters: an object in Python, a table with `kind` in a file."""
 
 _LOSSES: dict[LossName, Loss] = {
     "cross_entropy": CrossEntropy(),

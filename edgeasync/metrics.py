@@ -105,8 +105,8 @@ class MAE(Section, frozen=True, tag_field="kind", tag="mae"):
 class F1(Section, frozen=True, tag_field="kind", tag="f1"):
     """The F1 score, the harmonic mean of precision and recall.
 
-    With class numbers, it is the unweighted mean over the classes that occur. With binary targets, it
-    is computed over all answers together.
+    With class numbers, it is the unweighted mean over the classes that occur. With binary targets,
+    it is computed over all answers together.
 
     >>> from edgeasync.metrics import F1, Meter
     >>> meter = Meter([F1()])
@@ -136,7 +136,7 @@ class F1(Section, frozen=True, tag_field="kind", tag="f1"):
 
 Metric = Accuracy | TopK | MAE | F1
 MetricSetting = Literal["accuracy", "top_k", "mae", "f1"] | Metric
-"""A metric by name, or with parameters: an object in Python, a table with `kind` in a settings file."""
+"""A metric by name or with parameters: an object in Python, a table with `kind` in a file."""
 
 MetricSettings = Annotated[tuple[MetricSetting, ...], Meta(max_length=METRICS_MAX)]
 
@@ -235,7 +235,10 @@ class Meter:
             self._sums[number] = found if before is None else (before[0] + found[0], before[1] + found[1])
 
     def take(self) -> dict[str, float]:
-        """Return the metrics by name since the last call, and reset them. Undefined ones are omitted."""
+        """Return the metrics by name since the last call, and reset them.
+
+        Undefined ones are omitted.
+        """
         taken = {
             metric.name: _quotient(*sums)
             for metric, sums in zip(self._metrics, self._sums, strict=True)

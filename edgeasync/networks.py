@@ -115,8 +115,8 @@ class Network:
     def gradient(self, x: Examples, y: npt.ArrayLike, loss: LossSetting = "cross_entropy") -> BatchGradient:
         """Return the mean loss of a batch and its gradient in training mode.
 
-        `loss` is a name or an object of `edgeasync.losses`. Batch norms use the batch's statistics, and
-        update their running statistics. Raises `DataError` for a batch that does not fit.
+        `loss` is a name or an object of `edgeasync.losses`. Batch norms use the batch's statistics,
+        and update their running statistics. Raises `DataError` for a batch that does not fit.
         """
         loss = find_loss(check_loss(loss, "gradient"))
         batch = Dataset.of(x, y, where="the batch")
@@ -179,7 +179,7 @@ def mean_loss(loss: LossSetting, scores: npt.ArrayLike, targets: npt.ArrayLike) 
 
 
 def _build(model: object, input_shape: Sequence[int] | None, seed: int) -> tuple[bytes, HubGraph]:
-    """Return the serialized forward model, and its training graph for the layout and initial values."""
+    """Return the serialized forward model and its training graph; raises `ConfigError`."""
     settings = OnnxModel(file=FilePath(), loss=MeanSquaredError())  # a loss that fits every output
     if isinstance(model, str | Path):
         graph = load_graph(OnnxModel(file=FilePath.parse(model), loss=MeanSquaredError()))

@@ -27,10 +27,10 @@ PARAMETERS_MAX = 250_000_000
 """Largest accepted number of values in a model, 1 GB."""
 
 CHUNK = 1 << 16
-"""Values that arithmetic processes at once. Three such arrays fit into a small machine's L2 cache."""
+"""Values that arithmetic processes at once. Three such arrays fit into a small L2 cache."""
 
 Role = Literal["trained", "statistic"]
-"""The hub adds updates to `trained` arrays, and averages `statistic` arrays such as running means."""
+"""The hub adds updates to `trained` arrays, and averages `statistic` ones, such as running means."""
 
 _ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -123,7 +123,7 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return hash(self.fingerprint)  # hashing all names and shapes takes longer than a small update
 
     def views(self, vector: Vector) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the named arrays as views of `vector`; raises `ModelMismatchError` as `check` does."""
+        """Return the named arrays as views of `vector`; raises the errors of `check`."""
         self.check(vector)
         return {name: vector[start:end].reshape(shape) for name, start, end, shape in self._places}
 
@@ -146,7 +146,7 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return vector
 
     def check(self, vector: Vector) -> None:
-        """Raise `ModelMismatchError` unless `vector` is a flat float32 vector of this spec's length."""
+        """Raise `ModelMismatchError` unless `vector` is flat, float32 and of this spec's length."""
         if vector.dtype != np.float32 or vector.shape != (self.length,) or not vector.flags.c_contiguous:
             raise ModelMismatchError(
                 f"expected a flat float32 vector of {self.length} values, got {vector.dtype} {vector.shape}"

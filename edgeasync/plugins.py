@@ -64,8 +64,8 @@ class Plugin(Section, frozen=True, metaclass=_Named):
 class Codec(Protocol):
     """Protocol of your own codecs, which encode float32 values as bytes.
 
-    The number of bytes depends only on the number of values. `decode` receives the bytes of `encode`
-    and the number of values. Both may depend only on their arguments.
+    The number of bytes depends only on the number of values. `decode` receives the bytes of
+    `encode` and the number of values. Both may depend only on their arguments.
 
     >>> import numpy as np
     >>> class Halves:
@@ -111,8 +111,8 @@ def is_name(text: str) -> bool:
 def find_code(name: str, where: str) -> Callable[..., Any]:
     """Import the callable `name`.
 
-    Raises `ConfigError`, whose message begins with `where`, if it is missing or not callable. Raises
-    `PluginError` for a module in a run's folder. Exceptions of the module itself propagate.
+    Raises `ConfigError`, whose message begins with `where`, if it is missing or not callable.
+    Raises `PluginError` for a module in a run's folder. Exceptions of the module itself propagate.
     """
     module_name, _, path = name.partition(":")
     try:
@@ -240,7 +240,7 @@ class Trust(msgspec.Struct, frozen=True):
     code: bool = False
 
     def find_policy(self, kind: str) -> type[Plugin] | None:
-        """Call the function `find_policy` if the plugin is allowed; raises `PluginError` otherwise."""
+        """Call the function `find_policy`; raises `PluginError` if the plugin is not allowed."""
         if kind in self.known:
             return self.known[kind]
         if self.code or not is_plugin(kind):

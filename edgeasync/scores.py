@@ -1,7 +1,8 @@
 """Detects models that return probabilities instead of raw scores.
 
-Losses such as cross-entropy need raw, unbounded scores. The test runs a model with random parameters
-of growing size. Raw scores then grow too. Values that stay between 0 and 1 are probabilities.
+Losses such as cross-entropy need raw, unbounded scores. The test runs a model with random
+parameters of growing size. Raw scores then grow too. Values that stay between 0 and 1 are
+probabilities.
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float32]
 
 SCALES = (0.1, 1.0, 10.0, 100.0, 1000.0)
-"""Scales of the random parameters, relative to their size. A new model's scores may all be near 0."""
+"""Scales of the random parameters, relative to the model's. A new model's scores may be near 0."""
 
 SIZE_MIN = 0.1
 """Minimum size to assume, for parameters that are all 0."""
@@ -24,7 +25,7 @@ _ROUNDING = 1e-6
 
 
 def drawn(value: Array, scale: float, generator: np.random.Generator) -> Array:
-    """Return normal random values with the array's shape, and its root mean square times `scale`."""
+    """Return normal random values with the array's shape and `scale` times its RMS."""
     size = max(float(np.linalg.norm(value)) / np.sqrt(max(value.size, 1)), SIZE_MIN)
     return np.asarray(generator.standard_normal(value.shape, np.float32) * np.float32(scale * size))
 

@@ -44,7 +44,7 @@ class SettingKey(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """The first sentence of the description, without its period and without a link at its end."""
+        """The first sentence of the description, without its period and a link at its end."""
         return _LINK.sub(r"\1", re.sub(rf"[:;,] {_LINK.pattern}$", "", first_sentence(self.description)))
 
 
@@ -175,8 +175,8 @@ def structs_of(kind: types.Type) -> list[types.StructType]:
 def tables_of(settings: type, path: str = "") -> Iterator[tuple[str, type]]:
     """Yield the path and struct of every possible table of a settings file.
 
-    Paths are such as `hub.stop`, and `""` for the top level. For a key with kinds, they end with the
-    kind, such as `model.mlp`.
+    Paths are such as `hub.stop`, and `""` for the top level. For a key with kinds, they end with
+    the kind, such as `model.mlp`.
     """
     yield path, settings
     info = types.type_info(settings)

@@ -8,7 +8,7 @@ from edgeasync.errors import TransitionError
 Name = TypeVar("Name", bound=str)
 
 Table = Mapping[Name, tuple[Name, ...]]
-"""All states, starting with the initial one, with their next states. Any state may also stay unchanged."""
+"""All states with their next states, the initial state first. A state may also stay unchanged."""
 
 
 def check_move(table: Table[Name], before: Name, after: Name, what: str) -> None:

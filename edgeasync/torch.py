@@ -1,7 +1,7 @@
 """Train torch modules: `model` for `train`, `Hub` and `Agent`. `join` accepts modules directly.
 
-`load` copies a run's trained parameters into a module. `to_onnx` exports a module for devices without
-torch. `import edgeasync` does not import this module.
+`load` copies a run's trained parameters into a module. `to_onnx` exports a module for devices
+without torch. `import edgeasync` does not import this module.
 """
 
 import inspect
@@ -54,10 +54,10 @@ def model(
 ) -> "TorchModel":
     """Create a model for `train`, `Hub` and `Agent` from a module, which is copied.
 
-    - `loss`: a function that returns the mean loss of a batch. The default is cross-entropy for integer
-      targets, and mean squared error otherwise. torch's elementwise losses accept targets (n,) for an
-      output (n, 1). Your own loss receives the module's output, which may be a dict. Accuracy and
-      metrics need an output that is one tensor of scores.
+    - `loss`: a function that returns the mean loss of a batch. The default is cross-entropy for
+      integer targets, and mean squared error otherwise. torch's elementwise losses accept targets
+      (n,) for an output (n, 1). Your own loss receives the module's output, which may be a dict.
+      Accuracy and metrics need an output that is one tensor of scores.
     - `optimizer`: an optimizer of `torch.optim` on all module parameters that are not frozen. Its
       parameter groups apply with their current learning rates. Or a function that creates an
       optimizer from a list of parameters. The default is SGD with learning rate 0.05.

@@ -45,8 +45,8 @@ _WORD = (1 << 64) - 1
 class Dataset:
     """Examples `x` and targets `y`. Create it with `Dataset.of`.
 
-    `x` is float32 (n, features...). `y` is (n, ...): int64 labels or float32 values. For a model with
-    several inputs, `features` contains one array per input, and there is no `x`.
+    `x` is float32 (n, features...). `y` is (n, ...): int64 labels or float32 values. For a model
+    with several inputs, `features` contains one array per input, and there is no `x`.
 
     >>> import numpy as np
     >>> from edgeasync import Dataset
@@ -78,8 +78,8 @@ class Dataset:
         For a model with several inputs, `x` is a dict with one array per input. Integer targets are
         labels, and floats are values. Contiguous arrays of the right dtype are not copied.
 
-        Raises `DataError` for data without examples, for different numbers of examples and targets, for
-        values that are not finite, and for negative labels. The message begins with `where`.
+        Raises `DataError` for data without examples, for different numbers of examples and targets,
+        for values that are not finite, and for negative labels. The message begins with `where`.
         """
         targets = _array(y, "y", where)
         if targets.dtype.kind not in "biuf":
@@ -216,7 +216,7 @@ class Batches:
         return self._dataset.features[chosen], self._dataset.y[chosen]
 
     def state(self) -> npt.NDArray[np.uint64]:
-        """Return the position: the random state at the start of the epoch, and batches drawn since."""
+        """Return the position: the random state at the epoch's start, and batches drawn since."""
         return np.array([*self._shape, self._next, *self._drawn_from], np.uint64)
 
     def restore(self, state: npt.NDArray[np.uint64]) -> None:
@@ -249,11 +249,11 @@ class Batches:
 def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False) -> Batches:
     """Return an endless iterator of batches, each epoch in a new random order.
 
-    The same seed produces the same batches. A batch is never larger than the data. The last batch of
-    an epoch may be smaller, and with `full` it is dropped then.
+    The same seed produces the same batches. A batch is never larger than the data. The last batch
+    of an epoch may be smaller, and with `full` it is dropped then.
 
-    Raises `ConfigError` if `batch_size` is below 1. Raises `DataError` for a dataset without examples
-    or, with `full`, with fewer than `batch_size`.
+    Raises `ConfigError` if `batch_size` is below 1. Raises `DataError` for a dataset without
+    examples or, with `full`, with fewer than `batch_size`.
 
     >>> import numpy as np
     >>> from edgeasync.data import Dataset, batches

@@ -17,9 +17,9 @@ def load_digits() -> Dataset:
     int64 (1797,): the digits 0 to 9. As in scikit-learn, the examples are ordered by writer, so
     shuffle them before you split.
 
-    Source: E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, the test set,
-    UCI Machine Learning Repository, https://doi.org/10.24432/C50P49, licensed under CC BY 4.0. The
-    package contains a copy as numpy arrays.
+    Source: E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, the test
+    set, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49, licensed under CC BY 4.0.
+    The package contains a copy as numpy arrays.
 
     >>> from edgeasync.data import load_digits
     >>> digits = load_digits()

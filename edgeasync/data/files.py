@@ -24,9 +24,9 @@ def load(path: Path) -> Dataset:
     """Read a dataset from an `.npz` or `.csv` file.
 
     - `.npz`: the array `x` contains the examples, real numbers of shape (n, features...). Token ids
-      are numbers too. For a model with several inputs, store one array `x.NAME` per input. The array
-      `y` contains the targets: integers from 0 are labels, floats are values. If `x` is the only
-      array, the examples are their own targets.
+      are numbers too. For a model with several inputs, store one array `x.NAME` per input. The
+      array `y` contains the targets: integers from 0 are labels, floats are values. If `x` is the
+      only array, the examples are their own targets.
     - `.csv`: a header row, then one example per line. The target is column `y`, or else the last
       column. Targets are labels if all are integers of 0 or more. All other columns are features.
 

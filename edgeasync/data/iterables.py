@@ -1,4 +1,4 @@
-"""Collects a dataset from an iterable, such as a generator, a sensor or another library's dataset."""
+"""Collects a dataset from an iterable, such as a generator or a sensor."""
 
 from collections.abc import Iterable
 from itertools import islice

@@ -1,4 +1,7 @@
-"""Lazy examples, read when a batch is drawn: for data too large for memory, and for augmentation."""
+"""Datasets that read examples only when a batch is drawn.
+
+They are for data that does not fit into memory, and for random augmentation.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
@@ -55,8 +58,8 @@ def from_samples(samples: Samples) -> Dataset:
 
     `samples` has a length, and returns an example and its target by index, as torch's datasets do.
     Random augmentation in it differs in each epoch. The targets come from `samples.targets` if that
-    exists and `samples` has no `target_transform`. Otherwise this function reads every example once.
-    Raises `DataError` if `samples` is empty.
+    exists and `samples` has no `target_transform`. Otherwise this function reads every example
+    once. Raises `DataError` if `samples` is empty.
 
     >>> from edgeasync.data import from_samples
     >>> data = from_samples([([0.5, 1.0], 0), ([1.5, 2.0], 1)])

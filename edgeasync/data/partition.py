@@ -9,8 +9,8 @@ from edgeasync.errors import ConfigError, DataError
 def iid(dataset: Dataset, parts: int, seed: int) -> list[Dataset]:
     """Split a dataset evenly at random.
 
-    Every example is in exactly one part, and the sizes differ by at most one. Raises `ConfigError` if
-    `parts` is below 1, and `DataError` for more parts than examples.
+    Every example is in exactly one part, and the sizes differ by at most one. Raises `ConfigError`
+    if `parts` is below 1, and `DataError` for more parts than examples.
 
     >>> import numpy as np
     >>> from edgeasync.data import Dataset, iid

@@ -40,8 +40,8 @@ Array = npt.NDArray[Any]
 def make_evaluator(model: Model | OnnxModel, loaded: HubGraph | None, dataset: Dataset) -> Evaluator:
     """Return an evaluator of a hub's model on `dataset`; `loaded` is the graph of an ONNX model.
 
-    Raises `DataError` for data that does not fit the model. Raises `ConfigError` if the model file is
-    a training graph, because that has no evaluation mode.
+    Raises `DataError` for data that does not fit the model. Raises `ConfigError` if the model file
+    is a training graph, because that has no evaluation mode.
     """
     if not isinstance(model, OnnxModel):
         return NumpyEvaluator(model, dataset)
@@ -188,9 +188,9 @@ def numpy_loss(loss: NamedLoss) -> Callable[[npt.NDArray[np.float32], Array], lo
 def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | None) -> bytes:
     """Return the forward model in evaluation mode, with the arrays of `spec` as inputs.
 
-    The result contains only `output` and the nodes that it needs. Raises `GraphError` for an invalid
-    model or an unknown output, and `ModelMismatchError` if the model's arrays are not those of
-    `spec`.
+    The result contains only `output` and the nodes that it needs. Raises `GraphError` for an
+    invalid model or an unknown output, and `ModelMismatchError` if the model's arrays are not those
+    of `spec`.
     """
     from onnx import TensorProto, ValueInfoProto, helper  # noqa: PLC0415 - devices do not install onnx
 

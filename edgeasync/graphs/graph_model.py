@@ -27,8 +27,8 @@ MODEL_BYTES_MAX = 1 << 31
 class HubGraph(msgspec.Struct, frozen=True):
     """A hub's training graph, its array layout and initial values, and its forward model.
 
-    `forward` is `None` if the model file is a training graph. `frozen` is the checksum of the forward
-    model's arrays that are not trained.
+    `forward` is `None` if the model file is a training graph. `frozen` is the checksum of the
+    forward model's arrays that are not trained.
     """
 
     graph: bytes
@@ -99,8 +99,8 @@ def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection
     """Write the graphs to the run's folder, which needs them to export the trained model.
 
     A run may resume with another loss, and with other initial values of the arrays in `names`,
-    because it has newer values. Raises `ModelMismatchError` if the folder contains another model, and
-    `StorageError` if a file cannot be read or written.
+    because it has newer values. Raises `ModelMismatchError` if the folder contains another model,
+    and `StorageError` if a file cannot be read or written.
     """
     origin, content = (TRAINING_FILE, graph) if forward is None else (FORWARD_FILE, forward)
     held = {name: held_file(run / name) for name in (FORWARD_FILE, TRAINING_FILE)}
@@ -163,7 +163,7 @@ def _read_values(path: Path) -> dict[str, Vector]:
 
 
 def _check_prebuilt(model: OnnxModel) -> None:
-    """Raise `ConfigError` for settings that have no effect on a training graph, such as the loss."""
+    """Raise `ConfigError` for settings without effect on a training graph, such as the loss."""
     default = GraphSettings()
     for name in GraphSettings.__struct_fields__:
         if getattr(model, name) != getattr(default, name):

@@ -1,4 +1,7 @@
-"""Settings of an ONNX model. Other modules read the file, because most agents do not need that code."""
+"""Settings of an ONNX model.
+
+Other modules read the file, because most agents do not need that code.
+"""
 
 from typing import Annotated
 
@@ -21,15 +24,16 @@ class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_onl
 
     file: FilePath
     """Model to train: an ONNX model, or a training graph built from one. A training graph needs a
-    `.safetensors` file of the same name beside it with the initial values, and none of the keys above.
+    `.safetensors` file of the same name beside it with the initial values, and none of the keys
+    above.
     """
     build_s_max: Annotated[float, Meta(gt=0, le=86_400)] = BUILD_S
     """Time limit for building the training graph. A hub that exceeds it ends with exit code 10."""
     build_memory_bytes_max: ByteCount | None = None
-    """Memory limit for building the training graph, without the libraries' own memory. The default is
-    half of the machine's memory. A hub that exceeds it ends with exit code 10.
+    """Memory limit for building the training graph, without the libraries' own memory. The default
+    is half of the machine's memory. A hub that exceeds it ends with exit code 10.
     """
     local: Patterns | UnsetType = UNSET
-    """Arrays with separate values on each device, by name. `edgeasync model inspect` lists the names.
-    See [Local parameters](/train/local.md).
+    """Arrays with separate values on each device, by name. `edgeasync model inspect` lists the
+    names. See [Local parameters](/train/local.md).
     """

@@ -25,8 +25,8 @@ class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=
 
     factory: str
     """Function that returns the model, as `"package.module:function"`. The hub calls it without
-    arguments at every start. It returns named arrays, or a `ParameterSpec` and its arrays. Each agent
-    needs a `trainer`. Such a model does not support `evaluation.data` and `stop.accuracy`.
+    arguments at every start. It returns named arrays, or a `ParameterSpec` and its arrays. Each
+    agent needs a `trainer`. Such a model does not support `evaluation.data` and `stop.accuracy`.
     """
     local: Patterns | UnsetType = UNSET
     """Arrays with separate values on each device, by the names that the factory returns. See [Local

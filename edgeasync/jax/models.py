@@ -40,7 +40,8 @@ def model(
     - `frozen`: a tree of the arrays that `loss_fn` uses but does not train. The hub refuses devices
       whose values differ.
 
-    Raises `ConfigError` for arrays that are not float32, and for an optimizer that is not from optax.
+    Raises `ConfigError` for arrays that are not float32, and for an optimizer that is not from
+    optax.
 
     >>> import jax.numpy as jnp
     >>> import numpy as np

@@ -88,7 +88,10 @@ class Params(AddingParticipant):
         self.value = tree_like(self.value, arrays)
 
     def stage(self, arrays: Arrays) -> None:
-        """Copy `arrays` to the device for the next `add`. Called from a thread other than the loop's."""
+        """Copy `arrays` to the device for the next `add`.
+
+        Called from a thread other than the loop's.
+        """
         self._staged = self._layout.stage(arrays)
 
     def add(self, arrays: Arrays) -> None:  # noqa: ARG002 - `stage` has them

@@ -64,8 +64,8 @@ def read_tree(tree: Any, arrays: Arrays) -> None:
 def begin_read_tree(tree: Any, arrays: Arrays) -> Callable[[], None]:
     """Snapshot the tree's values; return a function that fills `arrays`, callable from any thread.
 
-    If all arrays are on one GPU, this only starts a copy there. The returned function waits for that
-    copy and transfers it to the host.
+    If all arrays are on one GPU, this only starts a copy there. The returned function waits for
+    that copy and transfers it to the host.
     """
     named = _named(tree)
     if gpu_of(tree) is None:
@@ -106,8 +106,8 @@ class Layout(NamedTuple):
     gpu: Any
     """The GPU that has all arrays, or `None`."""
     is_committed: bool
-    """Whether any array is committed to its device. If new arrays differ in this, JAX recompiles the
-    loop's step.
+    """Whether any array is committed to its device. If new arrays differ in this, JAX recompiles
+    the loop's step.
     """
 
     def stage(self, arrays: Mapping[str, Any]) -> list[Any]:
@@ -177,7 +177,7 @@ def _parts(arrays: Iterable[Any], start: int, end: int) -> Iterator[Any]:
 
 @partial(jax.jit, static_argnums=1)
 def _gathered(leaves: Sequence[Any], cuts: tuple[tuple[int, int], ...]) -> list[Any]:
-    """Return copies of the leaves' values in pieces, so the loop may donate the leaves meanwhile."""
+    """Copy the leaves' values in pieces, so that the loop may donate the leaves meanwhile."""
     return [jax.numpy.copy(jax.numpy.concatenate(list(_parts(leaves, start, end)))) for start, end in cuts]
 
 

@@ -87,7 +87,7 @@ class Layer(ABC):
 
 
 def is_integer(value: object, least: int | None) -> bool:
-    """Return whether `value` is an integer, not a boolean, and at least `least` unless that is `None`."""
+    """Return whether `value` is an integer, but no boolean, and at least `least` if that is set."""
     # Integral includes numpy's integers, such as the result of np.prod.
     if isinstance(value, bool) or not isinstance(value, Integral):
         return False

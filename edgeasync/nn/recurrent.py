@@ -76,9 +76,9 @@ class LSTM(_Recurrent):
 
     Parameters: `weight_ih` (directions, 4 hidden_size, features), `weight_hh` (directions,
     4 hidden_size, hidden_size) and `bias` (directions, 8 hidden_size). All are drawn uniformly from
-    -1 / sqrt(hidden_size) to 1 / sqrt(hidden_size), as in torch. `bias` contains the input's biases,
-    then the state's. The gates are in ONNX's order: input, output, forget, cell. With several
-    layers, the layer's number precedes the name: `0.weight_ih`.
+    -1 / sqrt(hidden_size) to 1 / sqrt(hidden_size), as in torch. `bias` contains the input's
+    biases, then the state's. The gates are in ONNX's order: input, output, forget, cell. With
+    several layers, the layer's number precedes the name: `0.weight_ih`.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.LSTM(3, 16), nn.Linear(16, 2)), (20, 3))
