@@ -94,7 +94,7 @@ def as_array(given: npt.ArrayLike, name: str, where: str) -> npt.NDArray[np.floa
     try:
         array = np.asarray(given)
     except (TypeError, ValueError, RuntimeError) as error:
-        words = f"{where}: parameter {name!r} cannot be read as a numpy array"
+        words = f"{where}: parameter {name!r} cannot be converted to a numpy array"
         raise ConfigError(f"{words}: {error}") from error
     if array.dtype.kind != "f":
         raise ConfigError(f"{where}: parameter {name!r} is {array.dtype}; only floats can be trained")

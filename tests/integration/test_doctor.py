@@ -84,7 +84,7 @@ def test_what_people_read(device):
     )
     assert told.returncode == UNFIT
     assert (
-        f"fail  data         {device.folder}/gone.npz: no such file; give the path of a .npz or .csv file\n"
+        f"fail  data         {device.folder}/gone.npz: no such file; pass the path of a .npz or .csv file\n"
         in told.stdout
     )
     assert told.stderr == "edgeasync: this device cannot train yet: data; do what those lines say\n"

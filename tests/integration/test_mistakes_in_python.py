@@ -75,8 +75,8 @@ NARROW = np.eye(3), np.array([0, 1, 0])
 TEN = {
     "wrong spec": (wrong_trainer, ModelMismatchError, "is not the hub's .*: give both the same names and shapes"),
     "empty loader": (lambda _: fit([]), EdgeAsyncError, "a trainer's batches must never end"),
-    "missing file": (lambda _: train("m.onnx", DATA), ConfigError, r"m\.onnx: no such file; give the path"),
-    "integer parameters": (lambda _: train(Mine(np.int64), DATA), ConfigError, "'weight' is int64; give floats"),
+    "missing file": (lambda _: train("m.onnx", DATA), ConfigError, r"m\.onnx: no such file; pass the path"),
+    "integer parameters": (lambda _: train(Mine(np.int64), DATA), ConfigError, "'weight' is int64; only floats"),
     "NaN data": (
         lambda _: train(MODEL, (NAN, DATA[1])),
         DataError,
@@ -112,9 +112,9 @@ UNREAD = "cannot be converted to a numpy array: Use tensor"
 ARGUMENT = r"^train\(\) got an unexpected keyword argument 'wrkers'; did you mean workers\?"
 
 MORE = {
-    "negative seed": (lambda: train(MODEL, DATA, seed=-1), ConfigError, "seed is -1; pass a whole number from 0"),
+    "negative seed": (lambda: train(MODEL, DATA, seed=-1), ConfigError, "seed is -1; give a whole number from 0"),
     "seed": (lambda: train(MODEL, DATA, seed=1.5), ConfigError, "seed is 1.5; give a whole number"),
-    "seed of a hub": (lambda: Hub(MODEL, run="r", seed=-1).start(), ConfigError, "seed is -1; pass a whole"),
+    "seed of a hub": (lambda: Hub(MODEL, run="r", seed=-1).start(), ConfigError, "seed is -1; give a whole"),
     "tensor": (lambda: train(MODEL, (Tensor(), DATA[1])), DataError, f"the data: x {UNREAD}"),
     "parameter": (
         lambda: train({"w": Tensor()}, [Trainer()], until=Stop(updates=1)),
