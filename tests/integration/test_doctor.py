@@ -202,7 +202,7 @@ FAULTS = {
         "packages", "fail", "cannot be imported: onnxruntime", "install edgeasync again",
     ),
     "no GPU": (no_gpu, "provider", "warn", "CPU computes, no cuda", "onnxruntime-gpu"),
-    "no data": (no_file, "data", "fail", "no such file", "give the path"),
+    "no data": (no_file, "data", "fail", "no such file", "pass the path"),
     "NaN": (damaged_data, "data", "fail", "readings.npz", ""),
     "other data": (unfit_data, "step", "fail", "the data has examples of shape", "reshape the data"),
     "no graph": (a_model_that_is_none, "step", "fail", "onnxruntime cannot load the graph", ""),
