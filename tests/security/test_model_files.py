@@ -424,9 +424,7 @@ def test_what_is_wrong_with_a_file_is_told_as_ever(tmp_path, settings):
 
 def test_a_model_that_takes_too_long_is_given_up(tmp_path):
     settings = OnnxModel(file=write(tmp_path / "slow.onnx", slow()), loss="mse", build_s_max=4.0)
-    with pytest.raises(
-        GraphError, match=r"slow\.onnx: .* took longer than \[model\] build_s_max = 4;"
-    ):
+    with pytest.raises(GraphError, match=r"slow\.onnx: .* took longer than \[model\] build_s_max = 4;"):
         load_graph_apart(settings)
 
 
