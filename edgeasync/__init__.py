@@ -1,7 +1,7 @@
-"""edgeasync: train one model across many unequal, unreliable devices, without waiting for any of them.
+"""edgeasync: train one model across many unequal, unreliable devices, without waiting for any.
 
-These names, and the modules in `_MODULES` and `_ADAPTERS`, are the public face. Everything else is private. A name
-is imported when it is first asked for, so that a command or a device pays only for what it uses.
+The names in `__all__` and the modules in `_MODULES` and `_ADAPTERS` are public. Everything else is
+private. Names are imported on first access, so that a command or a device loads only what it uses.
 
     >>> import numpy as np
     >>> from edgeasync import Stop, nn, train
@@ -57,7 +57,7 @@ _HOMES = {
 }
 _MODULES = ("async_train", "callbacks", "data", "losses", "metrics", "networks", "nn", "policies")
 _ADAPTERS = ("jax", "sklearn", "torch")
-"""Modules for libraries that edgeasync does not bring along; each has the library's name."""
+"""Modules for libraries that edgeasync does not install; each has the library's name."""
 
 __all__ = [
     "SGD",
@@ -93,7 +93,7 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
-            raise ImportError(f"edgeasync.{name} needs {name}, which is not installed here") from error
+            raise ImportError(f"edgeasync.{name} needs {name}, which is not installed") from error
     if name not in _HOMES:
         from edgeasync.config import suggest  # noqa: PLC0415 - only a mistake comes here
 

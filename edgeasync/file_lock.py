@@ -1,7 +1,8 @@
-"""Locks on files: each belongs to one process, and its forked children do not inherit it.
+"""File locks that forked children do not inherit.
 
-`flock` locks an open file, and a fork shares its parent's open files. A child that outlives its parent, such as a
-worker of a data loader, would keep the lock. So every child closes the files as it begins.
+`flock` locks an open file, and forked children share their parent's open files. A child that
+outlives its parent, such as a data loader's worker, would keep the lock. So every child closes
+these files when it starts.
 """
 
 import contextlib
@@ -15,7 +16,10 @@ FILE_MODE = 0o600
 
 
 class FileLock:
-    """An open file to lock. Raises `OSError` if it cannot be opened, and so for a link."""
+    """A file opened for locking.
+
+    Raises `OSError` if the file cannot be opened or is a symbolic link.
+    """
 
     def __init__(self, path: Path, flags: int) -> None:
         with _forking:
@@ -23,11 +27,14 @@ class FileLock:
             _open.add(self)
 
     def take(self, how: int) -> None:
-        """Lock the file as `fcntl.flock` does; raises `BlockingIOError` if it may not wait and another has it."""
+        """Lock the file as `fcntl.flock` does.
+
+        With `LOCK_NB`, raises `BlockingIOError` if another process has the lock.
+        """
         fcntl.flock(self.descriptor, how)
 
     def close(self) -> None:
-        """Release the lock; do nothing in a forked child, or the second time."""
+        """Release the lock. Does nothing in a forked child or if called again."""
         with _forking:
             if self.descriptor >= 0:
                 os.close(self.descriptor)
@@ -37,7 +44,7 @@ class FileLock:
 
 _open: set[FileLock] = set()
 _forking = threading.Lock()
-"""Held while a file is opened or closed, so that no fork comes between."""
+"""Prevents a fork while a file is opened or closed."""
 
 
 def _close_in_child() -> None:
@@ -52,18 +59,16 @@ os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, a
 
 
 class Holders(NamedTuple):
-    """Who holds a lock: the processes that have the locked file open, and the one that locked it.
-
-    `processes` leaves out those of other users. `owner` is 0 if this system does not tell.
-    """
+    """The processes that have a locked file open, and the one that locked it."""
 
     processes: dict[int, str]
-    """Their names by their process ids."""
+    """Process names by process id, without other users' processes."""
     owner: int
+    """The id of the process that locked the file, or 0 if unknown."""
 
 
 def find_holders(path: Path) -> Holders:
-    """Return who holds the lock of a file; no processes if /proc does not show it."""
+    """Return the holders of a file's lock, as far as /proc shows them."""
     processes: dict[int, str] = {}
     owner, locked = 0, path.stat()
     for process in Path("/proc").glob("[0-9]*"):
@@ -76,7 +81,7 @@ def find_holders(path: Path) -> Holders:
 
 
 def _locker(descriptor: Path) -> int:
-    """Return the process that locked an open file, 0 if it is not locked or another holds the lock."""
+    """Return the id of the process that locked this open file, or 0 if it is not locked."""
     for line in descriptor.read_text().splitlines():
         if line.startswith("lock:") and "FLOCK" in line:
             return int(line.split("FLOCK")[1].split()[2])

@@ -1,8 +1,8 @@
-"""What a device measures beside the loss: `train(metrics=["accuracy", TopK(k=3)])`, and the same for `Hub`.
+"""Training metrics besides the loss: `train(metrics=["accuracy", TopK(k=3)])`, also for `Hub`.
 
-A device computes its metrics on the batches that it trains on, from the scores that training computes anyway, over
-all local steps between two exchanges. They travel with the update. Each metric is the quotient of two sums, so
-batches of any size add up.
+A device computes metrics from the scores of its training batches, without an extra forward pass. It
+accumulates them over the local steps between two exchanges, and sends them with the update. Each
+metric is the quotient of two sums, so batches of different sizes can be accumulated.
 
 >>> import numpy as np
 >>> from edgeasync import Stop, metrics, nn, train
@@ -30,11 +30,14 @@ __all__ = ["F1", "MAE", "Accuracy", "Meter", "TopK"]
 Array = npt.NDArray[Any]
 Count = float | npt.NDArray[np.float64]
 Sums = tuple[Count, Count]
-"""A count and its divisor: a number each, or one for each class."""
+"""A metric's numerator and denominator: two numbers, or two arrays with one number per class."""
 
 
 class Accuracy(Section, frozen=True, tag_field="kind", tag="accuracy"):
-    """The share of right answers: of classes the likeliest, or of several yes-or-no answers each.
+    """The share of correct predictions.
+
+    With class numbers, the predicted class is the one with the highest score. With binary targets,
+    each yes-or-no answer counts separately.
 
     >>> from edgeasync.metrics import Accuracy, Meter
     >>> meter = Meter([Accuracy()])
@@ -45,17 +48,17 @@ class Accuracy(Section, frozen=True, tag_field="kind", tag="accuracy"):
 
     @property
     def name(self) -> str:
-        """What it is called in `Update.metrics`."""
+        """Its name in `Update.metrics`."""
         return "accuracy"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return right answers, and all."""
+        """Return the numbers of correct predictions and of all predictions."""
         right = scores.argmax(1) == targets if targets.dtype.kind == "i" else (scores > 0.0) == (targets > 0.5)
         return float(right.sum()), float(right.size)
 
 
 class TopK(Section, frozen=True, tag_field="kind", tag="top_k"):
-    """The share of examples whose class is among the `k` likeliest.
+    """The share of examples whose class is among the `k` highest scores.
 
     >>> from edgeasync.metrics import Meter, TopK
     >>> meter = Meter([TopK(k=2)])
@@ -65,22 +68,22 @@ class TopK(Section, frozen=True, tag_field="kind", tag="top_k"):
     """
 
     k: Annotated[int, Meta(ge=1, le=1000)] = 5
-    """How many of the likeliest classes count."""
+    """Number of highest scores that count as a hit."""
 
     @property
     def name(self) -> str:
-        """What it is called in `Update.metrics`."""
+        """Its name in `Update.metrics`."""
         return f"top_{self.k}"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return examples whose class is among the first, and all."""
+        """Return the numbers of hits and of all examples."""
         own = np.take_along_axis(scores, targets[:, None], 1)
         right = ((scores > own).sum(1) < self.k) & ~np.isnan(own[:, 0])
         return float(right.sum()), float(right.size)
 
 
 class MAE(Section, frozen=True, tag_field="kind", tag="mae"):
-    """The mean absolute difference of values from their targets.
+    """The mean absolute error.
 
     >>> from edgeasync.metrics import MAE, Meter
     >>> meter = Meter([MAE()])
@@ -91,18 +94,19 @@ class MAE(Section, frozen=True, tag_field="kind", tag="mae"):
 
     @property
     def name(self) -> str:
-        """What it is called in `Update.metrics`."""
+        """Its name in `Update.metrics`."""
         return "mae"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return the sum of absolute differences, and how many there are."""
+        """Return the sum of absolute errors, and their number."""
         return float(np.abs(scores - targets).sum(dtype=np.float64)), float(scores.size)
 
 
 class F1(Section, frozen=True, tag_field="kind", tag="f1"):
-    """The harmonic mean of precision and recall: of classes the mean over those that occur, each counting alike.
+    """The F1 score, the harmonic mean of precision and recall.
 
-    Of several yes-or-no answers it is that of all answers together.
+    With class numbers, it is the unweighted mean over the classes that occur. With binary targets,
+    it is computed over all answers together.
 
     >>> from edgeasync.metrics import F1, Meter
     >>> meter = Meter([F1()])
@@ -113,11 +117,11 @@ class F1(Section, frozen=True, tag_field="kind", tag="f1"):
 
     @property
     def name(self) -> str:
-        """What it is called in `Update.metrics`."""
+        """Its name in `Update.metrics`."""
         return "f1"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return twice the true positives, and these with all false ones; for each class."""
+        """Return twice the true positives, and that plus all false answers, for each class."""
         if targets.dtype.kind != "i":
             said, meant = scores > 0.0, targets > 0.5
             return 2.0 * float((said & meant).sum()), float(said.sum() + meant.sum())
@@ -132,7 +136,7 @@ class F1(Section, frozen=True, tag_field="kind", tag="f1"):
 
 Metric = Accuracy | TopK | MAE | F1
 MetricSetting = Literal["accuracy", "top_k", "mae", "f1"] | Metric
-"""A metric by its name alone, or with its parameters: an object here, a table with `kind` in a settings file."""
+"""A metric by name or with parameters: an object in Python, a table with `kind` in a file."""
 
 MetricSettings = Annotated[tuple[MetricSetting, ...], Meta(max_length=METRICS_MAX)]
 
@@ -143,11 +147,13 @@ _MEANT_FOR: dict[str, tuple[type, ...]] = {
     "bce_with_logits": (Accuracy, F1),
     "onnx": (),
 }
-"""Metrics by the kind of the loss; all others have the mean absolute difference."""
+"""Valid metrics by kind of loss. All other losses have only the mean absolute error."""
 
 
 def find_metrics(settings: Sequence[MetricSetting], loss: str) -> list[Metric]:
-    """Return the metrics that settings mean, beside this kind of loss; raises `ConfigError` for what does not fit.
+    """Return the metric objects for names or objects.
+
+    Raises `ConfigError` for a metric that does not apply to this kind of loss, and for duplicates.
 
     >>> from edgeasync.metrics import find_metrics
     >>> [metric.name for metric in find_metrics(["f1", "top_k"], "cross_entropy")]
@@ -158,16 +164,18 @@ def find_metrics(settings: Sequence[MetricSetting], loss: str) -> list[Metric]:
     for metric in found:
         if not isinstance(metric, meant):
             names = ", ".join(name for name, each in _METRICS.items() if isinstance(each, meant))
-            choose = f"choose from {names}" if names else "leave it out"
-            raise ConfigError(f"metrics: {metric.name} says nothing about the loss {loss}; {choose}")
+            choose = f"choose from {names}" if names else "remove it"
+            raise ConfigError(f"metrics: {metric.name} does not apply to the loss {loss}; {choose}")
     names_found = [metric.name for metric in found]
     if twice := sorted({name for name in names_found if names_found.count(name) > 1}):
-        raise ConfigError(f"metrics has {twice[0]} twice; leave one out")
+        raise ConfigError(f"metrics contains {twice[0]} twice; remove one")
     return found
 
 
 def check_metrics(metrics: object, where: str) -> tuple[MetricSetting, ...]:
-    """Return what was given as metrics, objects of this module, names or tables; raises `ConfigError`.
+    """Validate a metrics argument: one or several objects of this module, names or tables.
+
+    Raises `ConfigError`, whose message begins with `where`.
 
     >>> from edgeasync.metrics import check_metrics
     >>> check_metrics("accuracy", "train")
@@ -178,7 +186,7 @@ def check_metrics(metrics: object, where: str) -> tuple[MetricSetting, ...]:
         table = {"metrics": msgspec.to_builtins(given, enc_hook=int)}
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{where}: metrics is {metrics!r}; give names such as 'accuracy', or objects of edgeasync.metrics"
+            f"{where}: metrics is {metrics!r}; pass names such as 'accuracy', or objects of edgeasync.metrics"
         ) from None
     return convert(table, _Given, where=where).metrics
 
@@ -188,9 +196,9 @@ class _Given(Section, frozen=True):
 
 
 class Meter:
-    """Adds metrics up over batches; a trainer of your own may keep one.
+    """Accumulates metrics over batches. You may use it in your own trainer.
 
-    `ignored_label` is that of the loss: what has it does not count.
+    `ignored_label` is that of the loss. Targets with this label do not count.
 
     >>> from edgeasync.metrics import Accuracy, Meter
     >>> meter = Meter([Accuracy()], ignored_label=9)
@@ -205,14 +213,17 @@ class Meter:
         self._sums: list[Sums | None] = [None] * len(self._metrics)
 
     def add(self, scores: npt.ArrayLike, targets: npt.ArrayLike) -> None:
-        """Add a batch: raw scores (n, classes, ...) and class numbers (n, ...), or values of one shape."""
+        """Add a batch: raw scores (n, classes, ...) and class numbers (n, ...).
+
+        For other losses, predictions and targets have the same shape.
+        """
         self._add(np.asarray(scores), np.asarray(targets))
 
     def _add(self, scores: Array, targets: Array) -> None:
         if targets.dtype.kind in "bu" and targets.size != scores.size:
-            targets = targets.astype(np.int64)  # class numbers, as a data set takes them
+            targets = targets.astype(np.int64)  # class numbers, as in a Dataset
         if targets.dtype.kind == "i":
-            # Of scores at several places, (n, classes, ...), each place is an example.
+            # In scores (n, classes, ...) each position of the last axes is an example.
             scores, targets = np.moveaxis(scores, 1, -1).reshape(-1, scores.shape[1]), targets.ravel()
             if self._ignored_label is not None:
                 counts = targets != self._ignored_label
@@ -224,7 +235,10 @@ class Meter:
             self._sums[number] = found if before is None else (before[0] + found[0], before[1] + found[1])
 
     def take(self) -> dict[str, float]:
-        """Return the metrics of what was added, by name, and begin again. One of nothing is left out."""
+        """Return the metrics by name since the last call, and reset them.
+
+        Undefined ones are omitted.
+        """
         taken = {
             metric.name: _quotient(*sums)
             for metric, sums in zip(self._metrics, self._sums, strict=True)
@@ -235,6 +249,6 @@ class Meter:
 
 
 def _quotient(count: Count, of: Count) -> float:
-    """Return the mean of the quotients of what occurs."""
+    """Return the mean of the quotients whose denominator is positive."""
     occurs = np.asarray(of) > 0.0
     return float(np.mean(np.asarray(count)[occurs] / np.asarray(of)[occurs]))

@@ -1,6 +1,7 @@
-"""A model as edgeasync sees it: a `ParameterSpec` that names the arrays, and one flat float32 vector.
+"""The representation of a model: a `ParameterSpec` and a flat float32 vector.
 
-Gradient, delta, momentum and snapshot are vectors of the same length; the named arrays are views of it.
+The spec lists names, shapes and roles of the arrays, which are views of the vector. Gradients,
+deltas, momenta and snapshots are vectors of the same length.
 """
 
 import hashlib
@@ -23,22 +24,22 @@ Arrays = Mapping[str, npt.NDArray[np.float32]]
 """The arrays of a model by name."""
 
 PARAMETERS_MAX = 250_000_000
-"""A model with more values, 1 GB, is not believed."""
+"""Largest accepted number of values in a model, 1 GB."""
 
 CHUNK = 1 << 16
-"""Values that arithmetic works on at a time: three such arrays fit the second-level cache of small machines."""
+"""Values that arithmetic processes at once. Three such arrays fit into a small L2 cache."""
 
 Role = Literal["trained", "statistic"]
-"""`trained` entries move by updates; `statistic` entries (batch-norm running values) are merged convexly."""
+"""The hub adds updates to `trained` arrays, and averages `statistic` ones, such as running means."""
 
 _ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class Parameter(msgspec.Struct, frozen=True, array_like=True):
-    """One named array of a model: its name, shape, and role.
+    """The name, shape and role of one array of a model.
 
-    The role is `"trained"` or `"statistic"`. A statistic is a running mean or variance; the hub averages its
-    values.
+    The role is `"trained"` or `"statistic"`. A statistic is a running mean or variance, and the hub
+    averages its values.
 
     >>> from edgeasync import Parameter
     >>> Parameter("weight", (64, 10)).role
@@ -56,10 +57,10 @@ class Parameter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """The order, shapes and roles of a model's arrays inside one flat vector.
+    """The layout of a model's arrays in one flat vector.
 
-    Trained arrays come first and statistics after them, so each role is one contiguous range. Raises
-    `ValueError` for an unknown role, for a repeated name, and for a trained array after a statistic.
+    Trained arrays precede statistics, so each role is one contiguous range. Raises `ValueError` for
+    an unknown role, a repeated name, and a trained array after a statistic.
 
     >>> import numpy as np
     >>> from edgeasync import Parameter, ParameterSpec
@@ -89,12 +90,12 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def length(self) -> int:
-        """Values in the flat vector."""
+        """Number of values in the flat vector."""
         return sum(parameter.size for parameter in self.parameters)
 
     @cached_property
     def trained_length(self) -> int:
-        """Values at the front of the vector that are trained; the rest are statistics."""
+        """Number of trained values, which are at the start of the vector before the statistics."""
         return sum(parameter.size for parameter in self.parameters if parameter.role == "trained")
 
     @property
@@ -104,32 +105,32 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def _places(self) -> list[tuple[str, int, int, tuple[int, ...]]]:
-        """Each array's name, first and last place in the vector, and shape: looked up in every local step."""
+        """Name, start, end and shape of each array, cached because every local step needs them."""
         ends = list(accumulate(parameter.size for parameter in self.parameters))
         return [(p.name, end - p.size, end, p.shape) for p, end in zip(self.parameters, ends, strict=True)]
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits that two specs share only if they are the same (SHA-256, cut)."""
+        """A hash of the spec: the first 32 hexadecimal digits of its SHA-256."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:32]
 
     @cached_property
     def layout(self) -> str:
-        """The fingerprint of the same arrays in order of their roles and names."""
+        """The fingerprint of the arrays sorted by role and name."""
         return layout_of(self.parameters)
 
     def __hash__(self) -> int:
-        return hash(self.fingerprint)  # of all names and shapes it would take longer than a small update
+        return hash(self.fingerprint)  # hashing all names and shapes takes longer than a small update
 
     def views(self, vector: Vector) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the named arrays as views of `vector`: a write to a view changes the vector."""
+        """Return the named arrays as views of `vector`; raises the errors of `check`."""
         self.check(vector)
         return {name: vector[start:end].reshape(shape) for name, start, end, shape in self._places}
 
     def flatten(self, arrays: Mapping[str, npt.NDArray[np.float32]]) -> Vector:
         """Copy named arrays into a new flat vector.
 
-        Raises `ModelMismatchError` when a name, shape or dtype is not the spec's.
+        Raises `ModelMismatchError` if a name, shape or dtype differs from the spec.
         """
         if unknown := sorted(set(arrays) - {parameter.name for parameter in self.parameters}):
             raise ModelMismatchError(f"array {unknown[0]!r} is not part of this model")
@@ -145,7 +146,7 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return vector
 
     def check(self, vector: Vector) -> None:
-        """Raise `ModelMismatchError` unless `vector` is a flat float32 vector of this spec's length."""
+        """Raise `ModelMismatchError` unless `vector` is flat, float32 and of this spec's length."""
         if vector.dtype != np.float32 or vector.shape != (self.length,) or not vector.flags.c_contiguous:
             raise ModelMismatchError(
                 f"expected a flat float32 vector of {self.length} values, got {vector.dtype} {vector.shape}"
@@ -153,13 +154,13 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 def layout_of(parameters: Iterable[Parameter]) -> str:
-    """Return 32 hexadecimal digits that are the same for the same arrays in any order."""
+    """Return a fingerprint of the arrays that does not depend on their order."""
     ordered = sorted(parameters, key=lambda parameter: (_ROLES.index(parameter.role), parameter.name))
     return ParameterSpec(tuple(ordered)).fingerprint
 
 
 def first_difference(ours: ParameterSpec, theirs: ParameterSpec) -> str:
-    """Return in what two specs that are not the same differ first, for a person."""
+    """Describe the first difference of two specs, for a message."""
     for mine, other in zip_longest(ours.parameters, theirs.parameters):
         if mine != other:
             return f"{_describe(mine)} here, {_describe(other)} there"

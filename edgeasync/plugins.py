@@ -1,6 +1,7 @@
-"""Code of somebody else's: found by name in this machine's installation. A peer names no code.
+"""Finds plugins and other user code by name among the modules installed on this machine.
 
-A name is `package.module:Name`, or one that an installed package has registered as an entry point.
+A name is `package.module:Name`, or an entry point of an installed package. Messages from other
+machines never name code.
 """
 
 import importlib
@@ -25,16 +26,16 @@ from edgeasync.errors import ConfigError, PluginError
 from edgeasync.parameters import Vector
 
 POLICIES = "edgeasync.policies"
-"""The group of entry points that are policies."""
+"""The entry point group of policies."""
 
 CODECS = "edgeasync.codecs"
-"""The group of entry points that are codecs."""
+"""The entry point group of codecs."""
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class _Named(msgspec.StructMeta):
-    """Gives a struct the tag by which it is found again: its module and its name there."""
+    """Sets the tag of a plugin class to `module:Name`, by which it is found again."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
         options.setdefault("tag_field", "kind")
@@ -43,10 +44,11 @@ class _Named(msgspec.StructMeta):
 
 
 class Plugin(Section, frozen=True, metaclass=_Named):
-    """Base of a policy of your own: a frozen value, whose fields are its keys in a settings file.
+    """Base class of your own policies. Its fields are the policy's keys in a settings file.
 
-    It has the methods of its part's protocol. All state is the hub's: what a method returns depends on nothing but
-    the keys and the arguments, so that a replay decides the same. Annotate a key with `msgspec.Meta` to bound it.
+    Implement the methods of the policy's protocol. An instance is immutable, and its methods may
+    depend only on the fields and the arguments, so that a replay repeats every decision. Annotate a
+    field with `msgspec.Meta` to limit its values.
 
     >>> from edgeasync import Policy
     >>> from edgeasync.policies import Plugin, Staleness
@@ -60,9 +62,10 @@ class Plugin(Section, frozen=True, metaclass=_Named):
 
 
 class Codec(Protocol):
-    """A codec of your own: codes a number of float32 values in a number of bytes that depends on it alone.
+    """Protocol of your own codecs, which encode float32 values as bytes.
 
-    Give `decode` the bytes of `encode`, and the same `length`. Both depend on nothing but their arguments.
+    The number of bytes depends only on the number of values. `decode` receives the bytes of
+    `encode` and the number of values. Both may depend only on their arguments.
 
     >>> import numpy as np
     >>> class Halves:
@@ -79,33 +82,37 @@ class Codec(Protocol):
 
     @property
     def needs_feedback(self) -> bool:
-        """Whether so much is dropped that a device must add the dropped part to its next update."""
+        """Whether devices must add what `encode` dropped to their next update (error feedback)."""
 
     def nbytes(self, length: int) -> int:
-        """Return how many bytes `length` values take: 4 each and 32 at most, never fewer for more values."""
+        """Return the encoded size of `length` values in bytes.
+
+        It is at most 4 `length` + 32, and never smaller for more values.
+        """
 
     def encode(self, values: Vector) -> bytes:
-        """Return the bytes of finite values."""
+        """Encode finite values."""
 
     def decode(self, coded: npt.NDArray[np.uint8], length: int) -> Vector:
-        """Return `length` values of float32; raises any exception for bytes that it cannot read."""
+        """Return `length` float32 values; may raise any exception for invalid bytes."""
 
 
 def check_name(name: str, key: str) -> None:
-    """Raise `ValueError` unless `name` is that of code."""
+    """Raise `ValueError` unless `name` has the form `package.module:factory`."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{key} {name!r} does not name code; write package.module:factory")
+        raise ValueError(f"{key} {name!r} does not name code; use the form package.module:factory")
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text has the form of a name of code."""
+    """Return whether `text` has the form `package.module:Name`."""
     return _NAME.fullmatch(text) is not None
 
 
 def find_code(name: str, where: str) -> Callable[..., Any]:
-    """Import what `name` names; raises `ConfigError`, beginning with `where`, if it is not there or not callable.
+    """Import the callable `name`.
 
-    Raises `PluginError` for a module in a run's folder. An exception of the module itself passes through.
+    Raises `ConfigError`, whose message begins with `where`, if it is missing or not callable.
+    Raises `PluginError` for a module in a run's folder. Exceptions of the module itself propagate.
     """
     module_name, _, path = name.partition(":")
     try:
@@ -113,37 +120,37 @@ def find_code(name: str, where: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if not f"{module_name}.".startswith(f"{missing}."):
-            raise ConfigError(f"{where}: its module needs {missing}, which is not installed here") from error
+            raise ConfigError(f"{where}: its module needs {missing}, which is not installed") from error
         raise ConfigError(
-            f"{where}: no module {missing!r}; install its package beside edgeasync, or name its folder in "
-            "PYTHONPATH: the current folder is not searched"
+            f"{where}: no module {missing!r}; install its package beside edgeasync, or add its folder to "
+            "PYTHONPATH, because the current folder is not searched"
         ) from error
     for attribute in path.split("."):
         if not hasattr(found, attribute):
             raise ConfigError(f"{where}: {module_name} has no {path!r}")
         found = getattr(found, attribute)
     if not callable(found):
-        raise ConfigError(f"{where}: is {type(found).__name__}, not a function; name one that returns the object")
+        raise ConfigError(f"{where}: {path} is {type(found).__name__}, not a function; name a function")
     code: Callable[..., Any] = found
     return code
 
 
 _REFUSED: set[str] = set()
-"""Folders of runs that this process has opened."""
+"""Folders of the runs that this process has opened."""
 
 _INSTALLATION = [os.path.realpath(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
 
 
 def refuse_modules_in(run: Path) -> None:
-    """Import no module from the folder of a run, from now on in this process.
+    """Never import modules from the run's folder in this process.
 
-    A stranger may have made the folder. Call this before you read anything from it.
+    The folder may be untrusted, so call this before you read anything from it.
     """
     _REFUSED.update((os.path.realpath(run), os.path.abspath(run)))  # noqa: PTH100 - links stay as they are
 
 
 def _is_refused(place: str) -> bool:
-    """Return whether a file lies in the folder of a run. An installation in such a folder is not part of it."""
+    """Return whether a file is in a run's folder and not in Python's installation folders."""
     for path in map(Path, (os.path.realpath(place), os.path.abspath(place))):  # noqa: PTH100
         if any(path.is_relative_to(run) for run in _REFUSED):
             return not any(path.is_relative_to(folder) for folder in _INSTALLATION)
@@ -151,7 +158,10 @@ def _is_refused(place: str) -> bool:
 
 
 def _import_outside_runs(module_name: str, where: str) -> ModuleType:
-    """Import a module and its packages; raises `PluginError` before one in a run's folder would run."""
+    """Import a module and its parent packages.
+
+    Raises `PluginError`, before any code runs, if one of them is in a run's folder.
+    """
     names = module_name.split(".")
     for count in range(1, len(names) + 1):
         name = ".".join(names[:count])
@@ -171,20 +181,20 @@ def _import_outside_runs(module_name: str, where: str) -> ModuleType:
 
 @lru_cache(maxsize=8)
 def installed(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name, as they were when they were first asked for."""
+    """Return the entry points of a group by name, cached after the first call."""
     return {point.name: point for point in entry_points(group=group)}
 
 
 def package_of(point: EntryPoint) -> str:
-    """Return the package that an entry point comes from, and its version."""
+    """Return name and version of an entry point's package, or an empty text if unknown."""
     return "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
 
 
 def load_class(name: str) -> type:
-    """Return the class that a name means; raises `PluginError`, which has the name."""
+    """Import the class `name`; raises `PluginError` if that fails or it is not a class."""
     where = f"plugin {name}"
     if name.startswith("__main__:"):
-        raise PluginError(f"{where}: is in the program itself; move the class to a module that can be imported")
+        raise PluginError(f"{where}: is defined in the program itself; move the class to an importable module")
     try:
         found = find_code(name, where)
     except ConfigError as error:
@@ -192,35 +202,37 @@ def load_class(name: str) -> type:
     except Exception as error:
         raise PluginError(f"{where}: its module raised {type(error).__name__}: {error}; correct it") from error
     if not isinstance(found, type):
-        raise PluginError(f"{where}: is no class; name a class of it")
+        raise PluginError(f"{where}: not a class; name a class")
     return found
 
 
 def is_plugin(kind: str) -> bool:
-    """Return whether a kind has the form of a plugin's name, or is one that an installed package has."""
+    """Return whether a kind is `package.module:Name` or an installed entry point of a policy."""
     return is_name(kind) or kind in installed(POLICIES)
 
 
 def find_policy(kind: str) -> type[Plugin] | None:
-    """Return the class of a policy that is not edgeasync's own; `None` if the kind names no code.
+    """Import the policy plugin of a kind, or return `None` if the kind does not name a plugin.
 
-    Raises `PluginError` for a name that leads to no plugin.
+    Raises `PluginError` if the class cannot be imported or is not a `Plugin`.
     """
     if not is_plugin(kind):
         return None
     name = kind if is_name(kind) else installed(POLICIES)[kind].value
     found = load_class(name)
     if not issubclass(found, Plugin):
-        raise PluginError(f"plugin {name}: is no edgeasync.policies.Plugin; make it one, a frozen class")
+        raise PluginError(
+            f"plugin {name}: not a subclass of edgeasync.policies.Plugin; derive it, with frozen=True"
+        )
     return found
 
 
 class Trust(msgspec.Struct, frozen=True):
-    """Which plugins may be imported because the folder of a run names them.
+    """The plugins that a run's folder may name.
 
-    - `known`: classes that the caller has imported already, by name.
-    - `installed`: those that an installed package has registered as entry points.
-    - `code`: all that can be found outside the folder.
+    - `known`: classes that the caller has already imported, by name.
+    - `installed`: whether plugins with an entry point of an installed package are allowed.
+    - `code`: whether all importable code outside the folder is allowed.
     """
 
     known: Mapping[str, type[Plugin]] = {}
@@ -228,7 +240,7 @@ class Trust(msgspec.Struct, frozen=True):
     code: bool = False
 
     def find_policy(self, kind: str) -> type[Plugin] | None:
-        """Do what the function `find_policy` does; raises `PluginError` for a plugin that may not be imported."""
+        """Call the function `find_policy`; raises `PluginError` if the plugin is not allowed."""
         if kind in self.known:
             return self.known[kind]
         if self.code or not is_plugin(kind):
@@ -241,13 +253,13 @@ class Trust(msgspec.Struct, frozen=True):
         raise self.refusal(f"plugin {kind}")
 
     def check_code(self, name: str, where: str) -> None:
-        """Raise `PluginError` unless any code may be imported."""
+        """Raise `PluginError` unless all code is allowed."""
         if not self.code:
             raise self.refusal(f"{where} {name}")
 
     def refusal(self, what: str) -> PluginError:
-        """Return the error that says how to trust what may not be imported."""
-        instead = ", or name it in a settings file of your own" if self.installed else ""
+        """Return the error for a plugin that is not allowed."""
+        instead = ", or name it in your own settings file" if self.installed else ""
         return PluginError(
             f"{what}: is code that only the run's folder names, so it is not imported; if you trust the folder, "
             f"allow it with trust_code=True (--trust-code){instead}"
@@ -255,5 +267,5 @@ class Trust(msgspec.Struct, frozen=True):
 
 
 def name_of(plugin: type) -> str:
-    """Return the name by which a class is found."""
+    """Return a class's name as `module:Name`."""
     return f"{plugin.__module__}:{plugin.__qualname__}"

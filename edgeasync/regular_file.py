@@ -1,4 +1,4 @@
-"""Opens files that somebody else may have made. A pipe would wait for a writer, and a device may never end."""
+"""Opens untrusted files only if they are regular: a pipe may block, and a device may never end."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read; raises `OSError`, and so for anything but a regular file."""
+    """Open a regular file for reading; raises `OSError`, also for any other kind of file."""
     file = open(path, "rb", opener=_open)  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -17,9 +17,9 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, offset: int = 0, nbytes: int = -1) -> bytes:
-    """Return a file's content from `offset` on: all of it, or `nbytes`, or fewer where it ends before.
+    """Read up to `nbytes` of a regular file from `offset`, by default all.
 
-    Raises `OSError`, and so for anything but a regular file, and for more bytes than memory holds.
+    Raises `OSError`, also for any other kind of file and for content larger than memory.
     """
     try:
         with open_regular(path) as file:
@@ -30,7 +30,7 @@ def read_regular(path: Path, offset: int = 0, nbytes: int = -1) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Raise `OSError` for anything but a regular file, before a library opens it by its path."""
+    """Raise `OSError` unless `path` is a regular file. Call it before a library opens the path."""
     open_regular(path).close()
 
 

@@ -1,4 +1,4 @@
-"""Types that msgspec reads into, used by several threads, and JSON that somebody else may have written."""
+"""Thread-safe use of msgspec types, and parsing of untrusted JSON."""
 
 import threading
 from typing import TypeVar
@@ -11,10 +11,10 @@ _LOOKING = threading.RLock()
 
 
 def resolve_type(kind: type[Kind]) -> type[Kind]:
-    """Return a type once msgspec knows its fields.
+    """Return `kind` after msgspec has inspected its fields.
 
-    msgspec looks at them when it first reads the type, and crashes if a second thread reads the type meanwhile
-    (seen with 0.22). So a function that threads share reads `resolve_type(Struct)`.
+    msgspec inspects a type at its first use, and crashes if another thread uses the type meanwhile
+    (seen with version 0.22). So code that several threads call must pass `resolve_type(Struct)`.
     """
     with _LOOKING:
         msgspec.json.Decoder(kind)
@@ -22,7 +22,7 @@ def resolve_type(kind: type[Kind]) -> type[Kind]:
 
 
 def parse_json(content: bytes | bytearray | memoryview | str, kind: type[Kind]) -> Kind:
-    """Parse JSON into a type; raises `ValueError`, whatever the content is."""
+    """Parse JSON as `kind`; raises only `ValueError`, for any content."""
     try:
         return msgspec.json.decode(content, type=resolve_type(kind))
     except (msgspec.DecodeError, RecursionError) as error:

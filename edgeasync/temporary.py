@@ -1,4 +1,4 @@
-"""Temporary folders of a program: one whose program was killed is removed when the next program makes one."""
+"""Temporary folders. A program that creates one also removes those of programs that were killed."""
 
 import contextlib
 import fcntl
@@ -12,29 +12,32 @@ from edgeasync.file_lock import FileLock
 PREFIX = "edgeasync-"
 
 OWNER = "owner.lock"
-"""A file in each folder that its program holds locked. However the program ends, the system unlocks it."""
+"""A file in each folder, locked by its program. The system unlocks it when the program ends."""
 
 
 class TemporaryFolder:
-    """A new folder that only this user can open. If it is not removed, a later program removes it."""
+    """A new folder that only this user can open.
+
+    If the program does not call `remove`, a later program removes the folder.
+    """
 
     def __init__(self, purpose: str = "") -> None:
         remove_leftovers()
         self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}"))
         part = self.path / f"{OWNER}.part"
         self._lock = FileLock(part, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        with contextlib.suppress(OSError):  # a file system without locks: then nobody removes what is left behind
+        with contextlib.suppress(OSError):  # on a file system without locks nobody removes leftovers
             self._lock.take(fcntl.LOCK_EX | fcntl.LOCK_NB)
-            part.replace(self.path / OWNER)  # nobody finds it before it is locked
+            part.replace(self.path / OWNER)  # visible to others only once it is locked
 
     def remove(self) -> None:
-        """Remove it, with all that is in it; a second time does nothing."""
+        """Remove the folder and its content. Does nothing if called again."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
 
 def remove_leftovers() -> None:
-    """Remove this user's temporary folders whose programs are gone; raises nothing."""
+    """Remove this user's temporary folders whose programs have ended. Errors are ignored."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(tempfile.gettempdir()):
             if entry.name.startswith(PREFIX):

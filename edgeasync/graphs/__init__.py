@@ -1,1 +1,1 @@
-"""Model files: ONNX to training graphs, their cache, evaluation, and what is written out."""
+"""Model files: conversion of ONNX models to training graphs, graph cache, evaluation and export."""

@@ -1,4 +1,7 @@
-"""A model of an ONNX file, as settings name it; what reads the file is apart: most agents need none of it."""
+"""Settings of an ONNX model.
+
+Other modules read the file, because most agents do not need that code.
+"""
 
 from typing import Annotated
 
@@ -9,26 +12,28 @@ from edgeasync.config import ByteCount, FilePath
 from edgeasync.training.local_parameters import Patterns
 
 BUILD_S = 300.0
-"""How long the training graph of a model that nobody vouches for may take to build."""
+"""Default time limit for building a training graph, in seconds."""
 
 
 class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_only=True):
-    """A model from an ONNX file: a forward model, or a training graph that was built from one before.
+    """A model from an ONNX file: a forward model, or a training graph that was built from one.
 
-    The limits hold where it is built in a process of its own, as the commands do (`graph_process.py`).
+    The limits apply only if a separate process builds the graph, as the commands do
+    (`graph_process.py`).
     """
 
     file: FilePath
-    """What to train: an ONNX model, or a training graph built from one. A `.safetensors` file beside a graph, of
-    the same name, holds its first values; you then leave out the keys above.
+    """Model to train: an ONNX model, or a training graph built from one. A training graph needs a
+    `.safetensors` file of the same name beside it with the initial values, and none of the keys
+    above.
     """
     build_s_max: Annotated[float, Meta(gt=0, le=86_400)] = BUILD_S
-    """Time to build the training graph, in a process of its own. More ends in exit code 10."""
+    """Time limit for building the training graph. A hub that exceeds it ends with exit code 10."""
     build_memory_bytes_max: ByteCount | None = None
-    """Memory that this process may take beyond its libraries; without it, half of the machine's. More ends in exit
-    code 10.
+    """Memory limit for building the training graph, without the libraries' own memory. The default
+    is half of the machine's memory. A hub that exceeds it ends with exit code 10.
     """
     local: Patterns | UnsetType = UNSET
-    """Arrays that each device keeps to itself, by name: as `edgeasync model inspect` lists them. [Local
-    parameters](/train/local.md).
+    """Arrays with separate values on each device, by name. `edgeasync model inspect` lists the
+    names. See [Local parameters](/train/local.md).
     """

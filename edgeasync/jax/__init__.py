@@ -1,7 +1,7 @@
-"""JAX on a fleet: `model` for `train`, `Hub` and `Agent`; `params` for `join`.
+"""Train JAX parameter trees: `model` for `train`, `Hub` and `Agent`, and `params` for `join`.
 
-A tree of parameters is told by its paths: {"0": {"weight": ...}} has the array "0.weight". None of this is
-imported unless it is asked for; it needs the extra `jax`.
+Arrays are named by their paths in the tree: the tree {"0": {"weight": ...}} has the array
+"0.weight". This module requires the extra `jax`, and `import edgeasync` does not import it.
 """
 
 from edgeasync.jax.models import model

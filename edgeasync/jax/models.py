@@ -1,4 +1,4 @@
-"""A tree of parameters and its loss as a model for `train`, `Hub` and `Agent`."""
+"""Adapts a parameter tree and its loss to `train`, `Hub` and `Agent`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult
 
 EVALUATED_AT_ONCE = 256
-"""How many examples an evaluation gives the loss at a time."""
+"""Examples per call of the loss during an evaluation."""
 
 
 def model(
@@ -30,13 +30,18 @@ def model(
     predict: Callable[[Any, Any], Any] | None = None,
     frozen: Any = None,
 ) -> "JaxModel":
-    """Return a tree of parameters and its loss as a model for `train`, `Hub` and `Agent`.
+    """Create a model for `train`, `Hub` and `Agent` from a parameter tree and its loss.
 
-    - `params`: a tree of float32 arrays to begin with.
-    - `loss_fn(params, x, y)`: the mean loss of a batch. It is compiled, with the optimizer's step.
-    - `optimizer`: of optax, as it is; by default `optax.sgd(0.05)`.
-    - `predict(params, x)`: the scores of each class, (n, classes, ...); with it evaluations have an accuracy.
-    - `frozen`: a tree of arrays that `loss_fn` closes over. A device with other values is refused.
+    - `params`: a tree of float32 arrays, the initial values.
+    - `loss_fn(params, x, y)`: the mean loss of a batch. Loss and optimizer step are compiled
+      together.
+    - `optimizer`: an optax optimizer, by default `optax.sgd(0.05)`.
+    - `predict(params, x)`: scores (n, classes, ...). Evaluations report an accuracy only with it.
+    - `frozen`: a tree of the arrays that `loss_fn` uses but does not train. The hub refuses devices
+      whose values differ.
+
+    Raises `ConfigError` for arrays that are not float32, and for an optimizer that is not from
+    optax.
 
     >>> import jax.numpy as jnp
     >>> import numpy as np
@@ -53,13 +58,13 @@ def model(
 
 
 class JaxModel(Adapted):
-    """Parameters and a loss that devices train; `model` makes one."""
+    """A parameter tree and its loss, as a model for the SDK. `model` creates it."""
 
-    optimizer_is = "give one of optax to edgeasync.jax.model"
+    optimizer_is = "pass one from optax to edgeasync.jax.model"
 
     def __init__(self, params: Any, loss_fn: Any, optimizer: Any, predict: Any, frozen: Any) -> None:
         if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-            raise ConfigError(f"optimizer is {type(optimizer).__name__}; give one of optax")
+            raise ConfigError(f"optimizer is {type(optimizer).__name__}; pass an optimizer of optax")
         self.params = params
         self.spec = ParameterSpec(tuple(parameters_of(params)))
         self.frozen = frozen_of(frozen)
@@ -76,7 +81,7 @@ class JaxModel(Adapted):
         self.compiled_step = jax.jit(step)
 
     def prepare(self, local: LocalTraining) -> Prepared:
-        """Return this model as one that can be trained."""
+        """Return the initial values, and factories of trainers and evaluators."""
         return Prepared(
             spec=self.spec,
             initial=self.spec.flatten(arrays_of(self.params)),
@@ -102,7 +107,10 @@ class JaxModel(Adapted):
 
 
 class JaxTrainer:
-    """Trains a tree by a compiled step. On a CPU the vector follows each one, on a GPU `flush` copies it."""
+    """A `Trainer` that runs a compiled step on a parameter tree.
+
+    On a CPU it copies the tree to the vector after every step. On a GPU only `flush` does.
+    """
 
     def __init__(self, model: JaxModel, data: Dataset, local: LocalTraining, seed: int) -> None:
         self.spec, self.frozen = model.spec, model.frozen
@@ -115,11 +123,11 @@ class JaxTrainer:
         self._state: Any = None
         self._vector: Vector | None = None
         self._is_ahead = False
-        """Whether steps have changed the tree since the vector had its values."""
+        """Whether the tree has steps that were not copied to the vector yet."""
         self._factor = 1.0
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: from now on train this vector in place."""
+        """Start an assignment from the vector's values, and train this vector in place."""
         self.spec.check(parameters)
         self._vector = parameters
         self._params = tree_like(self._params, self.spec.views(parameters))
@@ -128,15 +136,15 @@ class JaxTrainer:
             self._state = self._init(self._params)
 
     def reset(self) -> None:
-        """Forget the optimizer's state."""
+        """Discard the optimizer's state."""
         self._state = None
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply every later change by this factor."""
+        """Multiply the optimizer's updates by `factor` from now on."""
         self._factor = factor
 
     def step(self) -> StepResult:
-        """Take one compiled step, on one batch."""
+        """Run one compiled step on the next batch."""
         assert self._vector is not None
         x, y = next(self._stream)
         self._params, self._state, loss = self._step(self._params, self._state, x, y, self._factor)
@@ -146,7 +154,7 @@ class JaxTrainer:
         return StepResult(float(loss), len(y))
 
     def flush(self) -> None:
-        """Copy the parameters to the vector."""
+        """Copy the tree's values to the vector if the vector is outdated."""
         if self._is_ahead:
             assert self._vector is not None
             read_tree(self._params, self.spec.views(self._vector))

@@ -1,4 +1,4 @@
-"""What holds a tree of parameters for `join`."""
+"""Adapts a parameter tree to `join`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +14,17 @@ from edgeasync.sdk.participants import AddingParticipant
 
 
 def params(tree: Any, optimizer_state: Any = None, *, frozen: Any = None) -> "Params":
-    """Return a holder of parameters for `join`: arrays of JAX never change, so the session sets its `.value`.
+    """Wrap a parameter tree for `join`.
 
-    A loop reads `.value` and sets it, then calls `session.step()`. So it does with `.optimizer_state`, if it gives
-    that: an exchange puts the first one back where the hub says so, and a script that is killed resumes with it.
-    `frozen` is a tree of arrays that the loop uses and does not train: the hub refuses a device with other values.
+    JAX arrays are immutable, so the session replaces the tree: it assigns a new one to `.value`.
+    Your loop reads `.value`, assigns the trained tree to it, and calls `session.step()`.
+
+    - `tree`: a tree of float32 arrays.
+    - `optimizer_state`: the initial state of your optimizer, optional. Your loop then keeps the
+      current state in `.optimizer_state`. The session resets it when the hub asks for that, and
+      restores it after the script was killed.
+    - `frozen`: a tree of arrays that the loop uses but does not train. The hub refuses a device
+      whose values differ.
 
     >>> import tempfile
     >>> import jax.numpy as jnp
@@ -35,15 +41,15 @@ def params(tree: Any, optimizer_state: Any = None, *, frozen: Any = None) -> "Pa
 
 
 class Params(AddingParticipant):
-    """A tree of parameters in a session; `params` makes one."""
+    """A parameter tree in a session. `params` creates it."""
 
-    rounds = False  # all are float32
+    rounds = False  # all arrays are float32
 
     def __init__(self, tree: Any, optimizer_state: Any, frozen: Any) -> None:
         self.value = tree
-        """The tree as it is now."""
+        """The current tree."""
         self.optimizer_state = optimizer_state
-        """That of the loop's optimizer, if it is kept here."""
+        """The current state of the loop's optimizer, or `None` if `params` got no state."""
         self._begun = optimizer_state
         self._staged: Any = None
         self._layout = layout_of(tree)
@@ -51,56 +57,65 @@ class Params(AddingParticipant):
         self.frozen = frozen_of(frozen)
 
     def read(self, arrays: Arrays) -> None:
-        """Copy the tree's values into these arrays; raises `ModelMismatchError` if it has others than at join."""
+        """Copy the tree's values into `arrays`.
+
+        Raises `ModelMismatchError` if the tree's names or shapes changed since `join`.
+        """
         self.begin_read(arrays)()
 
     def begin_read(self, arrays: Arrays) -> Callable[[], None]:
-        """Copy the tree's values as they are now; return what fills the arrays, in any thread."""
+        """Snapshot the tree; return a function that fills `arrays`, callable from any thread."""
         self.note_step()
         self._layout = layout_of(self.value)
         return begin_read_tree(self.value, arrays)
 
     def note_step(self) -> None:
-        """Raise `ModelMismatchError` if the tree has others than at join."""
+        """Raise `ModelMismatchError` if the tree's names or shapes changed since `join`."""
         joined = {parameter.name: parameter.shape for parameter in self.parameters}
         if different := joined.items() ^ shapes_of(self.value).items():
             name = min(different)[0]
             raise ModelMismatchError(
-                f"params: {name!r} has another shape than at join, was added, or is gone; a session exchanges the "
-                "arrays that were there at join"
+                f"params: array {name!r} was added, removed or reshaped after join; keep the names and shapes of "
+                "all arrays during a session"
             )
 
     def write(self, arrays: Arrays) -> None:
-        """Set a tree of these arrays' values; raises `ModelMismatchError` if it has others than at join."""
+        """Replace the tree by one with the values of `arrays`.
+
+        Raises `ModelMismatchError` if the tree's names or shapes changed since `join`.
+        """
         self.note_step()
         self.value = tree_like(self.value, arrays)
 
     def stage(self, arrays: Arrays) -> None:
-        """Move these arrays to the device, for the next `add`; called in another thread than the loop's."""
+        """Copy `arrays` to the device for the next `add`.
+
+        Called from a thread other than the loop's.
+        """
         self._staged = self._layout.stage(arrays)
 
     def add(self, arrays: Arrays) -> None:  # noqa: ARG002 - `stage` has them
-        """Add the arrays of the last `stage` to the tree's values."""
+        """Add the arrays of the last `stage` call to the tree."""
         self.note_step()
         self.value = self._layout.sum(self.value, self._staged)
         self._staged = None
 
     def reset_optimizer(self) -> None:
-        """Set the optimizer's state that was given first."""
+        """Restore the initial optimizer state."""
         self.optimizer_state = self._begun
 
     def state(self) -> TrainerState:
-        """Return the optimizer's state as arrays."""
+        """Return the optimizer's state as numbered arrays."""
         leaves = jax.tree_util.tree_leaves(self.optimizer_state)
         return {str(number): np.array(leaf) for number, leaf in enumerate(leaves)}
 
     def restore(self, state: TrainerState) -> None:
-        """Resume from such a state; raises `ValueError` if it is of another optimizer."""
+        """Restore what `state` returned; raises `ValueError` for the state of another optimizer."""
         ours = self.state()
         if {name: (array.shape, array.dtype) for name, array in state.items()} != {
             name: (array.shape, array.dtype) for name, array in ours.items()
         }:
-            raise ValueError("a state of another optimizer")
+            raise ValueError("the saved state belongs to another optimizer")
         leaves = [jax.numpy.asarray(state[name]) for name in ours]
         self.optimizer_state = jax.tree_util.tree_unflatten(
             jax.tree_util.tree_structure(self.optimizer_state), leaves

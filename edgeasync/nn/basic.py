@@ -1,4 +1,4 @@
-"""Dense layers, embeddings, activations, and layers that only move or drop values."""
+"""Dense layers, embeddings, activations, dropout, and layers that only change the shape."""
 
 import math
 from dataclasses import dataclass
@@ -12,10 +12,12 @@ from edgeasync.nn.layer import Layer, glorot
 
 @dataclass(frozen=True, slots=True)
 class Linear(Layer):
-    """x W^T + b along the last axis: (batch, ..., in_features) to (batch, ..., out_features), float32.
+    """A dense layer, x W^T + b, along the last axis.
 
-    Parameters: `weight` (out_features, in_features), as torch has it whatever the number of axes, by Glorot;
-    `bias` (out_features,), zeros.
+    Maps float32 (batch, ..., in_features) to (batch, ..., out_features).
+
+    Parameters: `weight` (out_features, in_features) with Glorot initialization, and `bias`
+    (out_features,), initially zero.
 
     >>> from edgeasync import nn
     >>> nn.Linear(64, 10)
@@ -28,7 +30,7 @@ class Linear(Layer):
     bias: bool = True
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a Gemm; with more than two axes, on the rows that all axes but the last make together."""
+        """Add a Gemm. With more than two axes, first flatten all axes but the last into rows."""
         if not x.dims or x.dims[-1] != self.in_features:
             raise self.mismatch(path, x, f"[batch, ..., {self.in_features}]")
         bound = glorot(self.in_features, self.out_features)
@@ -38,7 +40,7 @@ class Linear(Layer):
         dims = (*x.dims[:-1], self.out_features)
         if len(dims) == 1:
             return Value(graph.node("Gemm", path, [x.name, *parameters], transB=1), dims)
-        # Gemm reads the weight as it lies; MatMul would need it transposed at every step.
+        # Gemm reads the weight as stored; MatMul would need to transpose it at every step.
         rows = graph.reshape(f"{path}/rows", x.name, (-1, self.in_features))
         product = graph.node("Gemm", f"{path}/product", [rows, *parameters], transB=1)
         return Value(graph.reshape(path, product, (-1, *dims)), dims)
@@ -46,10 +48,12 @@ class Linear(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Embedding(Layer):
-    """A learned vector for each of `count` numbers: int64 (batch, ...) to float32 (batch, ..., width).
+    """A lookup table of `count` learned vectors.
 
-    A number of `count` or more is an error when the model runs.
-    Parameter: `weight` (count, width), uniform with variance one.
+    Maps int64 indices (batch, ...) to float32 (batch, ..., width). An index of `count` or more is
+    an error when the model runs.
+
+    Parameter: `weight` (count, width), drawn from a uniform distribution with variance 1.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Embedding(1000, 16), nn.MeanOverTime(), nn.Linear(16, 2)), (20,))
@@ -60,7 +64,7 @@ class Embedding(Layer):
 
     @property
     def input_type(self) -> ElementType:
-        """Numbers of vectors."""
+        """`int64`, because the inputs are indices of vectors."""
         return "int64"
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
@@ -71,10 +75,12 @@ class Embedding(Layer):
 
 @dataclass(frozen=True, slots=True)
 class PositionEmbedding(Layer):
-    """Add a learned vector to each of `length` places: (batch, length, width) to the same, float32.
+    """Add a learned vector to each of `length` positions of a sequence.
 
-    Attention does not see order by itself; this tells it. Parameter: `weight` (length, width), uniform with
-    variance one.
+    Input and output are float32 (batch, length, width). Attention ignores the order of its inputs
+    unless a layer such as this one encodes the positions.
+
+    Parameter: `weight` (length, width), drawn from a uniform distribution with variance 1.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Embedding(1000, 16), nn.PositionEmbedding(20, 16)), (20,))
@@ -84,7 +90,7 @@ class PositionEmbedding(Layer):
     width: int
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add an Add that repeats the vectors for every example."""
+        """Add an Add that broadcasts the vectors over the batch."""
         if x.dims != (self.length, self.width):
             raise self.mismatch(path, x, f"[batch, {self.length}, {self.width}]")
         weight = graph.uniform(f"{path}.weight", (self.length, self.width), math.sqrt(3.0))
@@ -93,7 +99,7 @@ class PositionEmbedding(Layer):
 
 @dataclass(frozen=True, slots=True)
 class ReLU(Layer):
-    """max(x, 0), element by element, float32.
+    """The rectifier, max(x, 0), elementwise on float32.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), (64,))
@@ -106,7 +112,9 @@ class ReLU(Layer):
 
 @dataclass(frozen=True, slots=True)
 class LeakyReLU(Layer):
-    """`x` where it is positive, `negative_slope` times `x` elsewhere, float32 (Maas et al. 2013).
+    """A leaky rectifier, elementwise on float32 (Maas et al. 2013).
+
+    Returns `x` where it is positive, and `negative_slope * x` elsewhere.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(0.1)), (64,))
@@ -124,7 +132,7 @@ class LeakyReLU(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Sigmoid(Layer):
-    """1 / (1 + exp(-x)), element by element, float32.
+    """The logistic sigmoid, 1 / (1 + exp(-x)), elementwise on float32.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 1), nn.Sigmoid()), (64,))
@@ -137,7 +145,7 @@ class Sigmoid(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Tanh(Layer):
-    """The hyperbolic tangent, element by element, float32.
+    """The hyperbolic tangent, elementwise on float32.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.Tanh()), (64,))
@@ -150,20 +158,24 @@ class Tanh(Layer):
 
 @dataclass(frozen=True, slots=True)
 class GELU(Layer):
-    """`x` times the normal distribution's share below `x`, float32 (Hendrycks & Gimpel 2016, arXiv:1606.08415).
+    """The GELU activation, elementwise on float32 (Hendrycks & Gimpel 2016, arXiv:1606.08415).
+
+    Returns `x` times the standard normal distribution function at `x`.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.GELU()), (64,))
     """
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a Gelu, the exact one."""
+        """Add a Gelu without the tanh approximation."""
         return Value(graph.node("Gelu", path, [x.name]), x.dims)
 
 
 @dataclass(frozen=True, slots=True)
 class Hardswish(Layer):
-    """x min(max(x + 3, 0), 6) / 6, element by element, float32 (Howard et al. 2019, arXiv:1905.02244).
+    """The hard swish, elementwise on float32 (Howard et al. 2019, arXiv:1905.02244).
+
+    Returns x min(max(x + 3, 0), 6) / 6.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.Hardswish()), (64,))
@@ -176,7 +188,7 @@ class Hardswish(Layer):
 
 @dataclass(frozen=True, slots=True)
 class _AlongAxis(Layer):
-    """An operator along an axis, which cannot be that of the batch."""
+    """An operator along the axis `dim`, which must not be the batch axis."""
 
     dim: int = -1
 
@@ -190,15 +202,15 @@ class _AlongAxis(Layer):
         rank = len(x.dims) + 1
         axis = self.dim + rank if self.dim < 0 else self.dim
         if not 1 <= axis < rank:
-            raise self.mismatch(path, x, f"an input in which dim {self.dim} is an axis other than the batch")
+            raise self.mismatch(path, x, f"an axis {self.dim} that is not the batch axis")
         return Value(graph.node(self.operator, path, [x.name], axis=axis), x.dims)
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax(_AlongAxis):
-    """exp(x) as shares of its sum along the axis `dim`, float32; the batch is axis 0 and cannot be it.
+    """Softmax along the axis `dim`, float32. `dim` must not be the batch axis, 0.
 
-    Not for the end of a model that learns by cross-entropy, which takes raw scores.
+    Do not end a model with it if you train with cross-entropy, which expects raw scores.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 10), nn.Softmax()), (64,))
@@ -209,7 +221,7 @@ class Softmax(_AlongAxis):
 
 @dataclass(frozen=True, slots=True)
 class LogSoftmax(_AlongAxis):
-    """The logarithm of softmax along the axis `dim`, float32; the batch is axis 0 and cannot be it.
+    """The logarithm of softmax along the axis `dim`, float32. `dim` must not be the batch axis, 0.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 10), nn.LogSoftmax()), (64,))
@@ -220,10 +232,10 @@ class LogSoftmax(_AlongAxis):
 
 @dataclass(frozen=True, slots=True)
 class Dropout(Layer):
-    """In training, zero each value with probability `p` and divide the others by 1 - p; else change nothing.
+    """Dropout, elementwise on float32 (Srivastava et al. 2014).
 
-    Float32, element by element (Srivastava et al. 2014). The graph is the forward model's, in which nothing
-    is dropped; a training graph made of it drops.
+    A training graph built from the model sets each value to zero with probability `p` and divides
+    the others by 1 - p. The forward model passes all values through unchanged.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.1)), (64,))
@@ -235,14 +247,14 @@ class Dropout(Layer):
         self.check_number("p", self.p, 0.0, 1.0, "of 0 or more and below 1")
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a Dropout with the ratio as an input."""
+        """Add a Dropout with `p` as its ratio input."""
         ratio = graph.constant(f"{path}/ratio", np.float32(self.p))
         return Value(graph.node("Dropout", path, [x.name, ratio]), x.dims)
 
 
 @dataclass(frozen=True, slots=True)
 class Flatten(Layer):
-    """Put all axes after the batch into one: (batch, ...) to (batch, features), any type.
+    """Flatten all axes after the batch: (batch, ...) to (batch, features), any type.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (8, 8))
@@ -250,7 +262,7 @@ class Flatten(Layer):
 
     @property
     def input_type(self) -> None:
-        """Any."""
+        """`None`: every type is accepted."""
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Flatten."""
@@ -259,9 +271,9 @@ class Flatten(Layer):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Reshape(Layer):
-    """Give every example the shape `shape`, which has as many values: (batch, ...) to (batch, shape...), any type.
+    """Reshape every example to `shape`: (batch, ...) to (batch, shape...), any type.
 
-    One size may be -1: what is left.
+    The number of values must not change. One size may be -1, and is then computed from the others.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Reshape(1, 8, 8), nn.Conv2d(1, 4, 3)), (64,))
@@ -275,14 +287,14 @@ class Reshape(Layer):
             if size != -1:
                 self.check_integer("shape", size)
         if not shape or shape.count(-1) > 1:
-            raise self.bad_argument("shape", shape, "one size at least, and at most one -1")
+            raise self.bad_argument("shape", shape, "at least one size, and at most one -1")
 
     @property
     def input_type(self) -> None:
-        """Any."""
+        """`None`: every type is accepted."""
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a Reshape that keeps the batch."""
+        """Add a Reshape that keeps the batch axis."""
         total, known = math.prod(x.dims), math.prod([size for size in self.shape if size != -1])
         dims = tuple([total // known if size == -1 else int(size) for size in self.shape])
         if math.prod(dims) != total:
@@ -293,9 +305,10 @@ class Reshape(Layer):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Permute(Layer):
-    """Reorder the axes, any type: axis i of the result is axis `dims[i]` of the input, as torch.permute has it.
+    """Reorder the axes as torch.permute does, any type.
 
-    The batch is axis 0 and stays first: `Permute(0, 2, 1)` exchanges the two axes after it.
+    Axis i of the result is axis `dims[i]` of the input. `dims` starts with 0, the batch axis:
+    `Permute(0, 2, 1)` swaps the two axes after it.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Permute(0, 2, 1), nn.Linear(20, 5)), (20, 3))
@@ -308,16 +321,16 @@ class Permute(Layer):
         for axis in dims:
             self.check_integer("dims", axis, 0)
         if sorted(dims) != list(range(len(dims))) or dims[:1] != (0,):
-            raise self.bad_argument("dims", dims, "every axis once, beginning with the batch, 0")
+            raise self.bad_argument("dims", dims, "every axis once, starting with the batch axis 0")
 
     @property
     def input_type(self) -> None:
-        """Any."""
+        """`None`: every type is accepted."""
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Transpose."""
         if len(self.dims) != len(x.dims) + 1:
-            raise self.mismatch(path, x, f"{len(self.dims)} axes, the batch included")
+            raise self.mismatch(path, x, f"{len(self.dims)} axes including the batch")
         dims = tuple([x.dims[axis - 1] for axis in self.dims[1:]])
         return Value(graph.node("Transpose", path, [x.name], perm=self.dims), dims, x.type)
 

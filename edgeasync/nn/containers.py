@@ -1,4 +1,4 @@
-"""Layers made of layers: one after another, and around a shortcut."""
+"""Layers that contain other layers: sequences and residual blocks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +10,12 @@ from edgeasync.nn.layer import Layer
 
 @dataclass(frozen=True, slots=True, init=False)
 class Sequential(Layer):
-    """Layers one after another: each takes what the one before it gives.
+    """Layers in sequence: the output of each is the input of the next.
 
-    The layers are named by their places: the third of a model is `2`, the first in it `2.0`.
-    Raises `ConfigError` if there is no layer, or one that is none.
+    A layer's path is its position, counted from 0. The third layer of a model is `2`, and the first
+    layer inside that one is `2.0`.
+
+    Raises `ConfigError` without layers, or if an argument is not a layer.
 
     >>> from edgeasync import nn
     >>> nn.Sequential(nn.Linear(64, 32), nn.ReLU())
@@ -27,11 +29,11 @@ class Sequential(Layer):
 
     @property
     def input_type(self) -> ElementType | None:
-        """The type of element that the first particular layer takes."""
+        """The input type of the first layer that does not accept every type."""
         return _first_type(self.layers)
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Build the layers in order."""
+        """Build the layers in sequence."""
         prefix = f"{path}." if path else ""
         for place, layer in enumerate(self.layers):
             x = layer.place(graph, f"{prefix}{place}", x)
@@ -40,11 +42,14 @@ class Sequential(Layer):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Residual(Layer):
-    """The sum of a body, whose layers come one after another, and its input (He et al. 2015, arXiv:1512.03385).
+    """A residual block: the sum of its body and its input (He et al. 2015, arXiv:1512.03385).
 
-    Where the body changes the shape, `shortcut` is a layer that brings the input to the same one. The body's
-    layers are named `body.0`, `body.1`, ..., the shortcut `shortcut`.
-    Raises `ConfigError` if the body is empty, a part is not a layer, or body and shortcut differ in shape.
+    The layers of `body` run in sequence. If the body changes the shape, pass a layer as `shortcut`
+    that maps the input to the body's output shape. The layers' paths are `body.0`, `body.1`, ...,
+    and `shortcut`.
+
+    Raises `ConfigError` if the body is empty or an argument is not a layer. `to_onnx` raises
+    `ConfigError` if body and shortcut differ in shape.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Residual(nn.Linear(64, 64), nn.ReLU()), (64,))
@@ -61,18 +66,18 @@ class Residual(Layer):
 
     @property
     def input_type(self) -> ElementType | None:
-        """The type of element that the body takes."""
+        """The input type of the body."""
         return _first_type(self.body)
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Build the body and the shortcut, and add their results."""
+        """Build the body and the shortcut, and add an Add of their results."""
         body = Sequential(*self.body).place(graph, f"{path}.body", x)
         shortcut = x if self.shortcut is None else self.shortcut.place(graph, f"{path}.shortcut", x)
         if (body.dims, body.type) != (shortcut.dims, shortcut.type):
             side = "input" if self.shortcut is None else "shortcut"
             raise ConfigError(
-                f"{path} Residual got {x}; its body makes {body} of it, but its {side} is {shortcut}: "
-                "give a shortcut that makes the same shape as the body"
+                f"layer {path} (Residual): for input {x} the body returns {body}, but the {side} is {shortcut}; "
+                "pass a shortcut that returns the body's shape"
             )
         return Value(graph.node("Add", path, [body.name, shortcut.name]), body.dims, body.type)
 
@@ -83,9 +88,9 @@ def _first_type(layers: tuple[Layer, ...]) -> ElementType | None:
 
 def _checked(owner: str, layers: tuple[Any, ...]) -> tuple[Layer, ...]:
     if not layers:
-        raise ConfigError(f"{owner} has no layers; give one at least")
+        raise ConfigError(f"{owner} has no layers; pass at least one")
     for place, layer in enumerate(layers):
         if not isinstance(layer, Layer):
             hint = f"; write {layer.__name__}(...)" if isinstance(layer, type) else ""
-            raise ConfigError(f"{owner}: {layer!r} at place {place} is not a layer{hint}")
+            raise ConfigError(f"{owner}: {layer!r} at position {place} is not a layer{hint}")
     return layers

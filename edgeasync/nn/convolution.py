@@ -1,4 +1,7 @@
-"""Convolutions, pooling and upsampling: (batch, channels, length) or (batch, channels, height, width), float32."""
+"""Convolutions, pooling and upsampling.
+
+All layers map float32 (batch, channels, length) or (batch, channels, height, width).
+"""
 
 import math
 from dataclasses import KW_ONLY, dataclass
@@ -10,28 +13,34 @@ from edgeasync.nn.graph import LayerGraph, Value
 from edgeasync.nn.layer import Layer, he, times
 
 Size = int | tuple[int, ...]
-"""One integer for all axes, or one for each."""
+"""One integer for all spatial axes, or a tuple with one for each."""
 
 AXES = {1: ("length",), 2: ("height", "width")}
 
 
 class _Spatial(Layer):
-    """What slides a window over `axes` axes behind the channels."""
+    """A layer that slides a window over the `axes` spatial axes after the channels."""
 
     __slots__ = ()
     axes: ClassVar[int]
 
     def check_shape(self, path: str, x: Value, channels: int | str) -> None:
-        """Raise `ConfigError` unless `x` has `axes` + 1 axes, and `channels` of channels if that is a number."""
+        """Raise `ConfigError` unless `x` has one channel axis and `axes` spatial axes.
+
+        If `channels` is an integer, `x` must have that many channels.
+        """
         if len(x.dims) != self.axes + 1 or (isinstance(channels, int) and x.dims[0] != channels):
             raise self.mismatch(path, x, f"[batch, {channels}, {', '.join(AXES[self.axes])}]")
 
     def slide(self, path: str, x: Value, window: tuple[int, ...], attributes: dict[str, Any]) -> tuple[int, ...]:
-        """Return the places of a window (dilation included) along each axis; raises `ConfigError` if none."""
+        """Return the number of window positions along each spatial axis.
+
+        `window` is the dilated size of the window. Raises `ConfigError` if it does not fit.
+        """
         strides, pads = attributes["strides"], attributes["pads"][: self.axes]
         least = [size - 2 * pad for size, pad in zip(window, pads, strict=True)]
         if any(dim < size for dim, size in zip(x.dims[1:], least, strict=True)):
-            raise self.mismatch(path, x, f"{' and '.join(AXES[self.axes])} of {times(least)} or more")
+            raise self.mismatch(path, x, f"{' and '.join(AXES[self.axes])} of at least {times(least)}")
         return tuple([(d - s) // t + 1 for d, s, t in zip(x.dims[1:], least, strides, strict=True)])
 
 
@@ -44,7 +53,7 @@ class _Convolution(_Spatial):
     kernel_size: Size
     stride: Size = 1
     padding: Size = 0
-    _: KW_ONLY  # torch has these in one order for Conv2d and in another for ConvTranspose2d
+    _: KW_ONLY  # torch's Conv2d and ConvTranspose2d order these differently
     dilation: Size = 1
     groups: int = 1
     bias: bool = True
@@ -57,7 +66,7 @@ class _Convolution(_Spatial):
             raise self.bad_argument("groups", self.groups, wanted)
 
     def window(self) -> dict[str, Any]:
-        """Return the arguments as ONNX names and spells them; raises `ConfigError`."""
+        """Return the arguments as ONNX attributes; raises `ConfigError` for invalid ones."""
         return {
             "kernel_shape": self.sizes("kernel_size", self.kernel_size, self.axes, 1),
             "strides": self.sizes("stride", self.stride, self.axes, 1),
@@ -67,7 +76,10 @@ class _Convolution(_Spatial):
         }
 
     def parameters(self, graph: LayerGraph, path: str, shape: tuple[int, ...], inputs: float) -> list[str]:
-        """Add the weight, by He for `inputs` inputs of a result's value, and the bias; return their names."""
+        """Add the weight and the bias; return their names.
+
+        The weight uses He initialization. `inputs` is the number of inputs of one output value.
+        """
         names = [graph.uniform(f"{path}.weight", shape, he(inputs))]
         if self.bias:
             names.append(graph.filled(f"{path}.bias", (self.out_channels,), 0.0))
@@ -76,7 +88,7 @@ class _Convolution(_Spatial):
 
 @dataclass(frozen=True, slots=True)
 class _Forward(_Convolution):
-    """A convolution that is not transposed."""
+    """A convolution, but not a transposed one."""
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Conv."""
@@ -92,9 +104,12 @@ class _Forward(_Convolution):
 
 @dataclass(frozen=True, slots=True)
 class Conv1d(_Forward):
-    """Convolution along one axis: (batch, in_channels, length) to (batch, out_channels, places), float32.
+    """A convolution along one axis.
 
-    Parameters: `weight` (out_channels, in_channels / groups, kernel), by He; `bias` (out_channels,), zeros.
+    Maps float32 (batch, in_channels, length) to (batch, out_channels, positions).
+
+    Parameters: `weight` (out_channels, in_channels / groups, kernel) with He initialization, and
+    `bias` (out_channels,), initially zero.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv1d(3, 8, 5), nn.ReLU()), (3, 100))
@@ -105,11 +120,14 @@ class Conv1d(_Forward):
 
 @dataclass(frozen=True, slots=True)
 class Conv2d(_Forward):
-    """Convolution: (batch, in_channels, height, width) to (batch, out_channels, rows, columns), float32.
+    """A convolution along two axes.
 
-    `kernel_size`, `stride`, `padding` and `dilation` are an integer or one for each axis; `groups` equal to
-    the channels makes it depthwise.
-    Parameters: `weight` (out_channels, in_channels / groups, kernel...), by He; `bias` (out_channels,), zeros.
+    Maps float32 (batch, in_channels, height, width) to (batch, out_channels, rows, columns).
+    `kernel_size`, `stride`, `padding` and `dilation` are an integer, or a tuple with one for each
+    axis. With `groups` equal to `in_channels` the convolution is depthwise.
+
+    Parameters: `weight` (out_channels, in_channels / groups, kernel...) with He initialization, and
+    `bias` (out_channels,), initially zero.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()), (1, 28, 28))
@@ -120,11 +138,13 @@ class Conv2d(_Forward):
 
 @dataclass(frozen=True, slots=True)
 class ConvTranspose2d(_Convolution):
-    """The transpose of a convolution, which makes images larger; shapes as Conv2d, float32.
+    """A transposed convolution along two axes, which enlarges images.
 
-    A side of n becomes (n - 1) stride - 2 padding + dilation (kernel - 1) + 1.
-    Parameters: `weight` (in_channels, out_channels / groups, kernel...), by He for the values that meet in one
-    of the result; `bias` (out_channels,), zeros.
+    Maps float32 (batch, in_channels, height, width) to (batch, out_channels, rows, columns). A side
+    of length n becomes (n - 1) stride - 2 padding + dilation (kernel - 1) + 1.
+
+    Parameters: `weight` (in_channels, out_channels / groups, kernel...) with He initialization for
+    the mean number of inputs of an output value, and `bias` (out_channels,), initially zero.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.ConvTranspose2d(8, 1, 4, stride=2, padding=1), (8, 14, 14))
@@ -146,9 +166,9 @@ class ConvTranspose2d(_Convolution):
             ]
         )
         if min(dims) < 1:
-            raise self.mismatch(path, x, f"a larger image: its padding leaves {times(dims)} of this one")
+            raise self.mismatch(path, x, f"a larger image, because this output would be {times(dims)}")
         shape = (self.in_channels, self.out_channels // self.groups, *kernel)
-        # A value of the result meets every stride-th place of the kernel only, along each axis.
+        # Along each axis, only every stride-th position of the kernel contributes to an output value.
         meeting = shape[0] // self.groups * math.prod(kernel) / math.prod(strides)
         parameters = self.parameters(graph, path, shape, max(meeting, 1.0))
         node = graph.node("ConvTranspose", path, [x.name, *parameters], **attributes)
@@ -157,7 +177,7 @@ class ConvTranspose2d(_Convolution):
 
 @dataclass(frozen=True, slots=True)
 class _Pool(_Spatial):
-    """The arguments that all pooling with a window shares; `stride` is the window's size unless given."""
+    """The arguments that all window pooling shares; `stride` defaults to `kernel_size`."""
 
     kernel_size: Size
     stride: Size | None = None
@@ -166,10 +186,10 @@ class _Pool(_Spatial):
     def __post_init__(self) -> None:
         window = self.window()
         if any(2 * pad > size for pad, size in zip(window["pads"], window["kernel_shape"] * 2, strict=True)):
-            raise self.bad_argument("padding", self.padding, "half the kernel_size at most")
+            raise self.bad_argument("padding", self.padding, "at most half of kernel_size")
 
     def window(self) -> dict[str, Any]:
-        """Return the arguments as ONNX names and spells them; raises `ConfigError`."""
+        """Return the arguments as ONNX attributes; raises `ConfigError` for invalid ones."""
         kernel = self.sizes("kernel_size", self.kernel_size, self.axes, 1)
         return {
             "kernel_shape": kernel,
@@ -178,7 +198,7 @@ class _Pool(_Spatial):
         }
 
     def pool(self, graph: LayerGraph, path: str, x: Value, operator: str, **more: int) -> Value:
-        """Add a pooling node; raises `ConfigError`."""
+        """Add a pooling node; raises `ConfigError` if the input does not fit."""
         self.check_shape(path, x, "channels")
         attributes = self.window()
         places = self.slide(path, x, attributes["kernel_shape"], attributes)
@@ -187,9 +207,10 @@ class _Pool(_Spatial):
 
 @dataclass(frozen=True, slots=True)
 class MaxPool1d(_Pool):
-    """The largest value in each window: (batch, channels, length) to (batch, channels, places), float32.
+    """Max pooling along one axis.
 
-    `stride` is `kernel_size` unless given; a window that does not fit at the end is left out.
+    Maps float32 (batch, channels, length) to (batch, channels, positions). `stride` defaults to
+    `kernel_size`. Values at the end that do not fill a window are dropped.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.MaxPool1d(2), (3, 100))
@@ -204,9 +225,10 @@ class MaxPool1d(_Pool):
 
 @dataclass(frozen=True, slots=True)
 class MaxPool2d(_Pool):
-    """The largest value in each window: (batch, channels, height, width) to the same with fewer, float32.
+    """Max pooling along two axes.
 
-    `stride` is `kernel_size` unless given; windows that do not fit at the ends are left out.
+    Maps float32 (batch, channels, height, width) to (batch, channels, rows, columns). `stride`
+    defaults to `kernel_size`. Values at the ends that do not fill a window are dropped.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.MaxPool2d(2)), (1, 28, 28))
@@ -221,9 +243,10 @@ class MaxPool2d(_Pool):
 
 @dataclass(frozen=True, slots=True)
 class AvgPool2d(_Pool):
-    """The mean of each window, padding counted in: (batch, channels, height, width) to fewer, float32.
+    """Average pooling along two axes. The mean includes the padding's zeros.
 
-    `stride` is `kernel_size` unless given; windows that do not fit at the ends are left out.
+    Maps float32 (batch, channels, height, width) to (batch, channels, rows, columns). `stride`
+    defaults to `kernel_size`. Values at the ends that do not fill a window are dropped.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.AvgPool2d(2)), (1, 28, 28))
@@ -238,14 +261,16 @@ class AvgPool2d(_Pool):
 
 @dataclass(frozen=True, slots=True)
 class GlobalAvgPool(Layer):
-    """The mean of each channel: (batch, channels, length or height and width) to (batch, channels), float32.
+    """The mean of each channel.
+
+    Maps float32 (batch, channels, length) or (batch, channels, height, width) to (batch, channels).
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.GlobalAvgPool(), nn.Linear(8, 10)), (1, 28, 28))
     """
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a GlobalAveragePool and a Flatten of the axes of one that it leaves."""
+        """Add a GlobalAveragePool, and a Flatten that removes its axes of length 1."""
         if len(x.dims) not in (2, 3):
             raise self.mismatch(path, x, "[batch, channels, length] or [batch, channels, height, width]")
         mean = graph.node("GlobalAveragePool", f"{path}/mean", [x.name])
@@ -254,7 +279,9 @@ class GlobalAvgPool(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Upsample(Layer):
-    """Repeat every value `scale_factor` times along each axis behind the channels, 1d or 2d, float32.
+    """Repeat every value `scale_factor` times along each spatial axis.
+
+    The input is float32 (batch, channels, length) or (batch, channels, height, width).
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Upsample(2), nn.Conv2d(8, 4, 3, padding=1)), (8, 14, 14))
@@ -263,7 +290,7 @@ class Upsample(Layer):
     scale_factor: int
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a Resize by the nearest value."""
+        """Add a Resize with nearest-neighbour interpolation."""
         if len(x.dims) not in (2, 3):
             raise self.mismatch(path, x, "[batch, channels, length] or [batch, channels, height, width]")
         dims = (x.dims[0], *[dim * int(self.scale_factor) for dim in x.dims[1:]])

@@ -1,6 +1,6 @@
-"""scikit-learn on a fleet: `EdgeClassifier` and `EdgeRegressor`, and `model` for estimators of its own.
+"""Train with scikit-learn: `EdgeClassifier`, `EdgeRegressor`, and `model` for its own estimators.
 
-None of this is imported unless it is asked for; it needs the extra `sklearn`.
+This module requires the extra `sklearn`, and `import edgeasync` does not import it.
 """
 
 from edgeasync.sklearn.estimators import EdgeClassifier, EdgeRegressor

@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn as models for `train`, `Hub` and `Agent`."""
+"""Adapts scikit-learn's estimators to `train`, `Hub` and `Agent`."""
 
 import copy
 from typing import Any
@@ -22,15 +22,17 @@ KINDS = (SGDClassifier, SGDRegressor, MLPClassifier, MLPRegressor)
 
 
 def model(estimator: Any, features: int, classes: int | None = None) -> "SklearnModel":
-    """Return an estimator as a model for `train`, `Hub` and `Agent`; it is copied, and never changed.
+    """Create a model for `train`, `Hub` and `Agent` from an estimator, which is copied.
 
-    - `estimator`: an `SGDClassifier`, `SGDRegressor`, `MLPClassifier` or `MLPRegressor`. One that is fitted begins
-      with its values, any other with those of scikit-learn.
-    - `features`: how many an example has.
-    - `classes`: how many there are, for a classifier; labels are numbers from 0.
+    - `estimator`: an `SGDClassifier`, `SGDRegressor`, `MLPClassifier` or `MLPRegressor`. Training
+      starts from its coefficients if it is fitted, else from scikit-learn's initial ones.
+    - `features`: number of features of an example.
+    - `classes`: number of classes, for classifiers only. Labels are integers from 0.
 
-    Each local step is the estimator's own `partial_fit` on a batch, with its own loss, learning rate and penalty.
-    Its step count, and the state of Adam, stay on the device.
+    Each local step calls the estimator's `partial_fit` on a batch, with the estimator's own loss,
+    learning rate and penalty. Its step count and the state of Adam stay on the device.
+
+    Raises `ConfigError` for other estimators, and for arguments that do not fit.
 
     >>> import numpy as np
     >>> from sklearn.linear_model import SGDClassifier
@@ -45,25 +47,25 @@ def model(estimator: Any, features: int, classes: int | None = None) -> "Sklearn
 
 
 class SklearnModel(Adapted):
-    """An estimator that devices train; `model` makes one."""
+    """An estimator as a model for the SDK. `model` creates it."""
 
-    optimizer_is = "the estimator has its own, by its arguments"
+    optimizer_is = "set the arguments of the estimator, which has its own optimizer"
 
     def __init__(self, estimator: Any, features: int, classes: int | None) -> None:
         name = type(estimator).__name__
         if not isinstance(estimator, KINDS):
-            raise ConfigError(f"estimator is {name}; give one of {', '.join(kind.__name__ for kind in KINDS)}")
+            raise ConfigError(f"estimator is {name}; pass one of {', '.join(kind.__name__ for kind in KINDS)}")
         if is_classifier(estimator) != (classes is not None):
-            raise ConfigError(f"{name}: classes is for classifiers, and they need it; give how many there are")
+            raise ConfigError(f"{name}: set classes, the number of classes, for a classifier, and only for one")
         if getattr(estimator, "average", False) or getattr(estimator, "early_stopping", False):
-            raise ConfigError(f"{name}: average and early_stopping are for one process; leave them out")
+            raise ConfigError(f"{name}: average and early_stopping are not supported; set both to False")
         self._classes = None if classes is None else np.arange(classes)
         self._estimator = _begun(estimator, features, self._classes)
         arrays = _arrays(self._estimator)
         self.spec = ParameterSpec(tuple([Parameter(name, array.shape) for name, array in arrays.items()]))
 
     def prepare(self, local: LocalTraining) -> Prepared:
-        """Return this model as one that can be trained."""
+        """Return the initial values, and factories of trainers and evaluators."""
         return Prepared(
             spec=self.spec,
             initial=self.spec.flatten(
@@ -75,7 +77,7 @@ class SklearnModel(Adapted):
         )
 
     def fitted(self, arrays: Arrays) -> Any:
-        """Return the estimator with these arrays."""
+        """Return a copy of the estimator with these coefficients."""
         estimator = copy.deepcopy(self._estimator)
         _write(estimator, arrays)
         return estimator
@@ -88,7 +90,7 @@ class SklearnModel(Adapted):
             if classes is None:
                 return EvaluationResult(float(mean_squared_error(data.y, estimator.predict(x))), None, len(data))
             right = float((estimator.predict(x).reshape(data.y.shape) == data.y).mean())
-            if not hasattr(estimator, "predict_proba"):  # such as a support vector machine's
+            if not hasattr(estimator, "predict_proba"):  # for example with the hinge loss
                 return EvaluationResult(1.0 - right, right, len(data))
             return EvaluationResult(
                 float(log_loss(data.y, estimator.predict_proba(x), labels=classes)), right, len(data)
@@ -98,17 +100,17 @@ class SklearnModel(Adapted):
 
 
 class SklearnTrainer:
-    """Trains by the `partial_fit` of an estimator."""
+    """A `Trainer` that calls an estimator's `partial_fit`."""
 
     def __init__(self, model: SklearnModel, data: Dataset, local: LocalTraining, seed: int) -> None:
         self.spec = model.spec
         self._estimator = copy.deepcopy(model._estimator)  # noqa: SLF001 - it is the model's own trainer
-        self._stream = batches(Dataset(data.x, data.y), local.batch_size, seed)  # it takes one input
+        self._stream = batches(Dataset(data.x, data.y), local.batch_size, seed)  # one input only
         self._keeps = local.keep_optimizer_state
         self._vector: Vector | None = None
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: from now on train this vector in place."""
+        """Start an assignment from the vector's values, and train this vector in place."""
         self.spec.check(parameters)
         self._vector = parameters
         _write(self._estimator, self.spec.views(parameters))
@@ -116,11 +118,11 @@ class SklearnTrainer:
             self.reset()
 
     def reset(self) -> None:
-        """Forget the optimizer's state."""
-        vars(self._estimator).pop("_optimizer", None)  # Adam's, of a perceptron; the next step makes one
+        """Discard the optimizer's state."""
+        vars(self._estimator).pop("_optimizer", None)  # of the MLP classes; the next step creates another
 
     def step(self) -> StepResult:
-        """Call `partial_fit` on one batch."""
+        """Call `partial_fit` on the next batch."""
         assert self._vector is not None
         x, y = next(self._stream)
         self._estimator.partial_fit(x.reshape(len(x), -1), y)
@@ -131,10 +133,12 @@ class SklearnTrainer:
 
 
 def _begun(estimator: Any, features: int, classes: Any) -> Any:
-    """Return a copy that has its arrays."""
+    """Return a copy of the estimator with initialized coefficients."""
     if hasattr(estimator, "n_features_in_"):
         if estimator.n_features_in_ != features:
-            raise ConfigError(f"features is {features}, but the estimator is fitted to {estimator.n_features_in_}")
+            raise ConfigError(
+                f"features is {features}, but the estimator was fitted with {estimator.n_features_in_} features"
+            )
         return copy.deepcopy(estimator)
     begun = clone(estimator)
     x = np.zeros((1 if classes is None else len(classes), features), np.float32)

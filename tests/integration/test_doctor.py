@@ -84,7 +84,7 @@ def test_what_people_read(device):
     )
     assert told.returncode == UNFIT
     assert (
-        f"fail  data         {device.folder}/gone.npz: no such file; give the path of a .npz or .csv file\n"
+        f"fail  data         {device.folder}/gone.npz: no such file; pass the path of a .npz or .csv file\n"
         in told.stdout
     )
     assert told.stderr == "edgeasync: this device cannot train yet: data; do what those lines say\n"
@@ -202,9 +202,9 @@ FAULTS = {
         "packages", "fail", "cannot be imported: onnxruntime", "install edgeasync again",
     ),
     "no GPU": (no_gpu, "provider", "warn", "CPU computes, no cuda", "onnxruntime-gpu"),
-    "no data": (no_file, "data", "fail", "no such file", "give the path"),
+    "no data": (no_file, "data", "fail", "no such file", "pass the path"),
     "NaN": (damaged_data, "data", "fail", "readings.npz", ""),
-    "other data": (unfit_data, "step", "fail", "the data has examples of shape", "give such data"),
+    "other data": (unfit_data, "step", "fail", "the data has examples of shape", "reshape the data"),
     "no graph": (a_model_that_is_none, "step", "fail", "onnxruntime cannot load the graph", ""),
     "forward": (a_forward_model, "step", "fail", "is no training graph", "edgeasync model build"),
     "slow": (

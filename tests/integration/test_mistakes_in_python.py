@@ -65,7 +65,7 @@ class Tensor:
         raise RuntimeError("Use tensor.detach().numpy() instead.")
 
 
-UNREAD = "cannot be read as a numpy array: Use tensor"
+UNREAD = "cannot be converted to a numpy array: Use tensor"
 ARGUMENT = r"^train\(\) got an unexpected keyword argument 'wrkers'; did you mean workers\?"
 
 MISTAKES = {

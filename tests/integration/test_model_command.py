@@ -303,7 +303,7 @@ def test_a_training_graph_in_place_of_a_forward_model_and_the_other_way_round(co
     mistake(commands, CONFIG, "training.onnx", "give the forward model", arguments=arguments)
     for command in ("inspect", "check"):
         arguments = ["model", command, "training.onnx", "--train", "head.*"]
-        mistake(commands, CONFIG, "train would change nothing", arguments=arguments)
+        mistake(commands, CONFIG, "train has no effect", arguments=arguments)
     (commands.folder / "training.safetensors").unlink()
     mistake(commands, CONFIG, "training.safetensors", arguments=["model", "inspect", "training.onnx"])
     (commands.folder / "training.safetensors").write_bytes(b"torn")
@@ -343,7 +343,7 @@ def test_runs_that_cannot_be_exported(commands):
     arguments = ["export", "run", "--out", "out.onnx"]
     mistake(commands, FILES, "run: no such folder", arguments=arguments)
     (commands.folder / "run").mkdir()
-    mistake(commands, CONFIG, "out.onnx: only models of ONNX", "out.npz", "--model", arguments=arguments)
+    mistake(commands, CONFIG, "out.onnx: this model has no ONNX graph", "out.npz", "--model", arguments=arguments)
     for name in ("out.pt", "out"):
         mistake(commands, CONFIG, name, ".onnx, .safetensors or .npz", arguments=["export", "run", "--out", name])
     arrays_alone = ["export", "run", "--model", "forward.onnx", "--out", "out.npz"]

@@ -106,7 +106,7 @@ def test_a_fleet_of_daemons_trains_a_model_of_the_users_own(commands, importable
     assert resumed.wait() == 0
     for command in (["runs", "."], ["replay", run, "--export", "w.safetensors"], ["hub", "--check", settings]):
         assert commands.run(*command).returncode == 0
-    hint = "for the arrays alone write x.safetensors or x.npz"
+    hint = "to export its arrays, use x.safetensors or x.npz"
     mistake(commands, CONFIG, hint, arguments=["export", "run-hub", "--out", "x.onnx"])
     told = commands.run("export", "run-hub", "--out", "x.npz", "--json")
     newest = load_file(run / "model.safetensors")
@@ -148,7 +148,7 @@ def test_a_name_that_leads_nowhere_is_told_by_hub_and_agent(commands, importable
     ("factory", "hint"),
     [
         ("nothing", "returned NoneType; return named arrays"),
-        ("integers", "parameter 'w' is int64; give floats"),
+        ("integers", "parameter 'w' is int64; only floats"),
         ("empty", "has no parameters"),
         ("other_shape", "array 'w' has shape (3,), not (2,)"),
         ("other_name", "array 'v' is not part of this model"),
@@ -168,7 +168,7 @@ def test_held_out_data_cannot_be_given_to_code_that_the_hub_cannot_run(commands,
 def test_a_trainer_that_does_not_fit_is_told(commands, importable):
     _, address = commands.hub(commands.settings(model=TABLE))
     cases = [
-        ("mistakes:nothing", CONFIG, ["returned NoneType; return a trainer, with spec, begin and step"]),
+        ("mistakes:nothing", CONFIG, ["returned NoneType; return a trainer with spec, begin and step"]),
         ("mistakes:no_step", CONFIG, ["returned StructMeta; return a trainer"]),
         ("mistakes:refuses", DATA, ["no temperatures in it"]),
         ("mistakes:other", MISMATCH, ["'w' (2,), trained, here, 'weight' (4,), trained, there"]),

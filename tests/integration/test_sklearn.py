@@ -121,7 +121,7 @@ def test_examples_that_are_read_when_they_are_drawn_can_evaluate():
 
 def test_an_estimator_takes_one_input():
     two = Dataset.of({"a": np.eye(3), "b": np.eye(3)}, [0, 1, 0])
-    with pytest.raises(DataError, match="the data has the inputs a, b; here one array x is needed"):
+    with pytest.raises(DataError, match="the data has the inputs a, b, but the model expects one array x"):
         model(SGDClassifier(), 3, 2).prepare(LocalTraining()).make_trainer(two, 0, 1)
 
 
@@ -144,12 +144,12 @@ def test_an_agent_trains_a_regressor(tmp_path):
 @pytest.mark.parametrize(
     ("mistake", "told"),
     [
-        (lambda: model(SVC(), 3, 2), "estimator is SVC; give one of SGDClassifier"),
-        (lambda: model(SGDClassifier(), 3), "classes is for classifiers, and they need it"),
-        (lambda: model(SGDClassifier(average=True), 3, 2), "average and early_stopping are for one process"),
+        (lambda: model(SVC(), 3, 2), "estimator is SVC; pass one of SGDClassifier"),
+        (lambda: model(SGDClassifier(), 3), "set classes, the number of classes, for a classifier"),
+        (lambda: model(SGDClassifier(average=True), 3, 2), "average and early_stopping are not supported"),
         (
             lambda: model(SGDRegressor().partial_fit([[1]], [1]), 3),
-            "features is 3, but the estimator is fitted to 1",
+            "features is 3, but the estimator was fitted with 1 features",
         ),
     ],
 )
@@ -161,7 +161,7 @@ def test_mistakes_are_told_in_one_line(mistake, told):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"optimizer": Adam()}, "optimizer means nothing to SklearnModel: the estimator has its own"),
+        ({"optimizer": Adam()}, "optimizer means nothing to SklearnModel: set the arguments of the estimator"),
         ({"accumulation_steps": 4}, "accumulation_steps means nothing to SklearnModel: give a larger batch_size"),
         ({"micro_batch_size": "auto"}, "micro_batch_size means nothing to SklearnModel: give a smaller batch"),
         ({"metrics": ["accuracy"]}, "metrics means nothing to SklearnModel: leave them out, or evaluate"),

@@ -229,10 +229,10 @@ def test_a_model_of_ones_own(tmp_path):
     run = train(Own(64, 10), rest, evaluate=held_out, until=Stop(epochs=10), optimizer=SGD(learning_rate=0.2))
     assert run.accuracy > 0.85
     assert run.model.keys() == {"weight", "bias"}
-    with pytest.raises(ConfigError, match=r"only models of ONNX .* model\.safetensors or model\.npz"):
+    with pytest.raises(ConfigError, match=r"has no ONNX graph; .* model\.safetensors or model\.npz"):
         run.export(tmp_path / "model.onnx")
     for name in ("m.pt", "m"):
-        with pytest.raises(ConfigError, match=r"m.*: write a name that ends in \.onnx, \.safetensors or \.npz"):
+        with pytest.raises(ConfigError, match=r"m.*: use a name that ends in \.onnx, \.safetensors or \.npz"):
             run.export(tmp_path / name)
     for found in (np.load(run.export(tmp_path / "m.npz")), load_file(run.export(tmp_path / "m.safetensors"))):
         assert {name: array.tolist() for name, array in found.items()} == {
@@ -432,7 +432,7 @@ MISTAKES = {
     "no method": ({"model": NoGradient()}, ConfigError, r"has no method `gradient\(arrays, x, y\)`"),
     "wrong gradient": ({"model": Wrong()}, ConfigError, r"the gradient of 'bias' has shape \(3,\), not \(2,\)"),
     "missing gradient": ({"model": Missing()}, ConfigError, "returned no gradient of 'bias'"),
-    "integers": ({"model": Integers()}, ConfigError, "'weight' is int64; give floats"),
+    "integers": ({"model": Integers()}, ConfigError, "'weight' is int64; only floats"),
     "no model": ({"model": 3}, ConfigError, "the model int is no model; give layers of edgeasync.nn"),
     "no file": ({"model": "missing.onnx"}, ConfigError, r"missing\.onnx: no such file"),
     "no data file": ({"data": "missing.npz"}, DataError, r"missing\.npz: no such file"),
@@ -456,7 +456,7 @@ MISTAKES = {
     "accuracy": ({"until": Stop(accuracy=0.9)}, ConfigError, "accuracy"),
     "loss": ({"loss": "mse"}, ConfigError, "has the loss cross_entropy"),
     "metrics": ({"metrics": ["precision"]}, ConfigError, "precision"),
-    "metric of values": ({"metrics": [MAE()]}, ConfigError, "mae says nothing about the loss cross_entropy"),
+    "metric of values": ({"metrics": [MAE()]}, ConfigError, "mae does not apply to the loss cross_entropy"),
     "metrics of one's own": ({"model": Own(), "metrics": ["f1"]}, ConfigError, "the model Own tells no scores"),
     "parts": ({"micro_batch_size": "small"}, ConfigError, "micro_batch_size"),
     "accumulation": ({"accumulation_steps": 0}, ConfigError, "accumulation_steps"),

@@ -270,7 +270,7 @@ def test_a_loss_of_torch_says_that_it_takes_one_tensor():
 @pytest.mark.parametrize(
     ("mistake", "told"),
     [
-        (lambda: edgeasync.torch.model(3), "module is int; give a torch.nn.Module"),
+        (lambda: edgeasync.torch.model(3), "module is int; pass a torch.nn.Module"),
         (lambda: edgeasync.torch.model(nn.ReLU()), "ReLU has no parameters that can be trained"),
         (lambda: edgeasync.torch.model(module(), optimizer=0.1), "optimizer is float; give one of torch.optim"),
         (lambda: join("tcp://127.0.0.1:9", module(), 0.1), "optimizer is float; give one of torch.optim"),
@@ -332,7 +332,7 @@ def test_a_batch_norm_that_cannot_have_two_examples_says_so(count, batch_size):
     [
         (
             {"optimizer": edgeasync.Adam()},
-            "optimizer means nothing to TorchModel: give one of torch.optim to edge",
+            "optimizer means nothing to TorchModel: pass one from torch.optim to edge",
         ),
         ({"accumulation_steps": 4}, "accumulation_steps means nothing to TorchModel: give a larger batch_size"),
         ({"micro_batch_size": 8}, "micro_batch_size means nothing to TorchModel: give a smaller batch_size"),

@@ -424,9 +424,7 @@ def test_what_is_wrong_with_a_file_is_told_as_ever(tmp_path, settings):
 
 def test_a_model_that_takes_too_long_is_given_up(tmp_path):
     settings = OnnxModel(file=write(tmp_path / "slow.onnx", slow()), loss="mse", build_s_max=4.0)
-    with pytest.raises(
-        GraphError, match=r"slow\.onnx: .* not built after 4 s, the limit of \[model\] build_s_max"
-    ):
+    with pytest.raises(GraphError, match=r"slow\.onnx: .* took longer than \[model\] build_s_max = 4;"):
         load_graph_apart(settings)
 
 
@@ -445,7 +443,7 @@ def test_so_is_one_that_ends_the_process(tmp_path, monkeypatch):
     monkeypatch.setattr(
         subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], -signal.SIGSEGV, b"", b"")
     )
-    with pytest.raises(GraphError, match=r"m\.onnx: .* ended by SIGSEGV"):
+    with pytest.raises(GraphError, match=r"m\.onnx: SIGSEGV ended the build"):
         load_graph_apart(settings)
 
 

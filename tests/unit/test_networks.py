@@ -62,25 +62,25 @@ def test_a_network_goes_where_an_onnx_model_goes_with_its_present_values(tmp_pat
 
 def test_axes_in_another_order_are_refused():
     network = Network(nn.Conv1d(2, 3, 1), (2, 5))
-    with pytest.raises(DataError, match=r"shape \(5, 2\), the network takes \(2, 5\)"):
+    with pytest.raises(DataError, match=r"shape \(5, 2\), but the network expects \(2, 5\)"):
         network(np.zeros((4, 5, 2)))
-    with pytest.raises(DataError, match="give one each"):
+    with pytest.raises(DataError, match="do not fit scores of shape"):
         networks.mean_loss("mse", np.zeros((4, 3, 5)), np.zeros((4, 5, 3)))
 
 
 def test_mistakes_are_named():
     network = Network(nn.Linear(4, 3), (4,))
-    with pytest.raises(DataError, match="takes \\(4,\\)"):
+    with pytest.raises(DataError, match="expects \\(4,\\)"):
         network.gradient(np.ones((2, 5)), [0, 1])
-    with pytest.raises(DataError, match="the network takes \\(4,\\)"):
+    with pytest.raises(DataError, match="the network expects \\(4,\\)"):
         network(np.ones((2, 5)))
     with pytest.raises(DataError, match="label 3 is not under 3 classes"):
         network.gradient(np.ones((1, 4)), [3])
-    with pytest.raises(DataError, match="inputs image, the network x"):
+    with pytest.raises(DataError, match="inputs image, but the network has x"):
         network({"image": np.ones((1, 4))})
     with pytest.raises(ConfigError, match="input_shape"):
         Network(LAYERS)
     with pytest.raises(ConfigError, match="model is int"):
         Network(3)
-    with pytest.raises(DataError, match="give one each"):
+    with pytest.raises(DataError, match="do not fit scores of shape"):
         networks.mean_loss("mse", [[1.0]], [[1.0, 2.0]])

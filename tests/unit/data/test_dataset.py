@@ -16,11 +16,11 @@ GOOD_Y = np.array([0, 1, 2, 0, 1, 2])
 @pytest.mark.parametrize(
     ("x", "y", "sentence"),
     [
-        (GOOD_X, GOOD_Y[:5], "6 examples but 5 labels; give one label for each"),
-        (GOOD_X[:0], GOOD_Y[:0], "there are no values; give at least one example"),
-        (GOOD_X[:, :0], GOOD_Y, "there are no values; give at least one example"),
-        (GOOD_X[:, 0], GOOD_Y, "x has 1 dimensions; give one row of features per example"),
-        (GOOD_X, 3, "y is a single value; give one label per example"),
+        (GOOD_X, GOOD_Y[:5], "6 examples but 5 targets; pass one target per example"),
+        (GOOD_X[:0], GOOD_Y[:0], "x is empty; pass at least one example"),
+        (GOOD_X[:, :0], GOOD_Y, "x is empty; pass at least one example"),
+        (GOOD_X[:, 0], GOOD_Y, "x has 1 dimensions; pass one row of features per example"),
+        (GOOD_X, 3, "y is a single value; pass one target per example"),
         (np.full((6, 2), np.nan), GOOD_Y, "values that are not finite"),
         (np.where(GOOD_X == 3, -np.inf, GOOD_X), GOOD_Y, "values that are not finite"),
         (np.full((6, 2), 1e300), GOOD_Y, "values that are not finite in float32"),
@@ -111,12 +111,12 @@ def test_an_epoch_of_batches_holds_every_example_once(batch_size, sizes):
 
 def test_batches_of_no_examples_are_refused():
     empty = Dataset.of(GOOD_X, GOOD_Y).take(np.array([], np.int64))
-    with pytest.raises(DataError, match="no examples to draw batches from; give at least one"):
+    with pytest.raises(DataError, match="no examples to draw batches from; add at least one"):
         batches(empty, 4, seed=0)
 
 
 def test_a_batch_has_an_example_at_least():
-    with pytest.raises(ConfigError, match="batch_size is 0; give 1 or more"):
+    with pytest.raises(ConfigError, match="batch_size is 0; set 1 or more"):
         batches(Dataset.of(GOOD_X, GOOD_Y), 0, seed=0)
 
 
@@ -148,6 +148,6 @@ def test_a_place_in_other_batches_is_refused():
         (batches(Dataset.of(GOOD_X, GOOD_Y), 4, seed=3), wrong),
     ]:
         first = next(other)[1]
-        with pytest.raises(ValueError, match="another size"):
+        with pytest.raises(ValueError, match="another batch size"):
             other.restore(place)
         assert len(first)

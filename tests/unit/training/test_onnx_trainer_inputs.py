@@ -81,12 +81,18 @@ def test_each_input_has_a_type_of_its_own():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (ONE, "the data has one array x, the hub's model takes image, age: give an array for each"),
-        (Dataset.of({"image": IMAGE}, LABELS), "has the inputs image, the hub's model takes image, age"),
-        (Dataset.of({"image": IMAGE, "sex": AGE}, LABELS), "has the inputs image, sex, the hub's model takes"),
+        (
+            ONE,
+            "the data has one array x, but the hub's model has the inputs image, age; pass one array for each",
+        ),
+        (
+            Dataset.of({"image": IMAGE}, LABELS),
+            "has the inputs image, but the hub's model has the inputs image, age",
+        ),
+        (Dataset.of({"image": IMAGE, "sex": AGE}, LABELS), "has the inputs image, sex, but the hub's model has"),
         (
             Dataset.of({"image": AGE, "age": IMAGE}, LABELS),
-            r"examples of shape \(2,\), the hub's model takes \(4,\)",
+            r"examples of shape \(2,\), but the hub's model expects \(4,\)",
         ),
     ],
 )
@@ -114,7 +120,7 @@ def test_a_model_of_one_input_takes_it_by_its_name_too():
 
 
 def test_models_in_numpy_take_one():
-    with pytest.raises(DataError, match="the data has the inputs age, image; here one array x is needed"):
+    with pytest.raises(DataError, match="the data has the inputs age, image, but the model expects one array x"):
         SoftmaxModel(inputs=6, classes=3).check_data(TWO)
 
 
@@ -128,7 +134,7 @@ def test_a_file_has_an_array_for_each_input(tmp_path):
     assert list(found.features.arrays) == ["image", "age"]
     np.testing.assert_array_equal(found.features.arrays["age"], AGE)
     for arrays, words in (
-        ({"x": IMAGE, "x.age": AGE, "y": LABELS}, r"has x and x\.age; give x for one input, or x\.NAME"),
+        ({"x": IMAGE, "x.age": AGE, "y": LABELS}, r"contains both x and x\.age; save x for one input, or x\.NAME"),
         ({"x.image": IMAGE, "x.age": AGE}, "array 'y' is missing"),
     ):
         np.savez(path, **arrays)
@@ -139,11 +145,11 @@ def test_a_file_has_an_array_for_each_input(tmp_path):
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        ({}, "x is empty; give an array for each input"),
-        ({"a": IMAGE, "b": AGE[1:]}, r"39 examples in x\['b'\] but 40 labels"),
-        ({"a": IMAGE, "b": AGE[:, 0]}, r"x\['b'\] has 1 dimensions; give one row of features"),
+        ({}, "x is an empty dict; pass an array for each input"),
+        ({"a": IMAGE, "b": AGE[1:]}, r"39 examples in x\['b'\] but 40 targets"),
+        ({"a": IMAGE, "b": AGE[:, 0]}, r"x\['b'\] has 1 dimensions; pass one row of features"),
         ({"a": IMAGE * np.nan}, r"x\['a'\] has values that are not finite"),
-        ({"a": IMAGE.astype(str)}, r"x\['a'\] holds .* values; give real numbers"),
+        ({"a": IMAGE.astype(str)}, r"x\['a'\] has dtype .*; use real numbers"),
     ],
 )
 def test_inputs_that_are_no_examples(x, words):
