@@ -134,7 +134,7 @@ class Hub(Service):
 
     @property
     def history(self) -> History:
-        """The updates up to two seconds ago, one row each; read from the folder at each access."""
+        """The run's updates up to two seconds ago, and its evaluations; read at each access."""
         return History.read(self.path)
 
     def snapshot(self) -> dict[str, npt.NDArray[np.float32]]:

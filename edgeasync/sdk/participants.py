@@ -49,9 +49,9 @@ class Participant(ABC):
         return True
 
     def pending(self) -> str | None:
-        """Return the name of an array whose value is still missing, or `None`.
+        """Return the name of an array that a backward pass still needs, or `None`.
 
-        While a value is missing the session neither counts steps nor writes to the model.
+        While there is one the session neither counts steps nor writes to the model.
         """
         return None
 
@@ -71,7 +71,7 @@ class Participant(ABC):
         return lambda: None
 
     def reset_optimizer(self) -> None:  # noqa: B027 - optional
-        """Reset the optimizer's state, because it belongs to another model."""
+        """Reset the optimizer's state, which belongs to the previous model."""
 
     def state(self) -> TrainerState:
         """Return the state of the optimizer and of random numbers as arrays."""

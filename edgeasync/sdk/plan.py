@@ -96,7 +96,7 @@ def plan_run(
         choose_local(prepared.spec, patterns)
         if evaluate is not None and not callable(evaluate):
             raise ConfigError(
-                "evaluate is data, but the values of local differ by device: evaluate on the agents, or pass a "
+                "evaluate is data, and local parameters differ by device: evaluate on the agents, or pass a "
                 "function of the named arrays"
             )
     evaluator = make_evaluator(evaluate, until, prepared)

@@ -82,7 +82,7 @@ class Run:
 
     @property
     def history(self) -> History:
-        """All updates, one row each, and the evaluations; read from the folder at each access."""
+        """The run's updates and evaluations; read from the folder at each access."""
         return History.read(self.path)
 
     @property
