@@ -32,8 +32,7 @@ class SavedTensors:
         self._names = list(tensors)
         self._tensors = list(tensors.values())
         # Even after its backward pass, a graph refers to the accumulator, which refers to the
-        # parameter.
-        # Keeping the accumulator makes this one reference constant.
+        # parameter. Keeping the accumulator makes this one reference constant.
         self._accumulators = [_accumulator_of(one) for one in self._tensors if one.requires_grad]
         self._owners = [_owners_of(name, tensors) for name in self._names]
         self._usual = [1 + one.requires_grad for one in self._tensors]
