@@ -60,7 +60,9 @@ def check_epochs(until: object, shares: Sequence[Share]) -> None:
     """Raise `ConfigError` if `until` counts epochs but no share is a dataset."""
     by_passes = isinstance(until, Stop) and until.epochs is not None
     if by_passes and not any(isinstance(share, Dataset) for share in shares):
-        raise ConfigError("until.epochs does not work with your own trainers only; use Stop(updates=...)")
+        raise ConfigError(
+            "until.epochs needs a dataset: your own trainers do not report their size; use Stop(updates=...)"
+        )
 
 
 def check_same_model(shares: Sequence[Share], spec: ParameterSpec) -> None:

@@ -168,7 +168,7 @@ def test_without_a_hub_the_loop_trains_on(caplog):
     with join("tcp://127.0.0.1:9", model, timeout_s=0.2) as session:
         take_steps(model, session, 3)
         assert (session.steps, session.version) == (0, None)
-    assert "the loop trains by itself" in caplog.text
+    assert "the loop trains alone" in caplog.text
     assert (model["w"][1:] > 0).all()
 
 

@@ -88,7 +88,7 @@ TEN = {
         "give batches of 4 features an example, and one label",
     ),
     "missing method": (lambda _: train(NoGradient(), DATA), ConfigError, r"no method `gradient\(arrays, x, y\)`"),
-    "two runs of an object": (run_twice, EdgeAsyncError, "was run before; make another one to run again"),
+    "two runs of an object": (run_twice, EdgeAsyncError, "has already run; create another one to run again"),
     "port taken": (take_a_taken_port, AddressError, "cannot be bound: Address already in use.*; stop what uses"),
     "unknown name": (lambda _: edgeasync.trian, AttributeError, "no attribute 'trian'; did you mean train?"),
 }
@@ -112,9 +112,9 @@ UNREAD = "cannot be read as a numpy array: Use tensor"
 ARGUMENT = r"^train\(\) got an unexpected keyword argument 'wrkers'; did you mean workers\?"
 
 MORE = {
-    "negative seed": (lambda: train(MODEL, DATA, seed=-1), ConfigError, "seed is -1; give a whole number from 0"),
-    "seed": (lambda: train(MODEL, DATA, seed=1.5), ConfigError, "seed is 1.5; give a whole number"),
-    "seed of a hub": (lambda: Hub(MODEL, run="r", seed=-1).start(), ConfigError, "seed is -1; give a whole"),
+    "negative seed": (lambda: train(MODEL, DATA, seed=-1), ConfigError, "seed is -1; pass an integer from 0"),
+    "seed": (lambda: train(MODEL, DATA, seed=1.5), ConfigError, "seed is 1.5; pass an integer"),
+    "seed of a hub": (lambda: Hub(MODEL, run="r", seed=-1).start(), ConfigError, "seed is -1; pass an integer"),
     "tensor": (lambda: train(MODEL, (Tensor(), DATA[1])), DataError, f"the data: x {UNREAD}"),
     "parameter": (
         lambda: train({"w": Tensor()}, [Trainer()], until=Stop(updates=1)),

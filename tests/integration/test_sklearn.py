@@ -161,10 +161,16 @@ def test_mistakes_are_told_in_one_line(mistake, told):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"optimizer": Adam()}, "optimizer means nothing to SklearnModel: the estimator has its own"),
-        ({"accumulation_steps": 4}, "accumulation_steps means nothing to SklearnModel: give a larger batch_size"),
-        ({"micro_batch_size": "auto"}, "micro_batch_size means nothing to SklearnModel: give a smaller batch"),
-        ({"metrics": ["accuracy"]}, "metrics means nothing to SklearnModel: leave them out, or evaluate"),
+        ({"optimizer": Adam()}, "optimizer does not apply to SklearnModel models: the estimator has its own"),
+        (
+            {"accumulation_steps": 4},
+            "accumulation_steps does not apply to SklearnModel models: use a larger batch_size",
+        ),
+        (
+            {"micro_batch_size": "auto"},
+            "micro_batch_size does not apply to SklearnModel models: use a smaller batch",
+        ),
+        ({"metrics": ["accuracy"]}, "metrics does not apply to SklearnModel models: remove them, or use evaluate"),
     ],
 )
 def test_what_would_be_ignored_is_refused(given, told):

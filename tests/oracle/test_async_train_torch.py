@@ -95,7 +95,7 @@ def test_a_module_with_bagua_leaves_and_returns(monkeypatch):
     algorithm.stop(module)
     with pytest.raises(ConfigError, match="another model"):
         algorithm.abort(network())
-    with pytest.raises(ConfigError, match="AsyncModelAverager takes other models"):
+    with pytest.raises(ConfigError, match="use AsyncModelAverager for other models"):
         module.with_edgeasync([], algorithm)
 
 

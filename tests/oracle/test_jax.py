@@ -137,10 +137,16 @@ def test_mistakes_are_told_in_one_line(mistake, told):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"optimizer": Adam()}, "optimizer means nothing to JaxModel: give one of optax to edgeasync.jax.model"),
-        ({"accumulation_steps": 4}, "accumulation_steps means nothing to JaxModel: give a larger batch_size"),
-        ({"micro_batch_size": "auto"}, "micro_batch_size means nothing to JaxModel: give a smaller batch"),
-        ({"metrics": ["accuracy"]}, "metrics means nothing to JaxModel: leave them out, or evaluate"),
+        (
+            {"optimizer": Adam()},
+            "optimizer does not apply to JaxModel models: give one of optax to edgeasync.jax.model",
+        ),
+        (
+            {"accumulation_steps": 4},
+            "accumulation_steps does not apply to JaxModel models: use a larger batch_size",
+        ),
+        ({"micro_batch_size": "auto"}, "micro_batch_size does not apply to JaxModel models: use a smaller batch"),
+        ({"metrics": ["accuracy"]}, "metrics does not apply to JaxModel models: remove them, or use evaluate"),
     ],
 )
 def test_what_would_be_ignored_is_refused(given, told):

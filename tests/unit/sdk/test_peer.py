@@ -45,12 +45,12 @@ def test_every_key_of_a_peers_own_is_refused():
         ({"round_step": 3}, "did you mean round_steps"),
         ({"codec": "top_k(0.1)"}, "top_k"),
         ({"epochs": 2, "steps_max": 3}, "one of the two"),
-        ({"device_id": "a"}, "give name"),
+        ({"device_id": "a"}, "pass name"),
         ({"out": "a.onnx"}, "save `arrays`"),
         ({"optimizer": "sgd"}, "optimizer"),
         ({"name": "a b"}, "is not a name"),
-        ({"peers": None}, "which peers. give peers="),
-        ({"state": None}, "state is None; give the path of a folder"),
+        ({"peers": None}, "Peer needs the list of peers: pass peers="),
+        ({"state": None}, "state is None; pass the path of a folder"),
         ({"batch_size": 0}, "batch_size"),
         ({"loss": "l3"}, "loss"),
     ],
@@ -61,7 +61,7 @@ def test_mistakes(tmp_path, arguments, said):
 
 
 def test_passes_need_data(tmp_path):
-    with pytest.raises(ConfigError, match="give steps_max"):
+    with pytest.raises(ConfigError, match="set steps_max"):
         Peer(Still(), {"weight": np.zeros((40, 25))}, peers=FILE, state=tmp_path, epochs=1)
 
 
@@ -73,7 +73,7 @@ def test_one_that_has_not_begun_has_no_model(tmp_path):
     peer = Peer(DATA, MODEL, peers=FILE, state=tmp_path)
     assert (peer.connected, peer.rounds) == (False, 0)
     for ask in (lambda: peer.arrays, lambda: peer.evaluate(DATA)):
-        with pytest.raises(EdgeAsyncError, match="has not begun"):
+        with pytest.raises(EdgeAsyncError, match="has not started"):
             ask()
 
 
