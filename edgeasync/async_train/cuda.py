@@ -18,7 +18,7 @@ __all__ = ["device_count", "empty_cache", "is_available", "set_device", "synchro
 
 
 def is_available() -> bool:
-    """Return whether torch or onnxruntime can use a GPU; torch counts only after its import."""
+    """Return whether torch, if it is already imported, or onnxruntime can use a GPU."""
     return device_count() > 0
 
 

@@ -314,7 +314,7 @@ def torch_loss(loss_fn: Any) -> Callable[[Any, Any], Any]:
 
 
 def _weight_of(loss_fn: Any, targets: Any) -> float:
-    """Return what a batch's mean loss was divided by: class weights, or number of examples."""
+    """Return the divisor of a batch's mean loss: class weights or the number of examples."""
     if isinstance(loss_fn, LossFunction):
         loss: Any = loss_fn.loss()
         weights, ignored = getattr(loss, "class_weights", None), getattr(loss, "ignored_label", None)

@@ -45,9 +45,9 @@ class Hub(Service):
       no data.
     - `keys`: a folder from `edgeasync keys init`. Without keys a hub accepts other machines only if
       `insecure` is set.
-    - `frozen`: with "refuse" a device is refused if its frozen arrays differ from those of the
-      hub's model or, if that has none, of the first device that joined (docs/train/join.md). With
-      "warn" such a device may train.
+    - `frozen`: whether to "refuse" or only "warn" a device whose frozen arrays differ from those of
+      the hub's model (docs/train/join.md). If the hub's model has none, the first device that joined
+      defines them.
     - `settings`: other keys of a hub's settings file, as tables: `{"hub": {"knocking": True}}`.
     - All other arguments are as for `train`.
 
@@ -120,7 +120,7 @@ class Hub(Service):
         return self._bind if self._hub is None else self._hub.address
 
     def status(self) -> dict[str, Any]:
-        """Return what `edgeasync status --json` prints (docs/reference/json.md).
+        """Return the output of `edgeasync status --json` as a dict (docs/reference/json.md).
 
         The call waits until that state is on disk. On the hub's own event loop it does not wait,
         but returns the state that was on disk at the previous call.

@@ -313,7 +313,9 @@ def join(
 def _settings_of(settings: Mapping[str, Any], said: Mapping[str, Any]) -> AgentSettings:
     """Build a session's settings from keys and arguments; raises `ConfigError`."""
     if twice := sorted({*said, "data"} & settings.keys()):
-        raise ConfigError(f"{twice[0]} is not a setting of join: pass name for the device; read data in your loop")
+        raise ConfigError(
+            f"{twice[0]} is not a setting of join: pass the device's name as name; load data in your loop"
+        )
     given = {key: value for key, value in said.items() if value is not None}
     usual: dict[str, Any] = {"alone_steps_max": 2**31}
     if "state" in given:

@@ -84,7 +84,7 @@ class Lockstep:
 
     @property
     def over(self) -> bool:
-        """Whether no more steps can be exchanged."""
+        """Whether the worker or the loop has ended, so that no more steps follow."""
         return self._worker == "gone" or self._loop == "ended"
 
     def _set_worker(self, state: Worker) -> None:

@@ -51,7 +51,7 @@ class Participant(ABC):
     def pending(self) -> str | None:
         """Return the name of an array that a backward pass still needs, or `None`.
 
-        While there is one the session neither counts steps nor writes to the model.
+        While there is such an array, the session neither counts steps nor writes to the model.
         """
         return None
 

@@ -104,7 +104,7 @@ def _section_of(
 
 
 class PeerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What workers without a hub train, and for how long; `sections` has one entry per share.
+    """The plan of workers that train without a hub; `sections` has one entry per share.
 
     The workers are processes if they are `apart`, otherwise tasks of this process.
     """

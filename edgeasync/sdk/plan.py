@@ -35,7 +35,7 @@ from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import CodeModel, ShippedModel
 
 SEEDS = 1 << 62
-"""Upper limit of seeds in a settings file."""
+"""Number of valid seeds in a settings file."""
 
 
 class HubPlan(msgspec.Struct, frozen=True, kw_only=True):

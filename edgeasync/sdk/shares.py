@@ -34,7 +34,7 @@ def split(data: object, workers: int | None, seed: int) -> list[Share]:
 
 
 def count_workers(workers: int | None, given: object, default: int) -> int:
-    """Return the number of workers for `given`, a list or shared data; raises `ConfigError`."""
+    """Return the length of a list, or `workers`, or `default`; raises `ConfigError`."""
     if workers is not None and not (isinstance(workers, int) and workers >= 1):
         raise ConfigError(f"workers is {workers!r}; pass 1 or more")
     if not isinstance(given, list):

@@ -207,7 +207,7 @@ def _output_names(module: nn.Module, call: Call) -> list[str]:
                 reason = error
                 continue
             raise ConfigError(
-                f"{type(module).__name__} rejects example ({first_line(error)}); pass what forward accepts"
+                f"{type(module).__name__} rejects example ({first_line(error)}); pass a valid input"
             ) from error
     if reason is not None:
         raise ConfigError(

@@ -45,7 +45,7 @@ def scores_of(loss: Any, *, whole_targets: bool) -> Scores | None:
 def check_scores(module: nn.Module, returned: Callable[[nn.Module], Any], scores: Scores) -> None:
     """Raise `ConfigError` if a module's output does not suit its loss.
 
-    For example, class scores must not be probabilities, and there must be several. `returned` calls
+    Class scores, for example, must not be probabilities, and there must be at least two. `returned` calls
     the module on a few examples. A copy runs in training mode, with random parameters from small to
     large. A module that fails in this check is accepted; training will report the error.
     """

@@ -194,7 +194,7 @@ class HeldModule:
 
 
 class _NoneAlone(Batches):
-    """Batches whose last one borrows an example from the one before, so that it has two."""
+    """Batches whose last one borrows an example if it would contain only one."""
 
     def draw(self) -> npt.NDArray[np.int64]:
         """Return the indices of the next batch's examples."""

@@ -26,7 +26,7 @@ class Written(TorchFunctionMode):  # type: ignore[misc]
     def __init__(self, *, kept: bool) -> None:
         super().__init__()
         self.stopped: set[str] = set()
-        """What stopped gradients: `detach`, `detach_`, `data`, `no_grad` or `padding_idx`."""
+        """The causes of stopped gradients: `detach`, `detach_`, `data`, `no_grad` or `padding_idx`."""
         self.counted = False
         """Whether `len` was called on a tensor."""
         self.packed = False
@@ -44,7 +44,7 @@ class Written(TorchFunctionMode):  # type: ignore[misc]
 
     @property
     def lost(self) -> set[str]:
-        """What stopped gradients and is not written to the file."""
+        """The causes of stopped gradients that the file will not contain."""
         return set() if self._kept else self.stopped
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -166,7 +166,7 @@ def seed_of(seed: int, number: int, count: int, incarnation: int) -> int:
 
 
 class HasSeed(Protocol):
-    """What the creation of a worker's trainer depends on."""
+    """The settings with which a worker's trainer is created."""
 
     @property
     def seed(self) -> int:
