@@ -262,28 +262,20 @@ def join(
     """Take part in a hub's run from your own training loop; use the session in a `with` statement.
 
     - `model`: a `torch.nn.Module`, a dict of numpy arrays, an `edgeasync.networks.Network`, or a
-      participant (docs/train/join.md). The session loads the hub's values into it at once, unless
-      `own_start` is set.
-    - `optimizer`: a torch optimizer; by default every optimizer of the module's parameters is
-      watched. For other models call `session.step()` after each step.
-    - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a killed script resumes
-      under its `name`: its optimizer, its random numbers and, with `session.batches`, its position
-      in the data.
-    - `also`: other torch objects to resume, with `state_dict` and `load_state_dict`, such as a
-      scheduler or a scaler.
+      participant (docs/train/join.md). Unless `own_start` is set, it loads the hub's values at once.
+    - `optimizer`: a torch optimizer, by default any of the module's parameters. For other models
+      call `session.step()` after each step.
+    - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a killed script resumes its
+      optimizer, random numbers and, with `session.batches`, its position in the data.
+    - `also`: other torch objects to resume, such as a scheduler; they have a `state_dict`.
     - `examples`: the number of examples that the loop trains on.
-    - `own_start`: start from the model's own values instead of the hub's.
-    - `keep_optimizer_state`: whether the optimizer's state is kept across exchanges; by default the
-      hub decides.
+    - `keep_optimizer_state`: whether it is kept across exchanges; by default the hub decides.
     - `timeout_s`: how long to wait for the hub's first model, and at the end for its last answer.
-    - `topology`: `"ring"` or `"all_to_all"` to train without a hub, averaging the model with the
-      devices in the file `peers`. The session starts from the model's own values or from its
-      `state` folder, and ends with the mean of one more round.
-    - Other keys of `[agent]` and `[limits]` in a settings file; without a hub, keys of `[peer]`
-      (docs/train/peers.md).
+    - `topology`: `"ring"` or `"all_to_all"` averages without a hub, with the devices in the file
+      `peers` (docs/train/peers.md). The session ends with the mean of one more round.
+    - Other keys of `[agent]` and `[limits]` in a settings file; without a hub, keys of `[peer]`.
 
-    Raises `ConfigError`, `AddressError` or `AccessError`, and `ModelMismatchError` if the hub has
-    another model.
+    Raises `ConfigError`, `AddressError`, `AccessError`, or `ModelMismatchError` for another model.
 
     >>> import tempfile
     >>> import numpy as np
