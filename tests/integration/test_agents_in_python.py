@@ -339,7 +339,7 @@ def test_epochs_and_batches_of_a_device_override_the_hubs(tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"data": DATA, "workers": 0}, "workers is 0; give 1 or more"),
+        ({"data": DATA, "workers": 0}, "workers is 0; pass 1 or more"),
         ({"data": [DATA, DATA], "workers": 3}, "workers is 3, but the list has 2 entries"),
         ({"data": []}, "the list is empty"),
         ({"trainer": Awaited(), "workers": 2}, "workers is 2, but there is one trainer: pass a list"),

@@ -186,13 +186,13 @@ def test_what_is_ignored_is_said_once_and_what_nobody_knows_is_a_mistake(caplog,
         AsyncWorker("127.0.0.1:9").train((np.eye(4), [0, 1, 0, 1]), epoch=3)
     with pytest.raises(TypeError, match="stale"):
         ParameterServer(network(), stale=3)
-    with pytest.raises(ConfigError, match="staleness_policy is 'none'; give 'adaptive_lr' or 'filter'"):
+    with pytest.raises(ConfigError, match="staleness_policy is 'none'; choose 'adaptive_lr' or 'filter'"):
         ParameterServer(network(), staleness_policy="none")
     with pytest.raises(ConfigError, match="dataset or dataloader"):
         AsyncWorker("127.0.0.1:9").train()
     monkeypatch.setenv("RANK", "4")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ConfigError, match="rank is 4 of world_size 4"):
+    with pytest.raises(ConfigError, match="rank is 4, but world_size is 4"):
         init_distributed()
 
 

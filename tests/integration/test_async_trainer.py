@@ -55,7 +55,7 @@ def test_a_step_at_a_time(make, caplog):
         assert losses[-1] < 0.7 * losses[0]
         steps = list(history["local_steps"])[:-1]  # the last update has what is left
         assert steps == ([3] * 11 + [6, 11, 11] if steps_per_epoch else [11] * 6), "never more than twice as many"
-    assert "warm_up_epochs is ignored: give steps_per_epoch" in caplog.text
+    assert "warm_up_epochs is ignored: set steps_per_epoch" in caplog.text
 
 
 @pytest.mark.parametrize(("of", "name"), [(communication, "join"), (JoinedLoop, "_send_last_steps")])
@@ -129,7 +129,7 @@ def test_a_long_gradient_is_told():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"divergence_metrics": ["speed"]}, "divergence_metrics has 'speed'"),
+        ({"divergence_metrics": ["speed"]}, "divergence_metrics contains 'speed'"),
         ({"alert_threshold": -1.0}, "alert_threshold is -1.0"),
         ({"remediation_strategy": "pray"}, "remediation_strategy is 'pray'"),
     ],

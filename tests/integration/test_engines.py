@@ -230,7 +230,7 @@ def test_what_cannot_be_handed_to_a_process_is_told(temporary):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"engine": "threads"}, "engine is 'threads'; give one of 'tasks', 'processes', 'ray'"),
+        ({"engine": "threads"}, "engine is 'threads'; choose one of 'tasks', 'processes', 'ray'"),
         ({"ray_address": "auto"}, "ray_address requires engine='ray', but engine is 'tasks'"),
         ({"engine": "processes"}, "the package cloudpickle; run pip install 'edgeasync\\[processes\\]'"),
         ({"engine": "ray"}, "engine='ray' needs Ray; run pip install 'edgeasync\\[ray\\]'"),

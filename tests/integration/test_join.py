@@ -134,7 +134,7 @@ def test_another_model_is_told_by_the_array(hub):
         join(hub.address, {"w": np.zeros(5, np.float32)}, timeout_s=PATIENCE_S)
     with pytest.raises(ModelMismatchError, match="your model has an array 'b'"):
         join(hub.address, {"w": np.zeros(6, np.float32), "b": np.zeros(1, np.float32)}, timeout_s=PATIENCE_S)
-    with pytest.raises(edgeasync.EdgeAsyncError, match="model is int; give a torch"):
+    with pytest.raises(edgeasync.EdgeAsyncError, match="model is int; pass a torch"):
         join(hub.address, 3)
 
 

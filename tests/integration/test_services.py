@@ -152,7 +152,7 @@ def test_mistakes_are_told_at_once(tmp_path):
         Hub(nn.Linear(4, 2), run=tmp_path / "3"),
     ):
         pass
-    with pytest.raises(ConfigError, match="give one of the two"):
+    with pytest.raises(ConfigError, match="pass exactly one of data and trainer"):
         Agent("tcp://127.0.0.1:5555")
     with pytest.raises(ConfigError, match="enrol needs state"):
         Agent(data=DATA, enrol="token").start()

@@ -274,8 +274,11 @@ def test_a_loss_of_torch_says_that_it_takes_one_tensor():
     [
         (lambda: edgeasync.torch.model(3), "module is int; give a torch.nn.Module"),
         (lambda: edgeasync.torch.model(nn.ReLU()), "ReLU has no trainable parameters"),
-        (lambda: edgeasync.torch.model(module(), optimizer=0.1), "optimizer is float; give one of torch.optim"),
-        (lambda: join("tcp://127.0.0.1:9", module(), 0.1), "optimizer is float; give one of torch.optim"),
+        (
+            lambda: edgeasync.torch.model(module(), optimizer=0.1),
+            "optimizer is float; pass a torch.optim optimizer",
+        ),
+        (lambda: join("tcp://127.0.0.1:9", module(), 0.1), "optimizer is float; pass a torch.optim optimizer"),
     ],
 )
 def test_mistakes_are_told_in_one_line(mistake, told):
