@@ -190,7 +190,7 @@ def test_what_keeps_a_loop_from_listening_is_raised(tmp_path):
     [
         ({"topology": "circle"}, "topology is 'circle'"),
         ({"topology": "star"}, "peers requires topology"),
-        ({"peers": None}, "which peers"),
+        ({"peers": None}, "join without a hub needs the file"),
         ({"state": None}, "needs state"),
         ({"hub": "tcp://127.0.0.1:5555"}, "hub requires a hub"),
         ({"own_start": True}, "own_start requires a hub"),

@@ -497,7 +497,7 @@ MISTAKES = {
     "trainer": (
         {"model": ARRAYS, "data": [trainer_of(SoftmaxModel(inputs=4, classes=3), DATA)]},
         ModelMismatchError,
-        "trainer 1 has other arrays",
+        "the arrays of trainer 1 differ",
     ),
 }  # fmt: skip
 

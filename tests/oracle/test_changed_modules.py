@@ -261,7 +261,7 @@ def test_a_replaced_layer_that_no_optimizer_steps_is_told_in_the_log(tmp_path, c
 def test_a_buffer_that_is_not_finite_is_named(join_or_serve):
     module = make()
     module.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
-    with pytest.raises(ConfigError, match=r"'mask' has values that are not finite.*persistent=False"):
+    with pytest.raises(ConfigError, match=r"'mask' contains values that are not finite.*persistent=False"):
         join_or_serve(module)
 
 
