@@ -150,7 +150,7 @@ def test_mistakes_of_train(arguments, said):
 
 @pytest.mark.parametrize("topology", ["star", "ring"])
 def test_a_trainer_of_another_model_is_refused(topology):
-    with pytest.raises(ModelMismatchError, match="trainer 1 has other arrays than the model"):
+    with pytest.raises(ModelMismatchError, match="the arrays of trainer 1 differ from the model"):
         train({"w": [1.0]}, [Adds(), Adds()], topology=topology, until=Stop(updates=10))
 
 

@@ -689,7 +689,7 @@ REFUSED = {
     "no numbers": (
         lambda: nn.utils.skip_init(nn.Linear, 4, 2).apply(lambda part: part.weight.data.fill_(torch.nan)),
         np.zeros((3, 4)),
-        "parameter 'weight' has values that are not finite",
+        "parameter 'weight' contains values that are not finite",
     ),
     "halves": (
         lambda: nn.Linear(4, 2).half(),
