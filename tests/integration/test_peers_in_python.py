@@ -138,7 +138,7 @@ def test_workers_that_diverge_do_not_wait_for_rounds(tmp_path, amounts, engine):
         ({"settings": {"codec": {}}}, "without a hub only the table peer applies"),
         ({"settings": {"peer": {"codec": "top_k(0.1)"}}}, "codec"),
         ({"settings": {"peer": {"peers": "x"}}}, "peer.peers"),
-        ({"workers": 1}, "2 to 64 workers"),
+        ({"workers": 1}, "workers must be from 2 to 64"),
         ({"engine": "ray"}, "'tasks' or 'processes'"),
     ],
 )
