@@ -129,7 +129,7 @@ def test_the_loop_ends_with_the_run(tmp_path):
 
 def test_another_model_is_told_by_the_array(hub):
     with pytest.raises(
-        ModelMismatchError, match=r"'w' is trained of shape \(5,\) here, trained of \(6,\) at the hub"
+        ModelMismatchError, match=r"'w' is trained of shape \(5,\) here, but trained of \(6,\) at the hub"
     ):
         join(hub.address, {"w": np.zeros(5, np.float32)}, timeout_s=PATIENCE_S)
     with pytest.raises(ModelMismatchError, match="your model has an array 'b'"):
@@ -301,7 +301,7 @@ def test_a_network_joins_with_its_statistics(tmp_path):
         assert session.exchanges == 3
         for name, array in hub.snapshot().items():
             np.testing.assert_allclose(array, network.arrays[name], rtol=1e-4, atol=1e-6)
-        with pytest.raises(TimeoutError, match="devices are live"):
+        with pytest.raises(TimeoutError, match="devices are still live"):
             hub.wait_until_left(timeout_s=0.01)
         session.abort()
         hub.wait_until_left(PATIENCE_S)

@@ -53,7 +53,7 @@ OF_ANSWERS = {"torch's": nn.BCEWithLogitsLoss(), "a function": F.binary_cross_en
 @pytest.mark.parametrize("ending", PROBABILITIES.values(), ids=PROBABILITIES)
 def test_probabilities_are_no_scores_of_classes(ending, loss):
     with pytest.raises(
-        ConfigError, match=r"returns values between 0 and 1 .* takes the scores before that; return t"
+        ConfigError, match=r"always returns values between 0 and 1, .* expects the scores before that; return t"
     ):
         trained(Ends(ending), LABELS, loss)
 
