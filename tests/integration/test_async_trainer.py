@@ -88,7 +88,7 @@ def test_the_hub_tells_what_is_over_a_threshold_and_exchanges_more_often():
 @pytest.mark.parametrize(
     ("metrics", "losses", "wanted"),
     [
-        (["loss"], [1.0, 3.0, 3.5, 1.0, 4.0], ["the loss is 3, and", "the loss is 4, and"]),
+        (["loss"], [1.0, 3.0, 3.5, 1.0, 4.0], ["the loss is 3 (", "the loss is 4 ("]),
         (["loss_variance"], [1.0, 1.1, 1.0, 9.0], ["the loss_variance is 11.9"]),
         (["loss", "loss_variance"], [1.0, math.nan], ["the loss is nan", "the loss_variance is inf"]),
         (["loss_variance"], [1.0] * 20, []),

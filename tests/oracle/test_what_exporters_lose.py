@@ -450,7 +450,7 @@ class Token(nn.Module):
 def test_a_batch_that_became_a_number_is_told(exporter):
     said = refused(Token(len), torch.randn(3, 4), exporter=exporter)
     assert "accepts only 3 examples, because len(x) became a Python number" in said
-    assert "write x.shape[0]" in said
+    assert "use x.shape[0]" in said
     edgeasync.torch.to_onnx(Token(lambda x: x.shape[0]), torch.randn(3, 4), exporter=exporter)
 
 
@@ -646,7 +646,9 @@ def test_train_and_freeze_have_the_meaning_of_the_hub(caplog):
         proto = edgeasync.torch.to_onnx(module, x, exporter="legacy", **chosen)
         assert {parameter.name for parameter in graph_of(proto).spec.parameters} == trained
     assert all(tensor.requires_grad for tensor in module.parameters()), "the module stays as it is"
-    with pytest.raises(ConfigError, match=r"no parameter matches 'c.\*'; there are a.weight, a.bias, b.weight"):
+    with pytest.raises(
+        ConfigError, match=r"no parameter matches 'c.\*'; the parameters are a.weight, a.bias, b.weight"
+    ):
         edgeasync.torch.to_onnx(module, x, freeze="c.*")
 
 
