@@ -1,7 +1,8 @@
-"""The toolbox of asynchronous training by its classes: parameter server, workers, averagers and trainers.
+"""A toolbox of asynchronous training with familiar class names, such as `ParameterServer`.
 
-Everything here is made of edgeasync's public names, and nothing of edgeasync imports it. docs/train/async_train.md
-says what each name means here, and what differs. A name is imported when it is first asked for.
+It uses only edgeasync's public API, and the rest of edgeasync does not import it.
+docs/train/async_train.md explains each name and how it differs from other libraries. Names are
+imported on first use.
 
     >>> from edgeasync.async_train import init_distributed
     >>> rank, world_size = init_distributed(rank=0, world_size=1)
@@ -57,7 +58,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}; dir(edgeasync.async_train) lists all"
+            f"module {__name__!r} has no attribute {name!r}; dir(edgeasync.async_train) lists all names"
         )
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 

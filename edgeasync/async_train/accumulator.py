@@ -1,4 +1,4 @@
-"""Large batches from small ones: gradients add up over several batches before a step is taken."""
+"""Accumulates gradients over several small batches before each step."""
 
 import math
 import time
@@ -9,17 +9,17 @@ from edgeasync.async_train.learners import learner_of
 from edgeasync.errors import ConfigError
 
 STEP_SHARE = 0.1
-"""The share of time that steps, and the exchanges in them, may take before batches become larger."""
+"""Largest share of time for steps and their exchanges before batches per step increase."""
 
 SMOOTHING = 0.2
-"""The share of a new measurement in a mean of seconds."""
+"""Weight of a new measurement in a moving mean of seconds."""
 
 
 class AsyncGradientAccumulator:
-    """Takes one step for several batches; the step is that of one large batch.
+    """Takes one step per several batches, equal to the step of one large batch.
 
-    docs/train/async_train_blocks.md has the arguments. `session` is what `edgeasync.join` returned for a torch
-    module, or for `model.network`.
+    docs/train/async_train_blocks.md describes the arguments. `session` is the result of
+    `edgeasync.join` for a torch module or for `model.network`.
 
     >>> import numpy as np
     >>> from edgeasync.async_train import AsyncGradientAccumulator, data, nn, optim
@@ -43,17 +43,17 @@ class AsyncGradientAccumulator:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.accumulation_steps = _batches(accumulation_steps, base_batch_size, target_batch_size)
-        """Batches for the step that is being prepared."""
-        self.steps = 0  # that were taken
+        """Batches per step, for the current step."""
+        self.steps = 0  # taken so far
         self._pace = BatchesPerStep(self.accumulation_steps, adaptive=adaptive_accumulation)
         self._learner = learner_of(model, device, "AsyncGradientAccumulator")
-        self.model = self._learner.model  # the one that was given or, for layers and files, a `Model` of them
-        self.device = self._learner.device  # where it computes
+        self.model = self._learner.model  # the user's model or, for layers and files, a `Model` of them
+        self.device = self._learner.device  # the device that computes
         self._session, self._clock = session, clock
         self._batches = self._examples = 0
 
     def train_step(self, inputs: Any, targets: Any, optimizer: Any, loss_fn: Any = None) -> float:
-        """Add a batch's gradient, and take a step if it was the last of the step; return its mean loss."""
+        """Accumulate a batch's gradient, and take the step if it is complete; return the mean loss."""
         began_s = self._clock()
         loss = self._learner.add(inputs, targets, loss_fn)
         self._pace.note_batch(self._clock() - began_s)
@@ -64,7 +64,7 @@ class AsyncGradientAccumulator:
         return loss
 
     def finish(self, optimizer: Any, loss: float | None = None) -> None:
-        """Take the step with the batches that there are: after the last one of an epoch, say."""
+        """Take a step with the batches so far, for example at the end of an epoch."""
         if not self._batches:
             return
         began_s = self._clock()
@@ -79,7 +79,7 @@ class AsyncGradientAccumulator:
 
 
 class BatchesPerStep:
-    """How many batches make a step: at most a given number or, if it adapts, by what batches and steps take."""
+    """The number of batches per step: fixed, or adapted to the durations of batches and steps."""
 
     def __init__(self, most: int, *, adaptive: bool) -> None:
         self._most, self._adaptive = most, adaptive
@@ -87,11 +87,11 @@ class BatchesPerStep:
         self._step_s: float | None = None
 
     def note_batch(self, seconds: float) -> None:
-        """Take what a batch's gradient took."""
+        """Record the duration of a batch's gradient."""
         self._batch_s = _mean(self._batch_s, seconds)
 
     def note_step(self, seconds: float) -> int:
-        """Take what a step took; return how many batches the next one has."""
+        """Record the duration of a step; return the number of batches for the next one."""
         self._step_s = _mean(self._step_s, seconds)
         if not self._batch_s or not self._adaptive:
             return self._most
@@ -104,15 +104,15 @@ def _mean(known: float | None, new: float) -> float:
 
 
 def _batches(steps: int | None, base: int | None, target: int | None) -> int:
-    """Return the most batches of a step; raises `ConfigError` unless one of both ways is given."""
+    """Return the largest number of batches per step; raises `ConfigError` for invalid arguments."""
     if (steps is None) == (base is None or target is None) or (base is None) != (target is None):
-        raise ConfigError("give accumulation_steps, or base_batch_size and target_batch_size")
+        raise ConfigError("pass accumulation_steps, or both base_batch_size and target_batch_size")
     if steps is None:
         assert base is not None
         assert target is not None
         if not 1 <= base <= target:
-            raise ConfigError(f"base_batch_size is {base}, target_batch_size {target}; give 1 <= base <= target")
+            raise ConfigError(f"base_batch_size ({base}) must be between 1 and target_batch_size ({target})")
         return math.ceil(target / base)
     if steps < 1:
-        raise ConfigError(f"accumulation_steps is {steps}; give 1 or more")
+        raise ConfigError(f"accumulation_steps is {steps}; pass 1 or more")
     return steps

@@ -1,4 +1,4 @@
-"""What a program of the reference gives - data, losses, optimizers - as edgeasync's public face takes it."""
+"""Converts data, losses and optimizers of the toolbox for edgeasync's public API."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -22,14 +22,14 @@ from edgeasync.losses import (
 )
 
 PLACES = ("run", "keys", "state", "peers", "validation")
-"""Arguments of `Hub`, `Agent` and `join` that may be paths."""
+"""Arguments of `Hub`, `Agent` and `join` that may be file paths."""
 
 BATCH_SIZE = 32
-"""Where nobody says one, and data come in no batches."""
+"""Default batch size, if the data are not batched."""
 
 
 def settled(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments that are used later, with absolute paths: the working directory may be another one then."""
+    """Make paths in `arguments` absolute, because the working directory may change before use."""
     return {
         name: Path(value).expanduser().absolute() if name in PLACES and isinstance(value, str | Path) else value
         for name, value in arguments.items()
@@ -41,65 +41,68 @@ TORCH_LOSSES: dict[str, Callable[[Any], Loss]] = {
     "CrossEntropyLoss": lambda loss: CrossEntropy(
         class_weights=None if loss.weight is None else tuple(loss.weight.tolist()),
         label_smoothing=loss.label_smoothing,
-        ignored_label=loss.ignore_index if loss.ignore_index >= 0 else None,  # no label here is below 0
+        ignored_label=loss.ignore_index if loss.ignore_index >= 0 else None,  # labels are never negative
     ),
     "L1Loss": lambda _: MeanAbsoluteError(),
     "MSELoss": lambda _: MeanSquaredError(),
 }
-"""What torch's losses of these names are."""
+"""Conversions of torch losses, by class name."""
 
 
 def is_torch(model: object) -> bool:
-    """Return whether a model is a `torch.nn.Module`; torch is not imported for it."""
+    """Return whether a model is a `torch.nn.Module`, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
 def has_parameters(model: object) -> bool:
-    """Return whether a model is one of the user's own in numpy: an object with named arrays."""
+    """Return whether a model is the user's own numpy model, with named arrays."""
     return isinstance(getattr(model, "parameters", None), Mapping)
 
 
 def as_data(dataset: object = None, dataloader: object = None) -> Dataset:
-    """Return one of the two as data for `Agent`; raises `ConfigError` for none or both, and `DataError`."""
+    """Convert `dataset` or `dataloader` to data for `Agent`.
+
+    Raises `ConfigError` unless exactly one is set, and `DataError` for unusable data.
+    """
     if (dataset is None) == (dataloader is None):
-        raise ConfigError("training needs data: give dataset or dataloader, one of the two")
+        raise ConfigError("training needs data: pass either dataset or dataloader")
     return as_dataset(dataloader if dataset is None else dataset)
 
 
 def batch_size_of(loader: object) -> int:
-    """Return the batch size of a loader, or the usual one if it has none."""
+    """Return the batch size of a loader, or the default."""
     return batch_size(loader) or BATCH_SIZE
 
 
 def as_loss(loss_fn: object) -> LossSetting:
-    """Return the loss that an object of ours or of torch stands for; raises `ConfigError`."""
+    """Convert a loss of torch or of this package to edgeasync's; raises `ConfigError`."""
     name = type(loss_fn).__name__
     make = TORCH_LOSSES.get(name) if type(loss_fn).__module__.startswith("torch.") else None
     if make is None:
         return loss_of(loss_fn)
     if (reduction := getattr(loss_fn, "reduction", "mean")) != "mean":
-        raise ConfigError(f"{name} has reduction={reduction!r}; a loss is the mean of a batch here: leave it out")
+        raise ConfigError(f"{name} has reduction={reduction!r}, but the loss must be a mean; remove reduction")
     if name == "BCEWithLogitsLoss":
         for argument in ("weight", "pos_weight"):
             if getattr(loss_fn, argument, None) is not None:
-                raise ConfigError(f"{name} has a {argument}, which only torch itself can train with; leave it out")
+                raise ConfigError(f"{name} has a {argument}, which is supported only for torch modules; remove it")
     return make(loss_fn)
 
 
 def as_stages(optimizer: object) -> Any:
-    """Return an optimizer of `optim` as edgeasync's own, and anything else as it is."""
+    """Convert an optimizer of `optim` to edgeasync's; return anything else unchanged."""
     return optimizer.optimizer() if isinstance(optimizer, Optimizer) else optimizer
 
 
 def as_maker(optimizer: object) -> Any:
-    """Return an optimizer for `edgeasync.torch.model`: torch's as it is, another as what makes torch's."""
+    """Convert an optimizer for `edgeasync.torch.model`; torch optimizers are returned unchanged."""
     ours = as_optimizer(optimizer)
     return ours.maker_for_torch() if isinstance(ours, Optimizer) else ours
 
 
 def as_optimizer(optimizer: Any) -> Any:
-    """Return edgeasync's own SGD or Adam as one of `optim`, and anything else as it is."""
+    """Convert edgeasync's SGD or Adam to one of `optim`; return anything else unchanged."""
     found: Optimizer
     if isinstance(optimizer, SGD):
         found = optim.SGD(lr=optimizer.learning_rate, momentum=optimizer.momentum)
@@ -108,26 +111,26 @@ def as_optimizer(optimizer: Any) -> Any:
         found = optim.Adam(lr=optimizer.learning_rate, betas=betas, eps=optimizer.epsilon)
     else:
         return optimizer
-    found.stage = optimizer  # which may say more than torch's can
+    found.stage = optimizer  # it may have more options than torch's
     return found
 
 
 def as_address(server: str) -> str:
-    """Return `host:port` as an address; one with its transport stays as it is.
+    """Convert `host:port` to an address; addresses with a transport are returned unchanged.
 
     >>> as_address("10.0.0.1:5000")
     'tcp://10.0.0.1:5000'
     """
     transport, _, place = server.rpartition("://")
-    if transport == "ipc" and place and place[0] not in "@*":  # a path, which no `chdir` is to move
+    if transport == "ipc" and place and place[0] not in "@*":  # a path: make it independent of `chdir`
         return f"ipc://{Path(place).expanduser().absolute()}"
     return server if transport else f"tcp://{server}"
 
 
 def put_back(model: Any, arrays: Any) -> None:
-    """Put trained values into the model that was given; a file keeps its own."""
+    """Load trained values into the user's model; a model file is not changed."""
     if is_torch(model):
-        import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
+        import edgeasync.torch as ours  # noqa: PLC0415 - imports torch
 
         ours.load(model, arrays)
     elif hasattr(model, "load_state_dict"):

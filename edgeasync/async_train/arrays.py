@@ -1,4 +1,4 @@
-"""The arrays that loaders give and models return: numpy's, with the method that programs for a GPU call."""
+"""Numpy arrays of loaders and models, with the `to` method that GPU programs call."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
     """
 
     origin: Any = None
-    """Of a model's scores: the model and the inputs. Arrays that are computed from them have none."""
+    """For a model's scores: the model and its inputs. Derived arrays have no origin."""
 
-    def to(self, device: object = None, **_: object) -> "Array":  # noqa: ARG002 - there is one device
-        """Return this array: it is on the CPU, as all are."""
+    def to(self, device: object = None, **_: object) -> "Array":  # noqa: ARG002 - arrays stay on the CPU
+        """Return this array; all arrays are on the CPU."""
         return self
 
 
 def as_array(values: npt.ArrayLike) -> Array:
-    """Return values as such an array; an array is not copied."""
+    """Convert values to an `Array`; an array is not copied."""
     return np.asarray(values).view(Array)

@@ -1,4 +1,4 @@
-"""`AsyncModelAverager`: each process trains its own model, and a hub, or they themselves, average them."""
+"""`AsyncModelAverager`: averages the models of several processes, with or without a hub."""
 
 import asyncio
 from collections.abc import Iterable
@@ -13,11 +13,13 @@ from edgeasync.async_train.running import Running
 
 
 class AsyncModelAverager(Running):
-    """Trains this process's model, and averages it with those of the others; rank 0 holds the hub.
+    """Trains this process's model, and averages it with those of other processes.
 
-    `rank` and `world_size` are by default what `init_distributed` returns. Rank 0 is at `master`, by default where
-    MASTER_ADDR and MASTER_PORT say. With `topology="ring"` or
-    `"all_to_all"` there is no hub, and a file of `peers`. Use this by `with`, or `stop` it.
+    By default a hub averages the models; it runs in the process with rank 0. `rank` and
+    `world_size` default to the result of `init_distributed`. `master` is the hub's address, by
+    default MASTER_ADDR and MASTER_PORT. With `topology="ring"` or `"all_to_all"` the processes
+    average without a hub; `peers` is the file that lists them. Use this object in a `with`
+    statement, or call `stop`.
 
     >>> import numpy as np
     >>> from edgeasync.async_train import AsyncModelAverager, nn, optim
@@ -39,45 +41,45 @@ class AsyncModelAverager(Running):
         communication_backend: str | None = None,
         **averaging: Unpack[Averaging],
     ) -> None:
-        ignore("AsyncModelAverager", "edgeasync speaks over ZeroMQ", communication_backend=communication_backend)
+        ignore("AsyncModelAverager", "edgeasync uses ZeroMQ", communication_backend=communication_backend)
         self._learner = learner_of(model, device, "AsyncModelAverager")
         self.device = self._learner.device
-        """Where it computes."""
+        """The device that computes."""
         place = init_distributed(rank=rank, world_size=world_size)
         self.communication = communication_of(model, self._learner, *place, **averaging)
 
     def train_step(self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None) -> float:
-        """Take a step on a batch, and return its loss; when it is time, the model is averaged before that."""
+        """Train one batch and return its loss; the model is averaged first if that is due."""
         return self._learner.train(inputs, targets, optimizer, loss_fn, self.communication.start().session)
 
     async def train_step_async(
         self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None
     ) -> float:
-        """Do what `train_step` does, in a thread."""
+        """Call `train_step` in a thread."""
         return await asyncio.to_thread(self.train_step, inputs, targets, optimizer, loss_fn)
 
     @property
     def last_averaging_iteration(self) -> int:
-        """How many iterations ago the model was averaged last."""
+        """The number of iterations since the last averaging."""
         return int(self.communication.start().session.steps_since_exchange)
 
     def abort(self) -> None:
-        """Send and receive nothing until `resume`; the model stays this process's own."""
+        """Neither send nor receive until `resume`; training continues locally."""
         self.communication.start().session.abort()
 
     def resume(self) -> None:
-        """Average again; what was trained meanwhile is part of the next average."""
+        """Average again; local changes become part of the next average."""
         self.communication.start().session.resume()
 
     def evaluate(self, test_data: Iterable[tuple[Any, Any]]) -> float:
-        """Return the accuracy of this process's model; of values, not classes, the mean squared error."""
+        """Return the model's accuracy or, for float targets, its mean squared error."""
         return evaluate(self._learner, test_data)
 
     def start(self) -> Self:
-        """Begin, unless that has happened; the first `train_step` does it, too."""
+        """Start averaging, if not yet started; the first `train_step` does this, too."""
         self.communication.start()
         return self
 
     def stop(self) -> None:
-        """Send the last steps; rank 0 waits for the others to end, and its model is the average of all."""
+        """Push the last steps; rank 0 waits for the others and loads the average of all models."""
         self.communication.stop()

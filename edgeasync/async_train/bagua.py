@@ -1,4 +1,4 @@
-"""Bagua's face: an algorithm that a model is given together with its optimizers."""
+"""Bagua's interface: an algorithm that is attached to a torch module and its optimizers."""
 
 import sys
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ from edgeasync.errors import ConfigError
 class AsyncModelAverageAlgorithm:
     """Averages models every `sync_interval_ms`; the first `warmup_steps` steps are synchronous.
 
-    Modules of torch have `with_bagua` and `with_edgeasync` from the first algorithm on.
+    Creating the first algorithm adds the methods `with_bagua` and `with_edgeasync` to torch
+    modules.
 
     >>> from edgeasync.async_train import AsyncModelAverageAlgorithm
     >>> AsyncModelAverageAlgorithm(sync_interval_ms=500, warmup_steps=10).sync_interval_ms
@@ -34,25 +35,25 @@ class AsyncModelAverageAlgorithm:
         self._started: list[tuple[Any, Communication | PeerCommunication]] = []
 
     def start(self, model: Any, rank: int, world_size: int) -> None:
-        """Begin to average a model; its optimizers' steps count from now on."""
+        """Start averaging a model; its optimizers' steps count from now on."""
         started = communication_of(model, learner_of(model), rank, world_size, **self._averaging).start()
         self._started.append((model, started))
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Return this: a copy of a module has the same algorithm."""
+        """Return this object, since copies of a module share the algorithm."""
         return self
 
     def communication(self, model: Any) -> Communication | PeerCommunication:
-        """Return what averages a model; raises `ConfigError` for one that was never given."""
+        """Return the communication of a model; raises `ConfigError` for a model without one."""
         for known, found in self._started:
             if known is model:
                 return found
         raise ConfigError(
-            "this algorithm averages another model: call with_edgeasync(model, [optimizer], algorithm)"
+            "this algorithm does not average this model: call with_edgeasync(model, [optimizer], algorithm) first"
         )
 
     def abort(self, model: Any) -> None:
-        """Send and receive nothing until `resume`."""
+        """Neither send nor receive until `resume`."""
         self.communication(model).session.abort()
 
     def resume(self, model: Any) -> None:
@@ -60,24 +61,24 @@ class AsyncModelAverageAlgorithm:
         self.communication(model).session.resume()
 
     def stop(self, model: Any) -> None:
-        """Send the last steps; rank 0 waits for the others, and its model is the average of all."""
+        """Push the last steps; rank 0 waits for the others and loads the average of all models."""
         self.communication(model).stop()
 
 
 def with_edgeasync(model: Any, optimizers: Sequence[Any], algorithm: AsyncModelAverageAlgorithm) -> Any:
-    """Return a torch module that is averaged from now on, whenever one of its optimizers has stepped.
+    """Average a torch module from now on, after each step of its optimizers; return the module.
 
-    Rank and number of processes are as `init_distributed` says. `model.bagua_algorithm` is the algorithm. Raises
-    `ConfigError` for what is no torch module: `AsyncModelAverager` takes other models, too.
+    Rank and world size come from `init_distributed`. `model.bagua_algorithm` is set to the
+    algorithm. Raises `ConfigError` for other models; use `AsyncModelAverager` for them.
 
     >>> from edgeasync.async_train import AsyncModelAverageAlgorithm, with_edgeasync
     >>> with_edgeasync(object(), [], AsyncModelAverageAlgorithm())
     Traceback (most recent call last):
-    edgeasync.errors.ConfigError: give a torch.nn.Module and a list of its optimizers; ...
+    edgeasync.errors.ConfigError: pass a torch.nn.Module and a list of its optimizers; ...
     """
     if not is_torch(model) or not optimizers:
         raise ConfigError(
-            "give a torch.nn.Module and a list of its optimizers; AsyncModelAverager takes other models"
+            "pass a torch.nn.Module and a list of its optimizers; use AsyncModelAverager for other models"
         )
     algorithm.start(model, *init_distributed())
     model.bagua_algorithm = algorithm

@@ -1,4 +1,4 @@
-"""The communication side of a loop: the hub of rank 0, and the session of each process."""
+"""The communication of a training loop: the hub of rank 0, and the session of each process."""
 
 import contextlib
 import logging
@@ -20,25 +20,25 @@ from edgeasync.policies.policy import WarmUp
 LOG = logging.getLogger("edgeasync.async_train")
 
 PLAIN = Monitor(detectors=(NotFiniteDetector(),), clip=0.0)
-"""Nothing is added to what the reference says: no update is shortened, and no learning rate lowered."""
+"""Plain averaging: updates are not clipped, and learning rates are not reduced."""
 
 JOIN_S = 30.0
-"""How long a process waits for rank 0's hub, and rank 0 for the others, before it trains by itself."""
+"""How long a process waits for the hub, and rank 0 for the others, before it trains alone."""
 
 LEFT_S = 30.0
-"""How long rank 0 waits at its end for the others."""
+"""How long rank 0 waits for the others at its end."""
 
 TAKE = ("all", "better", "best")
 
 BEHIND_MAX = 2.0
-"""How many times the median score a node's may be before it is preempted, where nothing is said."""
+"""Default of `behind_max`: a node is preempted above this multiple of the median score."""
 
 MOST = 100_000
-"""Iterations between two averagings, where nothing is said."""
+"""Default limit of iterations between two averagings."""
 
 
 class Exchanging(TypedDict, total=False):
-    """Whose parameters take part in an exchange; docs/train/async_train.md says more."""
+    """Which parameters take part in an exchange; see docs/train/async_train.md."""
 
     exchange: str
     preempt: bool
@@ -46,7 +46,7 @@ class Exchanging(TypedDict, total=False):
 
 
 class Averaging(Exchanging, total=False):
-    """Where rank 0 is, and when models are averaged; docs/train/async_train.md says more."""
+    """The address of rank 0, and when models are averaged; see docs/train/async_train.md."""
 
     master: str | None
     checkpoint_dir: str | Path | None
@@ -68,12 +68,12 @@ class Averaging(Exchanging, total=False):
 
 
 class Communication:
-    """Trains the model of a loop through a hub, together with other processes, from `start` to `stop`.
+    """Trains a loop's model through a hub, together with other processes, from `start` to `stop`.
 
-    - `master`: where the hub is; by default where MASTER_ADDR and MASTER_PORT say.
+    - `master`: the hub's address; by default MASTER_ADDR and MASTER_PORT.
     - `session`: arguments of `join`.
-    - `hub`: arguments of `Hub`, if it is in this process.
-    - `world_size`: how many processes the hub waits for.
+    - `hub`: arguments of `Hub`, if the hub runs in this process.
+    - `world_size`: the number of processes that the hub waits for.
     """
 
     def __init__(
@@ -94,23 +94,23 @@ class Communication:
         self.session: Any = None
 
     def start(self) -> Self:
-        """Listen if the hub is here, and join, unless that has happened."""
+        """Start the hub if it is in this process, and join it; do nothing if already started."""
         if self.session is not None:
             return self
         address = self._master or as_address(find_master())
         usual = {"keep_optimizer_state": True, "timeout_s": JOIN_S}
-        with contextlib.ExitStack() as begun:  # it ends again unless all of it begins
+        with contextlib.ExitStack() as begun:  # undoes everything if one part fails
             if self._hub_arguments is not None:
                 how = watched(self._model, self._hub_arguments)
                 self.hub = begun.enter_context(make_hub(self._learner.hub_model, address, **how))
                 address = self.hub.address
             how = usual | self._session_arguments
             session = begun.enter_context(join(address, self._learner.participant, **how))
-            if self.hub is not None and not self.hub.status()["version"]:  # one that has returned waits for nobody
+            if self.hub is not None and not self.hub.status()["version"]:  # a resumed hub does not wait
                 self._await_others(self.hub)
             begun.pop_all()
         if self.hub is None:
-            WATCHED.begin(self._model)  # that of rank 0 watches
+            WATCHED.begin(self._model)  # rank 0's hub watches
         self.session = session
         return self
 
@@ -118,23 +118,24 @@ class Communication:
         try:
             hub.wait_for(self._world_size, JOIN_S)
         except TimeoutError as error:
-            LOG.warning("rank 0 begins without the others: %s", error)
+            LOG.warning("rank 0 starts without the others: %s", error)
 
     def stop(self) -> Run | None:
-        """Send the last steps. A hub that is here waits for the others to leave; return its run.
+        """Push the last steps, and stop the session.
 
-        The model has the run's values then.
+        A hub in this process waits for the others to leave. Then the run's values are loaded into
+        the model, and the run is returned.
         """
         if self.session is None:
             return None
         session, self.session = self.session, None
         with contextlib.ExitStack() as ending:
             if self.hub is not None:
-                ending.push(self.hub)  # it ends whatever becomes of the session
+                ending.push(self.hub)  # so that it ends even if the session fails
             session.__exit__(None, None, None)
             if self.hub is None:
                 return None
-            with contextlib.suppress(TimeoutError, EdgeAsyncError):  # of a hub that has ended already
+            with contextlib.suppress(TimeoutError, EdgeAsyncError):  # the hub may have ended already
                 self.hub.wait_until_left(LEFT_S)
             self.hub.finish("the loop has ended")
             self.hub.wait()
@@ -157,7 +158,7 @@ def through_hub(
     agent: dict[str, Any] | None = None,
     **averaging: Any,
 ) -> Communication:
-    """Return what averages the model of a loop with those of the other processes."""
+    """Create the communication that averages a loop's model through a hub."""
     policy = make_policy(world_size, **averaging)
     hub = {"run": checkpoint_dir, "keys": keys, "policy": policy, "insecure": insecure}
     session = {"name": f"rank-{rank}-{secrets.token_hex(3)}", "own_start": own_start, "insecure": insecure}
@@ -172,12 +173,12 @@ def through_hub(
 
 
 def make_hub(model: Any, address: str, *, run: str | Path | None = None, **arguments: Any) -> Hub:
-    """Return the hub of loops."""
+    """Create the hub of the loops."""
     return Hub(
         model,
         run=run or temporary_run(),
         bind=address,
-        loss="mse",  # it fits every model, and no device computes it here
+        loss="mse",  # fits every model; devices do not compute it
         settings={"hub": {"quiet": False}},
         **arguments,
     )
@@ -196,9 +197,9 @@ def make_policy(
     delay: int = 0,
     **exchange: Unpack[Exchanging],
 ) -> Policy:
-    """Return the policy of rank 0's hub; raises `ConfigError` for an `averaging_policy` that is none.
+    """Return the policy of rank 0's hub, which averages the models of all processes.
 
-    The hub averages the models of all who have come, and hands the average out.
+    Raises `ConfigError` for an unknown `averaging_policy`.
     """
     least, most = min_averaging_frequency, max_averaging_frequency
     frequencies: dict[str, Any] = {
@@ -215,7 +216,7 @@ def make_policy(
     }
     if averaging_policy not in frequencies:
         names = " or ".join(map(repr, frequencies))
-        raise ConfigError(f"averaging_policy is {averaging_policy!r}; give {names}")
+        raise ConfigError(f"averaging_policy is {averaging_policy!r}; choose {names}")
     warm_up = (
         WarmUp(updates=warmup_steps * world_size, frequency=FixedFrequency(local_steps=1))
         if warmup_steps
@@ -233,9 +234,9 @@ def make_policy(
 
 
 def exchanging(exchange: str = "all", *, preempt: bool = False, behind_max: float | None = None) -> dict[str, Any]:
-    """Return whose parameters take part, as a policy has it; raises `ConfigError` for an unknown `exchange`."""
+    """Return the policy settings of an exchange; raises `ConfigError` if `exchange` is unknown."""
     if exchange not in TAKE:
-        raise ConfigError(f"exchange is {exchange!r}; give {' or '.join(map(repr, TAKE))}")
+        raise ConfigError(f"exchange is {exchange!r}; choose {' or '.join(map(repr, TAKE))}")
     if preempt and behind_max is None:
         behind_max = BEHIND_MAX
     return {"take": exchange, "preempt": preempt, "behind_max": behind_max}

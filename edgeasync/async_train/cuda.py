@@ -1,4 +1,4 @@
-"""What programs ask about a GPU, and the device that a model of theirs computes on.
+"""Functions that programs call about GPUs, and the choice of a model's device.
 
 >>> from edgeasync.async_train import cuda
 >>> cuda.is_available() == (cuda.device_count() > 0)
@@ -18,25 +18,25 @@ __all__ = ["device_count", "empty_cache", "is_available", "set_device", "synchro
 
 
 def is_available() -> bool:
-    """Return whether torch or onnxruntime can use a GPU here. torch counts once the program has imported it."""
+    """Return whether torch, if it is already imported, or onnxruntime can use a GPU."""
     return device_count() > 0
 
 
 def device_count() -> int:
-    """Return the number of GPUs that torch sees; 1 if onnxruntime alone can use one, else 0."""
+    """Return the number of torch's GPUs; without any, 1 if onnxruntime can use a GPU, else 0."""
     return _torch_count() or int(_onnxruntime_starts())
 
 
 def set_device(device: object) -> None:
-    """Select torch's GPU. Models of edgeasync always use the first one, which the log says once."""
+    """Select torch's GPU. Models of edgeasync always use the first one; this is logged once."""
     if _torch_count():
         sys.modules["torch"].cuda.set_device(device)
     else:
-        ignore("cuda.set_device", "only torch selects among several GPUs", device=device)
+        ignore("cuda.set_device", "only torch can choose among several GPUs", device=device)
 
 
 def synchronize() -> None:
-    """Wait for torch's GPU; models of edgeasync have finished when a call returns."""
+    """Wait for torch's GPU; models of edgeasync are always synchronous."""
     if _torch_count():
         sys.modules["torch"].cuda.synchronize()
 
@@ -48,10 +48,11 @@ def empty_cache() -> None:
 
 
 def usable(device: object, model: Any, where: str) -> str:
-    """Return the device to compute a model on: `device`, or `"cpu"` if the model cannot use that GPU.
+    """Return the device for a model: `device`, or `"cpu"` if the model cannot use that GPU.
 
-    The log says so once. `None` is where the model is, the CPU unless it was moved. Raises `ConfigError` for
-    a device that only torch knows, if the model is not torch's.
+    The fallback is logged once. `None` means the model's current device, which is initially the
+    CPU. Raises `ConfigError` for a device that only torch supports, if the model is not a torch
+    module.
     """
     if device is None:
         found = next(model.parameters()).device if is_torch(model) else getattr(model, "device", "cpu")
@@ -63,17 +64,19 @@ def usable(device: object, model: Any, where: str) -> str:
             return _fall_back(where, "torch cannot use a GPU here; computing on the CPU", wanted)
         return wanted
     if kind not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {wanted!r}; give 'cpu' or 'cuda'. Only a torch module knows other devices")
+        raise ConfigError(
+            f"device is {wanted!r}; choose 'cpu' or 'cuda'. Only torch modules support other devices"
+        )
     if kind == "cuda" and has_parameters(model):
-        return _fall_back(where, "a model of your own computes where its code does", wanted)
+        return _fall_back(where, "your own model chooses its device itself", wanted)
     if kind == "cuda" and not _onnxruntime_starts():
-        why = "onnxruntime cannot use a GPU here; computing on the CPU (pip install 'edgeasync[gpu]' adds it)"
+        why = "onnxruntime cannot use a GPU here; computing on the CPU (pip install 'edgeasync[gpu]' adds support)"
         return _fall_back(where, why, wanted)
     return wanted
 
 
 def provider_of(device: str) -> Literal["cpu", "cuda"]:
-    """Return the execution provider that an agent on this device computes with."""
+    """Return the agent's execution provider for a device."""
     return "cuda" if device.startswith("cuda") else "cpu"
 
 
@@ -89,5 +92,5 @@ def _torch_count() -> int:
 
 @cache
 def _onnxruntime_starts() -> bool:
-    """Return whether onnxruntime starts on a GPU: a build for one may lack its driver or libraries."""
+    """Return whether onnxruntime starts on a GPU; a driver or libraries may be missing."""
     return OnnxTrainer.starts_on("cuda")

@@ -1,4 +1,4 @@
-"""Training that may be killed at any moment: started again by the same call, it continues where it stood."""
+"""Training that can be killed at any time and resumes when the same call is started again."""
 
 import asyncio
 import sys
@@ -19,32 +19,35 @@ from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.staleness import ConstantStaleness
 
 PATIENCE_S = 86_400.0
-"""How long a loop waits for the hub of its own process, which answers as soon as it can."""
+"""How long a loop waits for the hub in its own process."""
 
 FLOAT32 = {"push": "identity", "model": "identity", "delta": "off"}
 
 KEPT: dict[str, Any] = {"name": "worker", "spool": "full", "keep_optimizer_state": True}
-"""How each worker resumes exactly where it was."""
+"""Settings with which workers resume exactly."""
 
 NAMES_KEPT = 10_000
-"""How many checkpoints stay where one of them is asked for by its name: so that it stays."""
+"""Number of checkpoints to keep if a checkpoint is chosen by name, so that it is not removed."""
 
 
 class FaultTolerantTrainer:
-    """Trains a model in this process, and keeps all that a restart needs in a folder.
+    """Trains a model in this process, and stores everything for a restart in a folder.
 
-    Killed at any moment and started again by the same call, it continues: every example is trained and counted
-    once an epoch. With one worker the result is that of an undisturbed run, to the bit.
+    Killed at any time and started again by the same call, training resumes: every example is
+    trained and counted exactly once per epoch. With one worker the result is identical, bit by bit,
+    to that of an uninterrupted run.
 
     - `model`: as for `edgeasync.train`, or a `torch.nn.Module`.
-    - `checkpoint_dir`: the folder of the run, which `Run.open` reads. The workers' own state lies in it, too.
-    - `checkpoint_frequency`: updates between two checkpoints. A restart replays what came since the last one.
-    - `recovery_strategy`: the model that a restart begins with. `"latest"`: the one where it stood. `"best"`: that
-      of the checkpoint with the best evaluation. Or a checkpoint's name. The place in the data is where it stood.
-    - `device`: where it computes, `"cpu"` or `"cuda"`; by default where the model is.
-    - `workers`: how many train at the same time, each on its share of the data.
+    - `checkpoint_dir`: the folder of the run, which `Run.open` reads; it also contains the workers'
+      state.
+    - `checkpoint_frequency`: updates between two checkpoints. A restart replays the updates since
+      the last one.
+    - `recovery_strategy`: the model to restart from: `"latest"`, `"best"` (the checkpoint with the
+      best evaluation), or a checkpoint's name. The position in the data is always the latest.
+    - `device`: `"cpu"` or `"cuda"`; by default the model's current device.
+    - `workers`: the number of parallel workers, each with its part of the data.
     - `update_frequency`: batches between two updates.
-    - `seed`: of the first values and of the order of examples, where edgeasync draws them.
+    - `seed`: seed of initial values and the order of examples, where edgeasync chooses them.
 
     >>> import tempfile
     >>> import numpy as np
@@ -69,7 +72,7 @@ class FaultTolerantTrainer:
         seed: int = 0,
     ) -> None:
         self.model, self._workers, self._seed = model, workers, seed
-        self.device = usable(device, model, "FaultTolerantTrainer")  # where it computes
+        self.device = usable(device, model, "FaultTolerantTrainer")  # the device that computes
         self._folder = Path(checkpoint_dir).expanduser().absolute()
         self._rules = _rules(self._folder, checkpoint_frequency, recovery_strategy, update_frequency)
 
@@ -84,10 +87,10 @@ class FaultTolerantTrainer:
         batch_size: int | None = None,
         evaluate: object = None,
     ) -> Run:
-        """Train for this number of epochs, those of earlier starts included; return the run.
+        """Train up to `epochs` epochs in total, including earlier starts; return the run.
 
-        Afterwards the model has the trained values. `batch_size` is by default the loader's, or 32. `evaluate` is
-        held-out data, as for `edgeasync.train`.
+        Then the model has the trained values. `batch_size` defaults to the loader's, or 32.
+        `evaluate` is held-out data, as for `edgeasync.train`.
         """
         loader = dataset if dataloader is None else dataloader
         loops = adapters.is_torch(self.model) and self._workers == 1 and _is_torch_loader(loader)
@@ -118,14 +121,14 @@ class FaultTolerantTrainer:
         return run
 
     async def train_async(self, *args: Any, **kwargs: Any) -> Run:
-        """Do what `train` does, in a thread, while the caller's loop runs."""
+        """Call `train` in a thread, while the caller's loop runs."""
         return await asyncio.to_thread(self.train, *args, **kwargs)
 
 
 def _train_in_a_loop(
     hub: Hub, learner: Learner, loader: Any, epochs: int, *, training: tuple[Any, Any], kept: dict[str, Any]
 ) -> None:
-    """Train a torch module here: so a loader of torch stays what it is, with its own order and workers."""
+    """Train a torch module in this thread, so that a torch loader keeps its order and workers."""
     import torch
 
     optimizer, loss_fn = training
@@ -139,7 +142,7 @@ def _train_in_a_loop(
 
 
 def _rules(folder: Path, every: int, recovery: str, local_steps: int) -> dict[str, Any]:
-    """Return what makes the result independent of time, and says what a restart begins with."""
+    """Return settings that make the result reproducible, and the model to restart from."""
     checkpoint: dict[str, Any] = {"every": f"{every} updates"}
     if recovery not in ("latest", "best"):
         checkpoint["keep"] = NAMES_KEPT
@@ -152,7 +155,7 @@ def _rules(folder: Path, every: int, recovery: str, local_steps: int) -> dict[st
         frequency=FixedFrequency(local_steps=local_steps),
         monitor=Monitor(detectors=(), clip=0.0),
     )
-    evaluation = {"every": f"{max(1, every // 2)} updates"}  # so that a checkpoint's model has been evaluated
+    evaluation = {"every": f"{max(1, every // 2)} updates"}  # so that each checkpoint has an evaluation
     return {"policy": policy, "settings": {"codec": FLOAT32, "checkpoint": checkpoint, "evaluation": evaluation}}
 
 

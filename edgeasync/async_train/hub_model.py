@@ -1,4 +1,4 @@
-"""The model that a program gives to a trainer, as `Hub` and `train` take it."""
+"""Converts the model that a program passes to a trainer for `Hub` and `train`."""
 
 from typing import Any
 
@@ -7,26 +7,26 @@ from edgeasync.async_train.adapters import as_loss, as_maker, as_stages, has_par
 
 
 def has_own_code(model: object) -> bool:
-    """Return whether Python code alone describes a model, so that every worker needs it."""
+    """Return whether only Python code describes a model, so that every worker needs the code."""
     return is_torch(model) or has_parameters(model)
 
 
 def as_trained(model: Any, examples: Dataset, optimizer: Any, loss_fn: Any, device: str) -> dict[str, Any]:
-    """Return the model, which is trained on a device, as arguments of `train`."""
+    """Convert a model, to be trained on `device`, to arguments of `train`."""
     found, how = as_hub_model(model, examples, optimizer, loss_fn, device)
-    how.pop("input_shape", None)  # the examples say it
+    how.pop("input_shape", None)  # known from the examples
     return how | {"model": found, "optimizer": None if is_torch(model) else as_stages(optimizer)}
 
 
 def as_hub_model(
     model: Any, examples: Dataset | None, optimizer: Any, loss_fn: Any, device: str
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the model, which workers train on a device, and arguments of `Hub` that go with it."""
+    """Convert a model, to be trained on `device`, to a model and other arguments of `Hub`."""
     if is_torch(model):
-        import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
+        import edgeasync.torch as ours  # noqa: PLC0415 - imports torch
 
         return ours.model(model, loss_fn, as_maker(optimizer), device=device), {}
-    shape = None if examples is None else getattr(examples.features, "shape", None)  # several inputs have none
+    shape = None if examples is None else getattr(examples.features, "shape", None)  # None for several inputs
     if shape is not None and hasattr(model, "fit_to"):
         model.fit_to(shape[1:])
     return model, {"loss": as_loss(loss_fn)} | ({} if shape is None else {"input_shape": tuple(shape[1:])})

@@ -1,4 +1,4 @@
-"""What a program of the reference says and edgeasync does not need: it is accepted, and said once."""
+"""Arguments that the toolbox accepts for compatibility, ignores, and logs once."""
 
 import logging
 from functools import cache
@@ -7,9 +7,9 @@ LOG = logging.getLogger("edgeasync.async_train")
 
 
 def ignore(where: str, why: str, **arguments: object) -> None:
-    """Say once in the log that arguments of `where` do nothing here, and why; `None` was not given.
+    """Log once that arguments of `where` are ignored, and why; `None` means not set.
 
-    >>> ignore("AsyncModelAverager", "edgeasync speaks over ZeroMQ", communication_backend=None)
+    >>> ignore("AsyncModelAverager", "edgeasync uses ZeroMQ", communication_backend=None)
     """
     for name, value in arguments.items():
         if value is not None:
@@ -18,5 +18,5 @@ def ignore(where: str, why: str, **arguments: object) -> None:
 
 @cache
 def say_once(line: str) -> None:
-    """Say a line in the log, once in this process."""
+    """Log a warning, once per process."""
     LOG.warning("%s", line)

@@ -1,4 +1,4 @@
-"""How a model is trained a batch at a time: torch's modules, models of ours, and models of your own."""
+"""Trains a model batch by batch: torch modules, models of edgeasync, and the user's own."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -21,44 +21,44 @@ from edgeasync.errors import ConfigError
 Vector = npt.NDArray[np.float32]
 
 EVALUATED_AT_ONCE = 256
-"""How many examples of a pair of arrays an evaluation computes at a time."""
+"""Batch size for evaluating a pair of arrays."""
 
 
 class Learner(ABC):
-    """A model, with gradients that add up until a step is taken; its values are in the model that was given."""
+    """A model that accumulates gradients until a step; the user's model has the values."""
 
     model: Any
-    """The model that has the values."""
+    """The model with the values."""
 
     @property
     @abstractmethod
     def device(self) -> str:
-        """Where the model computes."""
+        """The device that computes."""
 
     @property
     @abstractmethod
     def participant(self) -> Any:
-        """The model as `join` takes it."""
+        """The model in the form that `join` accepts."""
 
     @property
     def hub_model(self) -> Any:
-        """The model as `Hub` takes it."""
+        """The model in the form that `Hub` accepts."""
         return self.model
 
     @abstractmethod
     def add(self, inputs: Any, targets: Any, loss_fn: Any) -> float:
-        """Add a batch's gradient, weighed by its size; return the batch's mean loss."""
+        """Accumulate a batch's gradient, weighted by its size; return the batch's mean loss."""
 
     @abstractmethod
     def step(self, optimizer: Any) -> None:
-        """Take one step of the optimizer along the mean of all that was added, and forget it."""
+        """Take one optimizer step with the mean accumulated gradient, and clear it."""
 
     @abstractmethod
     def predict(self, inputs: Any) -> npt.NDArray[Any]:
-        """Return what the model says of inputs, as in use: scores, or the numbers of classes."""
+        """Return the model's inference results: scores or class numbers."""
 
     def count_step(self, optimizer: Any, session: Any, loss: float | None, examples: int) -> None:
-        """Take a step, and let a session of `edgeasync.join` count it, if there is one."""
+        """Take a step, and count it in the session of `edgeasync.join`, if there is one."""
         self.step(optimizer)
         if session is not None:
             session.step(loss=loss, examples=examples)
@@ -66,14 +66,17 @@ class Learner(ABC):
     def train(
         self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None, session: Any = None
     ) -> float:
-        """Take one step of the optimizer on a batch, and count it; return its mean loss before the step."""
+        """Train one batch and count the step; return the mean loss before the step."""
         loss = self.add(inputs, targets, loss_fn)
         self.count_step(optimizer, session, loss, len(targets))
         return loss
 
 
 def learner_of(model: Any, device: object = None, where: str = "device") -> Learner:
-    """Return how a model learns on a device, by default where it is; raises `ConfigError` for what is no model."""
+    """Create the learner of a model; raises `ConfigError` for an unsupported model.
+
+    By default the model stays on its device.
+    """
     chosen = usable(device, model, where)
     if is_torch(model):
         return TorchLearner(model.to(chosen))
@@ -83,7 +86,7 @@ def learner_of(model: Any, device: object = None, where: str = "device") -> Lear
 
 
 def evaluate(learner: Learner, loader: Iterable[tuple[Any, Any]] | tuple[Any, Any]) -> float:
-    """Return the accuracy on a loader's batches or a pair of arrays; of values the mean squared error."""
+    """Return the accuracy on batches or arrays or, for float targets, the mean squared error."""
     total, count = 0.0, 0
     if isinstance(loader, tuple):
         loader = DataLoader(loader, batch_size=EVALUATED_AT_ONCE)
@@ -95,26 +98,26 @@ def evaluate(learner: Learner, loader: Iterable[tuple[Any, Any]] | tuple[Any, An
             total += float(np.square(found - y.reshape(found.shape)).sum())
         count += y.size
     if not count:
-        raise ConfigError("the loader has no batches to evaluate on")
+        raise ConfigError("the loader returned no batches to evaluate on")
     return total / count
 
 
 class ChosenOptimizer:
-    """An optimizer as one of `optim`, or torch's: the same as long as the same is given, so it keeps its state."""
+    """Converts each optimizer to one of `optim` only once, so that it keeps its state."""
 
     def __init__(self) -> None:
         self._given: object = None
         self._optimizer: Any = None
 
     def __call__(self, optimizer: object) -> Any:
-        """Return what an optimizer stands for."""
+        """Return the converted optimizer."""
         if optimizer is not self._given:
             self._given, self._optimizer = optimizer, as_optimizer(optimizer)
         return self._optimizer
 
 
 class ArrayLearner(Learner):
-    """What learners share whose values lie in one flat vector."""
+    """Base of learners whose values are stored in one flat vector."""
 
     def __init__(self) -> None:
         self._chosen = ChosenOptimizer()
@@ -122,17 +125,17 @@ class ArrayLearner(Learner):
         self._weight = 0.0
 
     def collect(self, gradient: Vector, weight: float) -> None:
-        """Add a gradient times its weight."""
+        """Accumulate a gradient, multiplied by its weight."""
         scaled = gradient * np.float32(weight)
         self._sum = scaled if self._sum is None else np.add(self._sum, scaled, out=self._sum)
         self._weight += weight
 
     def move(self, model: object, optimizer: object, spec: ParameterSpec, vector: Vector) -> None:
-        """Move a model's vector by the mean of what was collected, and forget that."""
+        """Step a model's vector with the mean accumulated gradient, and clear that."""
         optimizer = self._chosen(optimizer)
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(
-                f"optimizer is {type(optimizer).__name__}; for a model that is not torch's give one of "
+                f"optimizer is {type(optimizer).__name__}; for a model that is not a torch module use one of "
                 "async_train.optim"
             )
         if self._sum is not None and self._weight > 0.0:
@@ -143,7 +146,7 @@ class ArrayLearner(Learner):
 
 
 class NetworkLearner(ArrayLearner):
-    """A model of ours."""
+    """Learner of an edgeasync model."""
 
     model: Model
 
@@ -153,7 +156,7 @@ class NetworkLearner(ArrayLearner):
 
     @property
     def device(self) -> str:
-        """Where the model computes."""
+        """The device that computes."""
         return self.model.device
 
     @property
@@ -166,7 +169,7 @@ class NetworkLearner(ArrayLearner):
         return np.asarray(self.model(np.asarray(inputs)))
 
     def add(self, inputs: Any, targets: Any, loss_fn: Any) -> float:
-        """Add a batch's gradient; return its mean loss."""
+        """Accumulate a batch's gradient; return its mean loss."""
         values = np.asarray(inputs)
         found = self.model.fit_to(values.shape[1:]).gradient(values, np.asarray(targets), as_loss(loss_fn))
         self.collect(found.vector, found.weight)
@@ -179,9 +182,10 @@ class NetworkLearner(ArrayLearner):
 
 
 class OwnLearner(ArrayLearner):
-    """A model of your own, with `parameters` and `gradient(arrays, x, y)`; it has a loss of its own.
+    """Learner of the user's own model, with `parameters` and `gradient(arrays, x, y)`.
 
-    Its arrays are read before each gradient and written after each step, since others may write to them meanwhile.
+    The arrays are read before each gradient and written after each step, because others may change
+    them in between.
     """
 
     device = "cpu"
@@ -201,11 +205,11 @@ class OwnLearner(ArrayLearner):
         return self.model.parameters
 
     def predict(self, inputs: Any) -> npt.NDArray[Any]:
-        """Return what the model's own `predict` does."""
+        """Return the result of the model's own `predict`."""
         return np.asarray(self.model.predict(self.participant, np.asarray(inputs)))
 
     def add(self, inputs: Any, targets: Any, loss_fn: Any) -> float:  # noqa: ARG002
-        """Add a batch's gradient; return its mean loss."""
+        """Accumulate a batch's gradient; return its mean loss."""
         self._read()
         loss, found = self.model.gradient(self._arrays, np.asarray(inputs), np.asarray(targets))
         gradients = {name: np.asarray(found[name], np.float32) for name in self._arrays}
@@ -225,7 +229,7 @@ class OwnLearner(ArrayLearner):
 
 
 class TorchLearner(Learner):
-    """A torch module; gradients add up in its parameters."""
+    """Learner of a torch module; gradients accumulate in its parameters."""
 
     def __init__(self, module: Any) -> None:
         self.model = module
@@ -234,7 +238,7 @@ class TorchLearner(Learner):
 
     @property
     def device(self) -> str:
-        """Where the model computes."""
+        """The device that computes."""
         return str(next(self.model.parameters()).device)
 
     @property
@@ -244,13 +248,13 @@ class TorchLearner(Learner):
 
     @property
     def hub_model(self) -> Any:
-        """A copy of the module as it is now."""
-        import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
+        """A copy of the module with its current values."""
+        import edgeasync.torch as ours  # noqa: PLC0415 - imports torch
 
         return ours.model(self.model)
 
     def predict(self, inputs: Any) -> npt.NDArray[Any]:
-        """Return what the module does."""
+        """Return the module's output in evaluation mode."""
         torch, before = sys.modules["torch"], self.model.training
         with torch.no_grad():
             found: npt.NDArray[Any] = self.model.eval()(torch.as_tensor(inputs).to(self.device)).cpu().numpy()
@@ -258,13 +262,13 @@ class TorchLearner(Learner):
         return found
 
     def count_step(self, optimizer: Any, session: Any, loss: float | None, examples: int) -> None:
-        """Take a step: the session sees the optimizer's step itself."""
+        """Take a step; the session detects it by itself."""
         if session is not None:
             session.note(loss=loss, examples=examples)
         self.step(optimizer)
 
     def add(self, inputs: Any, targets: Any, loss_fn: Any) -> float:
-        """Add a batch's gradient; return its mean loss."""
+        """Accumulate a batch's gradient; return its mean loss."""
         torch, device = sys.modules["torch"], self.device
         if not self._weight:
             self.model.zero_grad()
@@ -278,7 +282,7 @@ class TorchLearner(Learner):
         return float(loss.detach())
 
     def step(self, optimizer: Any) -> None:
-        """Take one step of the optimizer, torch's or ours."""
+        """Take one step of an optimizer of torch or of `optim`."""
         optimizer = self._chosen(optimizer)
         if isinstance(optimizer, Optimizer):
             optimizer = optimizer.for_torch(self.model.parameters())
@@ -292,31 +296,31 @@ class TorchLearner(Learner):
 
 
 def _writable(value: Any) -> npt.NDArray[Any]:
-    """Return an array of floats that can be written: the value itself, if it is one."""
+    """Return a writable array of floats, `value` itself if it is one."""
     whole = isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.flags.writeable
     return value if whole else np.array(value, np.float32)
 
 
 def torch_loss(loss_fn: Any) -> Callable[[Any, Any], Any]:
-    """Return a loss that takes tensors: what was given, or cross entropy for nothing; raises `ConfigError`."""
+    """Return the loss function for tensors, by default cross entropy; raises `ConfigError`."""
     if loss_fn is None:
         return CrossEntropyLoss()
     if not callable(loss_fn):
         raise ConfigError(
-            f"loss_fn is {type(loss_fn).__name__}; for a torch module give one of torch.nn or async_train.nn"
+            f"loss_fn is {type(loss_fn).__name__}; for a torch module use a loss of torch.nn or async_train.nn"
         )
     found: Callable[[Any, Any], Any] = loss_fn
     return found
 
 
 def _weight_of(loss_fn: Any, targets: Any) -> float:
-    """Return what a batch's mean loss was divided by: the weights of its classes, or its number of examples."""
+    """Return the divisor of a batch's mean loss: class weights or the number of examples."""
     if isinstance(loss_fn, LossFunction):
         loss: Any = loss_fn.loss()
         weights, ignored = getattr(loss, "class_weights", None), getattr(loss, "ignored_label", None)
     else:
         weights, ignored = getattr(loss_fn, "weight", None), getattr(loss_fn, "ignore_index", None)
-    if targets.is_floating_point():  # values, or shares of classes: of these torch takes the mean over examples
+    if targets.is_floating_point():  # torch takes the mean over examples
         return float(len(targets))
     if ignored is not None:
         targets = targets[targets != ignored]

@@ -1,4 +1,4 @@
-"""Losses that can be called on arrays and on torch's tensors; `loss()` is what edgeasync trains with."""
+"""Losses for arrays and torch tensors; `loss()` converts them to edgeasync's losses."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from edgeasync.errors import ConfigError
 
 
 class Loss(float):
-    """The mean loss of a batch: a number. `backward` adds the gradient to the model that made the scores."""
+    """The mean loss of a batch, as a float; `backward` adds the gradient to the model."""
 
     origin: Any = None
 
@@ -21,13 +21,14 @@ class Loss(float):
         return float(self)
 
     def backward(self) -> None:
-        """Add the loss's gradient to the model's, which `optimizer.step()` then uses.
+        """Add the loss's gradient to the model, for the next `optimizer.step()`.
 
-        Raises `ConfigError` for scores that do not come straight from a model of ours that is in training mode.
+        Raises `ConfigError` unless the scores come directly from an edgeasync model in training
+        mode.
         """
         if self.origin is None:
             raise ConfigError(
-                "backward: these scores do not come straight from a model of async_train.nn in training mode; "
+                "backward: these scores do not come directly from a model of async_train.nn in training mode; "
                 "call loss_fn(model(inputs), targets), after model.train()"
             )
         model, inputs, targets, loss = self.origin
@@ -35,22 +36,22 @@ class Loss(float):
 
 
 class LossFunction:
-    """A loss by the arguments that torch's loss of the same name has."""
+    """A loss with the arguments of torch's loss of the same name."""
 
     def __init__(self, loss: losses.Loss, **for_torch: object) -> None:
         self._loss = loss
         self._for_torch = for_torch
 
     def loss(self) -> losses.Loss:
-        """Return the loss of `edgeasync.losses` that this is."""
+        """Return the equivalent loss of `edgeasync.losses`."""
         return self._loss
 
     def __call__(self, scores: Any, targets: Any) -> Any:
-        """Return the mean loss: a `Loss`, or torch's tensor if the scores are one."""
+        """Return the mean loss: a `Loss`, or a tensor if the scores are one."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(scores, torch.Tensor):
             return self._of_tensors(torch, scores, targets)
-        from edgeasync import networks  # noqa: PLC0415 - a device without onnx may name a loss
+        from edgeasync import networks  # noqa: PLC0415 - needs onnx
 
         found = Loss(networks.mean_loss(self._loss, scores, targets))
         origin = getattr(scores, "origin", None)
@@ -86,7 +87,7 @@ class CrossEntropyLoss(LossFunction):
         ignore_index: int | None = None,
         label_smoothing: float = 0.0,
     ) -> None:
-        self.ignore_index = ignore_index  # as torch's loss has it
+        self.ignore_index = ignore_index  # same name as in torch
         weights = None if weight is None else tuple(map(float, weight))
         given = {"weight": weights, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
         loss = losses.CrossEntropy(
@@ -96,14 +97,14 @@ class CrossEntropyLoss(LossFunction):
 
 
 class MSELoss(LossFunction):
-    """The mean of squared differences."""
+    """Mean squared error."""
 
     def __init__(self) -> None:
         super().__init__(losses.MeanSquaredError())
 
 
 class L1Loss(LossFunction):
-    """The mean of absolute differences."""
+    """Mean absolute error."""
 
     def __init__(self) -> None:
         super().__init__(losses.MeanAbsoluteError())
@@ -117,14 +118,14 @@ class HuberLoss(LossFunction):
 
 
 class BCEWithLogitsLoss(LossFunction):
-    """Cross-entropy of independent yes-or-no scores, before any sigmoid."""
+    """Binary cross-entropy of independent raw scores, before a sigmoid."""
 
     def __init__(self) -> None:
         super().__init__(losses.BinaryCrossEntropy())
 
 
 def loss_of(loss_fn: object) -> losses.LossSetting:
-    """Return what edgeasync trains with for a loss: one of this module, of `edgeasync.losses`, or a name.
+    """Convert a loss of this module to edgeasync's; return names and edgeasync's losses unchanged.
 
     >>> from edgeasync.async_train import nn
     >>> from edgeasync.async_train.loss_functions import loss_of
@@ -136,8 +137,8 @@ def loss_of(loss_fn: object) -> losses.LossSetting:
     if loss_fn is None:
         return "cross_entropy"
     if isinstance(loss_fn, str) or type(loss_fn).__module__ == losses.__name__:
-        return loss_fn  # type: ignore[return-value]  # which train checks
+        return loss_fn  # type: ignore[return-value]  # checked by train
     raise ConfigError(
-        f"loss_fn is {type(loss_fn).__name__}; for a model that is not torch's give one of async_train.nn, such "
-        "as nn.CrossEntropyLoss(), or of edgeasync.losses"
+        f"loss_fn is {type(loss_fn).__name__}; for a model that is not a torch module use a loss of "
+        "async_train.nn, such as nn.CrossEntropyLoss(), or of edgeasync.losses"
     )

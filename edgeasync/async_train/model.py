@@ -1,4 +1,4 @@
-"""Models that hold their values and can be called: layers, an ONNX file, or an `onnx.ModelProto`."""
+"""Callable models with values, built from layers, an ONNX file or an `onnx.ModelProto`."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +18,11 @@ Arrays = Mapping[str, npt.NDArray[np.float32]]
 
 
 class HeldNetwork:
-    """A network that is built when its values are first needed, and again for examples of another shape."""
+    """A network that is built on first use, and rebuilt for examples of another shape."""
 
     def __init__(self, model: object, input_shape: Sequence[int] | None, seed: int) -> None:
         self.layers: object = model.layers if isinstance(model, HeldNetwork) else model
-        """What the model is made of."""
+        """The layers, path or `onnx.ModelProto` of the model."""
         self._shape = None if input_shape is None else tuple(input_shape)
         self._seed = seed
         self._provider: Literal["cpu", "cuda"] = "cpu"
@@ -30,13 +30,13 @@ class HeldNetwork:
         self._values: Arrays | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy, here or in another process, builds a network of its own.
+        # A copy, also in another process, builds its own network.
         values = self._values if self._network is None else self.state_dict()
         return {**self.__dict__, "_network": None, "_values": values}
 
     @property
     def network(self) -> Network:
-        """The network that computes; raises `ConfigError` if the shape of an example is not known yet."""
+        """The network that computes; raises `ConfigError` if the input shape is not known yet."""
         if self._network is None:
             if self._shape is None and isinstance(self.layers, nn.Layer):
                 self._shape = input_shape_of(self.layers)
@@ -48,19 +48,19 @@ class HeldNetwork:
 
     @property
     def device(self) -> str:
-        """Where the model computes: `"cpu"` or `"cuda"`; `to` changes it."""
+        """The device that computes, `"cpu"` or `"cuda"`; `to` changes it."""
         return self._provider
 
     def fit_to(self, example: Sequence[int]) -> Network:
-        """Return the network for examples of this shape; values stay.
+        """Return the network for examples of this shape, with the same values.
 
-        Raises `ConfigError` for examples that the layers do not take.
+        Raises `ConfigError` if the layers do not accept the shape.
         """
         example = tuple(example)
         if isinstance(self.layers, nn.Layer):
             if self._shape is None:
                 self._shape = input_shape_of(self.layers, usual=example)
-            # Flat examples stand for pictures, but pictures in another order of axes do not.
+            # Flat examples may represent images, but the order of their axes must match.
             same_rank = len(self._shape) == len(example)
             if math.prod(self._shape) != math.prod(example) or (same_rank and self._shape != example):
                 network = self._make_network(example)
@@ -77,20 +77,20 @@ class HeldNetwork:
         return {name: array.copy() for name, array in self.network.arrays.items()}
 
     def load_state_dict(self, arrays: Arrays) -> None:
-        """Take values by name; raises `ModelMismatchError` for those of another model."""
+        """Load values by name; raises `ModelMismatchError` if names or shapes differ."""
         _copy(arrays, self.network.arrays)
 
-    def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf names it
-        """Return the ONNX model for inference with the present values, as bytes."""
+    def SerializeToString(self) -> bytes:  # noqa: N802 - protobuf's name
+        """Serialize the ONNX model for inference with the current values."""
         return self.network.SerializeToString()
 
 
 class Model(HeldNetwork):
-    """A model with its values: `model(inputs)` gives scores. It goes wherever edgeasync takes a model.
+    """A model with values: `model(inputs)` returns scores. All of edgeasync accepts it as a model.
 
     - `model`: layers of `edgeasync.nn`, the path of an ONNX file, or an `onnx.ModelProto`.
-    - `input_shape`: that of an example. Without it layers, or the first data, say it.
-    - `seed`: of the first values.
+    - `input_shape`: the shape of one example; by default derived from the layers or the first data.
+    - `seed`: seed of the initial values.
 
     >>> from edgeasync.async_train import nn
     >>> model = nn.Model(nn.Linear(4, 2))
@@ -102,10 +102,10 @@ class Model(HeldNetwork):
         super().__init__(model, input_shape, seed)
         self.training = True
         self.gradient_sum: npt.NDArray[np.float32] | None = None
-        """The gradients since the last `zero_grad`, added up."""
+        """The sum of gradients since the last `zero_grad`."""
 
     def __call__(self, inputs: npt.ArrayLike) -> Array:
-        """Return the scores of inputs, as in use: batch norms have running statistics, dropout does nothing."""
+        """Return the scores of inputs in inference mode: running statistics, no dropout."""
         values = np.asarray(inputs)
         scores = as_array(self.fit_to(values.shape[1:])(values))
         if self.training:
@@ -113,30 +113,30 @@ class Model(HeldNetwork):
         return scores
 
     def backward(self, inputs: npt.ArrayLike, targets: npt.ArrayLike, loss: losses.LossSetting) -> None:
-        """Add a batch's gradient to `gradient_sum`, which `optimizer.step()` uses."""
+        """Add a batch's gradient to `gradient_sum`, for the next `optimizer.step()`."""
         values = np.asarray(inputs)
         found = self.fit_to(values.shape[1:]).gradient(values, targets, loss).vector
         self.gradient_sum = found.copy() if self.gradient_sum is None else self.gradient_sum + found
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         self.gradient_sum = None
 
     def parameters(self) -> "Parameters":
         """Return the parameters, for an optimizer."""
         return Parameters(self)
 
-    def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 - as torch has it
-        """Say that scores are for training: their losses have `backward`."""
+    def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 - like torch
+        """Set training mode, in which losses of the scores have `backward`."""
         self.training = mode
         return self
 
     def eval(self) -> Self:
-        """Say that scores are for use."""
+        """Set evaluation mode."""
         return self.train(mode=False)
 
     def to(self, device: object) -> Self:
-        """Compute on this device from now on: `"cpu"`, or `"cuda"` where onnxruntime can use a GPU."""
+        """Compute on `device` from now on: `"cpu"`, or `"cuda"` if onnxruntime can use a GPU."""
         provider = provider_of(usable(device, self, "model.to"))
         if provider != self._provider:
             self._provider, made = provider, self._network
@@ -147,7 +147,7 @@ class Model(HeldNetwork):
 
 
 class Sequential(Model):
-    """Layers one after another, with their values; models among them give their layers.
+    """Layers one after another, with values; models among them are replaced by their layers.
 
     >>> from edgeasync.async_train import nn
     >>> sorted(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).state_dict())
@@ -160,7 +160,7 @@ class Sequential(Model):
 
 
 class Parameters:
-    """The parameters of a model: arrays, in order. They are made when they are first looked at."""
+    """The parameters of a model in order, as arrays; created on first access."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -173,10 +173,10 @@ class Parameters:
 
 
 def _copy(source: Arrays, target: Arrays) -> None:
-    """Copy values by name; raises `ModelMismatchError` unless both have the same arrays."""
+    """Copy values by name; raises `ModelMismatchError` if names or shapes differ."""
     for name in sorted(source.keys() | target.keys()):
         shapes = [np.shape(arrays[name]) if name in arrays else None for arrays in (source, target)]
         if shapes[0] != shapes[1]:
-            raise ModelMismatchError(f"array {name!r} has shape {shapes[0]}, the model's is {shapes[1]}")
+            raise ModelMismatchError(f"array {name!r} has shape {shapes[0]}, but the model expects {shapes[1]}")
     for name, array in target.items():
         array[...] = source[name]

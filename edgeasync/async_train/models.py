@@ -1,4 +1,4 @@
-"""Ready models: an ONNX graph of ours with random values, since nothing is downloaded."""
+"""Ready-made models with random values; nothing is downloaded."""
 
 from pathlib import Path
 
@@ -9,20 +9,20 @@ from edgeasync.errors import ConfigError
 __all__ = ["resnet50"]
 
 PRETRAINED = Path("~/.cache/edgeasync/models")
-"""Where `pretrained=True` looks for files."""
+"""The folder in which `pretrained=True` looks for files."""
 
 
 def resnet50(
-    pretrained: bool | str | Path = False,  # noqa: FBT001, FBT002 - as torchvision has it
+    pretrained: bool | str | Path = False,  # noqa: FBT001, FBT002 - like torchvision
     *,
     classes: int = 1000,
     side: int = 224,
     seed: int = 0,
 ) -> Model:
-    """Return a residual network of 50 layers for pictures `(3, side, side)` (He et al. 2015, arXiv:1512.03385).
+    """Return a ResNet-50 for images `(3, side, side)` (He et al. 2015, arXiv:1512.03385).
 
-    `pretrained` is the path of an ONNX file, or `True` for `resnet50.onnx` in the folder `PRETRAINED`. Raises
-    `ConfigError` if it is not there.
+    `pretrained` is the path of an ONNX file, or `True` for `resnet50.onnx` in the folder
+    `PRETRAINED`. Raises `ConfigError` if the file does not exist.
 
     >>> from edgeasync.async_train import models
     >>> model = models.resnet50(classes=10, side=32)
@@ -31,8 +31,8 @@ def resnet50(
         path = (PRETRAINED / "resnet50.onnx" if pretrained is True else Path(pretrained)).expanduser()
         if not path.is_file():
             raise ConfigError(
-                f"{path}: no such file; nothing is downloaded, so put an ONNX file of ResNet-50 there, or leave "
-                "out pretrained"
+                f"{path}: no such file; store an ONNX file of ResNet-50 there (nothing is downloaded), or remove "
+                "pretrained"
             )
         return Model(path)
     layers: list[nn.Layer] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]

@@ -1,4 +1,4 @@
-"""`AsyncTrainingMonitor`: thresholds that you know, alerts as callbacks, and what is done about them."""
+"""`AsyncTrainingMonitor`: detects divergence by thresholds, raises alerts, applies remedies."""
 
 import math
 import statistics
@@ -17,7 +17,7 @@ from edgeasync.errors import ConfigError
 from edgeasync.policies.monitor import Monitor, ThresholdDetector
 
 WINDOW = 16
-"""How many losses a variance is of."""
+"""Number of losses in a variance."""
 
 REDUCTION = 0.5
 """Factor of the learning rate under `reduce_lr`."""
@@ -32,22 +32,23 @@ REMEDIES = {
 
 
 class AsyncTrainingMonitor:
-    """Watches training by thresholds, and tells `alerts`.
+    """Monitors training by thresholds, and collects `alerts`.
 
-    - `model`: the model, or an `AsyncTrainer` of one. If a class of the toolbox trains it through a hub here, that
-      hub watches all workers, and carries the remedy out. Make the monitor before training begins. In a loop of
-      your own call `step`.
-    - `divergence_metrics`: of "loss", "loss_variance" and "gradient_norm", those to watch.
-    - `alert_threshold`: the highest value that is calm, or a dict with one for each metric.
-    - `remediation_strategy`: "increase_sync_frequency", "reduce_lr", "rollback" or "alert", which does no more.
-      In a loop of your own the first has no meaning, and `reduce_lr` is about the optimizers that step the model.
+    - `model`: the model, or an `AsyncTrainer` of one. If a class of the toolbox trains the model
+      through a hub in this program, that hub monitors all workers and applies the remedy; create
+      the monitor before training starts. In your own loop call `step` instead.
+    - `divergence_metrics`: metrics to monitor: "loss", "loss_variance", "gradient_norm".
+    - `alert_threshold`: the highest normal value, or a dict of one per metric.
+    - `remediation_strategy`: "increase_sync_frequency", "reduce_lr", "rollback", or "alert" for no
+      remedy. In your own loop "increase_sync_frequency" has no effect, and "reduce_lr" applies to
+      the optimizers that step the model.
 
     >>> from edgeasync.async_train import AsyncTrainingMonitor
     >>> monitor = AsyncTrainingMonitor(None, divergence_metrics=["loss"], alert_threshold=2.0)
     >>> monitor.on_alert(lambda alert: print(alert.detail))
     >>> for loss in (1.0, 3.0, 3.5):
     ...     calm = monitor.step(loss)
-    the loss is 3, and the threshold 2
+    the loss is 3 (threshold 2)
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class AsyncTrainingMonitor:
         self._strategy = remediation_strategy
         self.policy = _policy(self._thresholds, remediation_strategy)
         self.alerts: list[AlertEvent] = []
-        """All that was alarming so far: `alert.detail`, and `alert.device` if it was about one."""
+        """All alerts so far: `alert.detail`, and `alert.device` if it is about one device."""
         self._told: list[Callable[[AlertEvent], object]] = []
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._alarmed: set[str] = set()
@@ -75,20 +76,20 @@ class AsyncTrainingMonitor:
         self._calm: Any = None
 
     def begin(self) -> None:
-        """Note that a hub carries the remedy out from now on."""
+        """Record that a hub applies the remedy from now on."""
         self._watched = True
 
     def stepped(self, optimizer: object) -> None:
-        """Note an optimizer of `optim` that has stepped the model."""
+        """Record an optimizer of `optim` that has stepped the model."""
         if self._stepped_by is not None:
             self._stepped_by.note(optimizer)
 
     def on_alert(self, callback: Callable[[AlertEvent], object]) -> None:
-        """Call this with every alert from now on."""
+        """Call `callback` with every alert from now on."""
         self._told.append(callback)
 
     def step(self, loss: float) -> bool:
-        """Look at a step's loss, and at the model's gradients; return whether all is calm."""
+        """Check a step's loss and the model's gradients; return whether all metrics are normal."""
         self._steps += 1
         self._losses.append(float(loss))
         model = self._model()
@@ -96,7 +97,7 @@ class AsyncTrainingMonitor:
         high = {name for name, most in self._thresholds.items() if not figures[name] <= most}
         news, self._alarmed = sorted(high - self._alarmed), high
         for name in news:
-            detail = f"the {name} is {figures[name]:.3g}, and the threshold {self._thresholds[name]:g}"
+            detail = f"the {name} is {figures[name]:.3g} (threshold {self._thresholds[name]:g})"
             self.see(AlertEvent(time_s=float(self._steps), device="", detail=detail))
         if news and not self._watched:
             self._remedy(model)
@@ -105,15 +106,15 @@ class AsyncTrainingMonitor:
         return not high
 
     def _remedy(self, model: Any) -> None:
-        """Do something about an alert where no hub does."""
+        """Apply the remedy of an alert without a hub."""
         if self._strategy == "rollback" and self._calm is not None:
             model.load_state_dict(self._calm)
         elif self._strategy != "alert" and not (self._stepped_by and self._stepped_by.reduce(REDUCTION)):
-            why = "nothing here can follow it: it needs a hub in this program or, to reduce a rate, an optimizer"
+            why = "it cannot be applied: it needs a hub in this program or, to reduce a rate, an optimizer"
             ignore("AsyncTrainingMonitor", why, remediation_strategy=self._strategy)
 
     def see(self, event: Event) -> None:
-        """Note an alert of the hub; other events are passed over."""
+        """Record an alert of the hub; other events are ignored."""
         if isinstance(event, AlertEvent):
             self.alerts.append(event)
             for callback in self._told:
@@ -121,14 +122,14 @@ class AsyncTrainingMonitor:
 
 
 def _thresholds(metrics: Sequence[str], threshold: float | Mapping[str, float], remedy: str) -> dict[str, float]:
-    """Return the threshold of each metric; raises `ConfigError` for what is none."""
+    """Return the threshold of each metric; raises `ConfigError` for invalid arguments."""
     if unknown := [name for name in metrics if name not in METRICS]:
-        raise ConfigError(f"divergence_metrics has {unknown[0]!r}; it may have {', '.join(METRICS)}")
+        raise ConfigError(f"divergence_metrics contains {unknown[0]!r}; choose from {', '.join(METRICS)}")
     if remedy not in REMEDIES:
-        raise ConfigError(f"remediation_strategy is {remedy!r}; give one of {', '.join(REMEDIES)}")
+        raise ConfigError(f"remediation_strategy is {remedy!r}; choose one of {', '.join(REMEDIES)}")
     found = {name: threshold[name] if isinstance(threshold, Mapping) else threshold for name in metrics}
     if wrong := [value for value in found.values() if not 0.0 <= value < math.inf]:
-        raise ConfigError(f"alert_threshold is {wrong[0]!r}; give a number, 0 or more")
+        raise ConfigError(f"alert_threshold is {wrong[0]!r}; pass a number, 0 or more")
     return found
 
 
@@ -146,7 +147,7 @@ def _figures(losses: Sequence[float], model: Any) -> dict[str, float]:
 
 
 def _norm(model: Any) -> float:
-    """Return the norm of a model's gradients, 0 where there are none."""
+    """Return the norm of a model's gradients, or 0 without gradients."""
     if hasattr(model, "gradient_sum"):
         return 0.0 if model.gradient_sum is None else float(np.linalg.norm(model.gradient_sum))
     if not callable(getattr(model, "parameters", None)):
@@ -156,7 +157,7 @@ def _norm(model: Any) -> float:
 
 
 def _copy(model: Any) -> Any:
-    """Return a copy of a model's values, to go back to."""
+    """Return a copy of a model's values for a rollback."""
     if not hasattr(model, "state_dict"):
         return None
     return {

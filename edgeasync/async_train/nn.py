@@ -1,7 +1,7 @@
-"""Layers, models that can be called, and losses.
+"""Layers, callable models, and losses.
 
-Layers are those of `edgeasync.nn`, which describe; `Sequential` makes a model of them that holds its values.
-Losses do not need the `onnx` package, layers do.
+Layers are those of `edgeasync.nn`, which have no values; `Sequential` builds a model with values
+from them. Layers need the `onnx` package, losses do not.
 
     >>> import numpy as np
     >>> from edgeasync.async_train import nn
@@ -95,8 +95,8 @@ def __getattr__(name: str) -> Any:
 
     if name not in nn.__all__ or name in ("save", "to_onnx"):
         raise AttributeError(
-            f"module {__name__!r} has no {name!r}; it has {', '.join(__dir__())}. A model of other layers may be "
-            "a torch.nn.Module, or an ONNX file"
+            f"module {__name__!r} has no {name!r}; it has {', '.join(__dir__())}. For other layers use "
+            "a torch.nn.Module or an ONNX file"
         )
     return getattr(nn, name)
 

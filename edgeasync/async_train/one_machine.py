@@ -1,4 +1,4 @@
-"""`async_sgd`: one call that trains a model with several processes of this machine."""
+"""`async_sgd`: trains a model with several processes of this machine, in one call."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from edgeasync.async_train.watching import watched
 from edgeasync.policies.frequency import FixedFrequency
 
 LOCAL_STEPS = 8
-"""Between two exchanges: on one machine an exchange costs little."""
+"""Local steps between two exchanges, which are cheap on one machine."""
 
 
 def async_sgd(
@@ -35,17 +35,19 @@ def async_sgd(
     seed: int = 0,
     **settings: Any,
 ) -> Any:
-    """Train a model with `num_workers` processes and a hub here; return the trained model.
+    """Train a model with `num_workers` processes and a hub in this one; return the trained model.
 
-    - `model`: a torch module, a model of `async_train.nn`, or an object with `parameters` and `gradient`. It has
-      the trained values, too. An ONNX file, or layers, come back as a `Model`.
-    - `data`: a dataset, or a loader, whose batch size is used; its examples are split among the workers.
-    - `loss_fn`: by default cross entropy. A model of your own has its loss itself.
-    - `optimizer`: by default SGD with the rate `lr`.
-    - Others are those of `edgeasync.train`, such as `run`, `evaluate`, and `topology`: with `"ring"` or
-      `"all_to_all"` the processes average their models among themselves, without a hub.
+    - `model`: a torch module, a model of `async_train.nn`, or an object with `parameters` and
+      `gradient`, which then has the trained values. For an ONNX file or layers, a new `Model` is
+      returned.
+    - `data`: a dataset, or a loader, whose batch size is used. Its examples are split among the
+      workers.
+    - `loss_fn`: by default cross entropy. Your own model uses its own loss.
+    - `optimizer`: by default SGD with the learning rate `lr`.
+    - Other arguments are those of `edgeasync.train`, such as `run`, `evaluate` and `topology`. With
+      `topology` `"ring"` or `"all_to_all"` the processes average their models without a hub.
 
-    It needs no main guard, and the model may be of a class of the script that calls it.
+    A script needs no main guard, and the class of the model may be defined in the calling script.
 
     >>> import numpy as np
     >>> from edgeasync.async_train import async_sgd, nn
@@ -71,14 +73,14 @@ def async_sgd(
     if not has_own_code(model) and not isinstance(model, Model):
         model = Model(model, seed=seed)
     arguments |= as_trained(model, dataset, chosen, loss_fn, usable(None, model, "async_sgd"))
-    if arguments["policy"] is not None:  # else there is no hub that could watch
+    if arguments["policy"] is not None:  # without a hub nothing can be watched
         arguments = watched(given, arguments)
     put_back(model, edgeasync.train(data=parts or dataset, **arguments).arrays)
     return model
 
 
 def _parts(data: Any, workers: int, seed: int) -> list[edgeasync.Dataset]:
-    """Return the data of each worker, if its examples lie in files: to split them would read all."""
+    """Return the data of each worker if examples are read from files; otherwise an empty list."""
     samples = data.dataset if isinstance(data, DataLoader) else data
     if not getattr(samples, "lazy", False):
         return []
@@ -87,7 +89,7 @@ def _parts(data: Any, workers: int, seed: int) -> list[edgeasync.Dataset]:
 
 
 def one_machine_policy(optimizer: Any) -> edgeasync.Policy:
-    """Return the policy for workers with an optimizer: only one side has momentum, since both would multiply."""
+    """Return the policy for an optimizer; only one side has momentum, since both would multiply."""
     frequency = FixedFrequency(local_steps=LOCAL_STEPS)
     stage = as_optimizer(optimizer)
     groups = [stage.for_torch_options] if isinstance(stage, Optimizer) else getattr(stage, "param_groups", [])

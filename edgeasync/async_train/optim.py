@@ -1,4 +1,4 @@
-"""Optimizers by the arguments that torch's have; `optimizer()` is what edgeasync trains with."""
+"""Optimizers with torch's arguments; `optimizer()` converts them to edgeasync's."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ Vector = npt.NDArray[np.float32]
 
 
 class Optimizer:
-    """What both have in common; `params` may be left out where the model is known anyway."""
+    """Base of `SGD` and `Adam`; `params` may be omitted if the model is known otherwise."""
 
     def __init__(self, params: Iterable[Any] | None, stage: Any, weight_decay: float, **for_torch: Any) -> None:
         self._model: Model | None = getattr(params, "model", None)
@@ -34,15 +34,18 @@ class Optimizer:
         self._factor = 1.0
 
     def optimizer(self) -> Any:
-        """Return the optimizer of edgeasync: its `SGD` or `Adam`; with weight decay a list of both stages."""
+        """Return edgeasync's `SGD` or `Adam`, or a list of two stages if there is weight decay."""
         if not self._weight_decay:
             return self.stage
-        from edgeasync.policies.optimizers import WeightDecay  # noqa: PLC0415 - few need it
+        from edgeasync.policies.optimizers import WeightDecay  # noqa: PLC0415 - rarely needed
 
         return [WeightDecay(rate=self._weight_decay), self.stage]
 
     def step(self) -> None:
-        """Take a step along the gradients of `loss.backward()`; raises `ConfigError` without parameters."""
+        """Take a step with the gradients of `loss.backward()`.
+
+        Raises `ConfigError` if the optimizer was created without parameters.
+        """
         if self._tensors is not None:
             self.for_torch(self._tensors).step()
             return
@@ -52,7 +55,7 @@ class Optimizer:
             WATCHED.stepped(model, self)
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         what = self._known_model if self._tensors is None else self.for_torch(self._tensors)
         what.zero_grad()
 
@@ -64,7 +67,7 @@ class Optimizer:
         return self._model
 
     def update(self, spec: "ParameterSpec", vector: Vector, gradient: Vector) -> None:
-        """Move a flat vector of parameters, in place; momentum and averages stay for the next call."""
+        """Step a flat vector of parameters in place; momentum and averages are kept."""
         if self._steps is None or self._steps.spec != spec:
             stages = self.optimizer()
             self._steps = VectorSteps(spec, stages if isinstance(stages, list) else [stages])
@@ -81,7 +84,7 @@ class Optimizer:
                 group["lr"] *= factor
 
     def for_torch(self, tensors: Iterable[Any]) -> Any:
-        """Return torch's optimizer of the same name for these tensors, the same one at each call."""
+        """Return torch's optimizer of the same name for these tensors; it is created only once."""
         tensors = list(tensors)
         if self._torch is None or [id(one) for one in self._torch[0]] != [id(one) for one in tensors]:
             self._torch = tensors, self.maker_for_torch()(tensors)
@@ -90,22 +93,22 @@ class Optimizer:
         return self._torch[1]
 
     def maker_for_torch(self) -> Callable[[Iterable[Any]], Any]:
-        """Return what makes torch's optimizer of the same name, of parameters."""
+        """Return a function that creates torch's optimizer of the same name."""
         name, options = type(self).__name__, dict(self.for_torch_options)
         return lambda parameters: getattr(sys.modules["torch"].optim, name)(parameters, **options)
 
 
 class VectorSteps:
-    """Steps of an optimizer on flat vectors, by gradients that are known already."""
+    """Steps of an optimizer on flat vectors, with gradients computed elsewhere."""
 
     def __init__(self, spec: "ParameterSpec", stages: list[Any]) -> None:
         self.spec = spec
         self._gradient = np.zeros(0, np.float32)
-        batches = repeat((np.zeros((1, 1), np.float32), np.zeros(1, np.int64)))  # which nobody looks at
+        batches = repeat((np.zeros((1, 1), np.float32), np.zeros(1, np.int64)))  # unused
         self._trainer = edgeasync.GradientTrainer(spec, self._give, stages, batches, keep_optimizer_state=True)
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the learning rate that was set by a factor."""
+        """Scale the original learning rate by a factor."""
         self._trainer.scale_learning_rate(factor)
 
     def take(self, vector: Vector, gradient: Vector) -> None:
@@ -138,7 +141,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam, with a step size for every value.
+    """Adam, which adapts the step size per value.
 
     >>> from edgeasync.async_train import optim
     >>> optim.Adam(lr=0.001).optimizer().learning_rate

@@ -1,4 +1,4 @@
-"""`ParameterServer`: holds the model, and applies what workers send as it comes."""
+"""`ParameterServer`: stores the model, and applies workers' updates as they arrive."""
 
 import asyncio
 import threading
@@ -23,21 +23,22 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.staleness import AdaptiveLearningRate, ConstantStaleness
 
 STEPS_MAX = 100_000
-"""The most local steps that the server assigns; each worker allows its own `update_frequency`."""
+"""Limit of local steps that the server assigns; each worker limits them by `update_frequency`."""
 
 MOMENTUM = 0.9
-"""Of the server with `momentum_correction`: together with the learning rate a step keeps its length."""
+"""Momentum under `momentum_correction`; the learning rate is scaled to keep the step length."""
 
-HERE, ANYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 - with keys, or as was asked for
+HERE, ANYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 - used only with keys or insecure=True
 
 RULES: dict[str, Any] = {"async_sgd": ImmediateAggregator(), "model_average": ModelAverageAggregator()}
 
 
 class ParameterServer(Running):
-    """Holds a model, and applies the updates of workers as they come; docs/train/async_train.md has the arguments.
+    """Stores a model, and applies workers' updates as they arrive.
 
-    `hub` is the hub that it is. After `wait_for_workers` and after `stop` the model that was given has the
-    trained values. It listens beyond this machine with `keys`, or if it is `insecure`.
+    docs/train/async_train.md describes the arguments. `hub` is the underlying hub. After
+    `wait_for_workers` and after `stop` the user's model has the trained values. The server accepts
+    other machines only with `keys` or `insecure=True`.
 
     >>> from edgeasync.async_train import ParameterServer, nn
     >>> with ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0) as server:
@@ -67,7 +68,7 @@ class ParameterServer(Running):
             "model": travelling_model(model, loss_fn, input_shape),
             "run": Path(checkpoint_dir or temporary_run())
             .expanduser()
-            .absolute(),  # `start` may come after a chdir
+            .absolute(),  # `start` may be called after a chdir
             "bind": f"tcp://{HERE if keys is None and not insecure else ANYWHERE}:{port or '*'}",
             "policy": server_policy(update_rule, staleness_policy, staleness_lr_factor, max_staleness, **exchange),
             "loss": "cross_entropy" if is_torch(model) and input_shape is None else as_loss(loss_fn),
@@ -80,35 +81,35 @@ class ParameterServer(Running):
         self.hub = Hub(**self._how)
 
     def start(self) -> Self:
-        """Begin to listen; return at once."""
+        """Start listening; return at once."""
         if not self._started and WATCHED.of(self._model):
             self.hub = Hub(**watched(self._model, self._how))
         self.hub.start()
         self._started = True
         if "127.0.0.1" in self.hub.address:
-            say_once("ParameterServer: without keys, or insecure=True, only this machine reaches the server")
+            say_once("ParameterServer: only this machine can connect; pass keys or insecure=True to change that")
         return self
 
     def wait_for_workers(self, num_workers: int = 1, timeout_s: float | None = None) -> None:
-        """Wait until this number of workers has come, and then until all have gone; raises `TimeoutError`.
+        """Wait until `num_workers` workers have joined, and then until all have left.
 
-        Then the model that was given has the trained values.
+        Then the user's model has the trained values. Raises `TimeoutError`.
         """
-        self.hub.status()  # raises what keeps the server from waiting
+        self.hub.status()  # raises an error if the server is not running
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._comers.wait_for(num_workers, timeout_s)
         try:
             self.hub.wait_until_left(None if until_s is None else max(0.0, until_s - time.monotonic()))
         except TimeoutError:
-            raise TimeoutError(f"workers are still here after {timeout_s:g} s") from None
+            raise TimeoutError(f"workers are still connected after {timeout_s:g} s") from None
         put_back(self._model, self.hub.snapshot())
 
     async def wait_for_workers_async(self, num_workers: int = 1, timeout_s: float | None = None) -> None:
-        """Do what `wait_for_workers` does."""
+        """Do the same as `wait_for_workers`, in a thread."""
         await asyncio.to_thread(self.wait_for_workers, num_workers, timeout_s)
 
     def stop(self) -> None:
-        """End the training of all workers, and put the trained values into the model, if it has begun."""
+        """End training for all workers, and load the trained values into the model, if started."""
         if not self._started:
             return
         self.hub.finish("the parameter server was stopped")
@@ -117,39 +118,39 @@ class ParameterServer(Running):
 
 
 class Comers:
-    """Who has come to a hub so far, also those who have left: a worker may leave before anybody waits for it."""
+    """The workers that have joined a hub so far; a worker may leave before anyone waits for it."""
 
     def __init__(self) -> None:
         self._names, self._ended, self._news = set[str](), False, threading.Condition()
 
     def wait_for(self, count: int, timeout_s: float | None) -> None:
-        """Wait until this number has come, or the hub has ended; raises `TimeoutError`."""
+        """Wait until `count` workers have joined, or the hub has ended; raises `TimeoutError`."""
         with self._news:
             if not self._news.wait_for(lambda: self._ended or len(self._names) >= count, timeout_s):
-                raise TimeoutError(f"fewer than {count} workers have come after {timeout_s:g} s")
+                raise TimeoutError(f"fewer than {count} workers have joined after {timeout_s:g} s")
 
     def on_join(self, event: JoinEvent) -> None:
-        """Note one that has come."""
+        """Record a worker that has joined."""
         with self._news:
             self._names.add(event.device)
             self._news.notify_all()
 
     def on_end(self, event: EndEvent) -> None:  # noqa: ARG002
-        """Let nobody wait any longer."""
+        """End all waits."""
         with self._news:
             self._ended = True
             self._news.notify_all()
 
 
 def travelling_model(model: Any, loss_fn: Any, input_shape: Sequence[int] | None) -> Any:
-    """Return a model as `Hub` takes it; a torch module travels as ONNX if the shape of an example is known."""
+    """Convert a model for `Hub`; a torch module becomes ONNX if the input shape is known."""
     if not is_torch(model):
         return (
             model
             if isinstance(model, str | Path) or not hasattr(model, "build")
             else Model(model, input_shape=input_shape)
         )
-    import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
+    import edgeasync.torch as ours  # noqa: PLC0415 - imports torch
 
     if input_shape is None:
         return ours.model(model, loss_fn)
@@ -159,7 +160,7 @@ def travelling_model(model: Any, loss_fn: Any, input_shape: Sequence[int] | None
 def server_policy(
     rule: str, staleness: str, factor: float, max_staleness: float, **exchange: Unpack[Exchanging]
 ) -> Policy:
-    """Return the policy of a server; raises `ConfigError` for names that the reference does not have."""
+    """Return the policy of a server; raises `ConfigError` for an unknown name."""
     policies: dict[str, Any] = {
         "adaptive_lr": AdaptiveLearningRate(factor=factor, staleness_max=max_staleness),
         "filter": ConstantStaleness(staleness_max=max_staleness),
@@ -167,7 +168,7 @@ def server_policy(
     }
     for name, given, known in (("update_rule", rule, RULES), ("staleness_policy", staleness, policies)):
         if given not in known:
-            raise ConfigError(f"{name} is {given!r}; give {' or '.join(map(repr, known))}")
+            raise ConfigError(f"{name} is {given!r}; choose {' or '.join(map(repr, known))}")
     corrected = SGD(learning_rate=1.0 - MOMENTUM, momentum=MOMENTUM, correct_for_staleness=True)
     return Policy(
         aggregate=RULES[rule],

@@ -1,4 +1,4 @@
-"""Averages without a hub: each process's loop averages its model with those of a file of peers."""
+"""Averaging without a hub, among the processes in a file of peers."""
 
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +13,7 @@ from edgeasync.errors import ConfigError
 
 
 class PeerCommunication:
-    """Averages the model of a loop with those of the other processes, from `start` to `stop`."""
+    """Averages a loop's model with those of the other processes, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -34,15 +34,15 @@ class PeerCommunication:
         self.session: Any = None
 
     def start(self) -> Self:
-        """Join the others, unless that has happened."""
+        """Join the other processes, if not yet started."""
         if self.session is None:
-            why = "without a hub nobody carries it out; look at the monitor's alerts"
+            why = "without a hub no remedy is applied; use the monitor's alerts"
             ignore("AsyncTrainingMonitor", why, remediation_strategy=WATCHED.of(self._model) or None)
             self.session = join(model=self._learner.participant, **self._arguments)
         return self
 
     def stop(self) -> None:
-        """Take part in one more round with the last steps; its mean is in the model then."""
+        """Take part in one more round with the last steps; the model then has that round's mean."""
         if self.session is not None:
             self.session.__exit__(None, None, None)
             self.session = None
@@ -51,10 +51,10 @@ class PeerCommunication:
 def communication_of(
     model: Any, learner: Learner, rank: int, world_size: int, *, topology: str = "star", **averaging: Any
 ) -> Communication | PeerCommunication:
-    """Return what averages the model of a loop: through a hub if `topology` is `"star"`, else with its peers."""
+    """Create a loop's communication: with `topology="star"` through a hub, else with peers."""
     if topology == "star":
         if averaging.pop("peers", None) is not None:
-            raise ConfigError("peers goes with topology='ring' or 'all_to_all'")
+            raise ConfigError("peers requires topology='ring' or 'all_to_all'")
         return through_hub(model, learner, rank, world_size, **averaging)
     return PeerCommunication(model, learner, rank, topology=topology, **averaging)
 
@@ -66,16 +66,16 @@ def make_rounds(
     averaging_interval_s: float = 1.0,
     **others: Any,
 ) -> dict[str, Any]:
-    """Return when rounds begin, as `join` has it; raises `ConfigError` for what only a hub can do."""
+    """Return the arguments of `join` for rounds; raises `ConfigError` if one needs a hub."""
     for name, value in others.items():
         if name not in Averaging.__annotations__:
             raise TypeError(f"an averager has no argument {name!r}")
         if value and (name, value) != ("exchange", "all"):
-            raise ConfigError(f"{name} is for averages through a hub; leave it out, or leave out topology")
+            raise ConfigError(f"{name} requires a hub; remove it, or remove topology")
     rounds: dict[str, dict[str, Any]] = {
         "iterations": {"round_steps": averaging_frequency},
         "time": {"round_every_s": averaging_interval_s},
     }
     if averaging_policy not in rounds:
-        raise ConfigError(f"averaging_policy is {averaging_policy!r}; without a hub give 'iterations' or 'time'")
+        raise ConfigError(f"averaging_policy is {averaging_policy!r}; without a hub choose 'iterations' or 'time'")
     return rounds[averaging_policy]

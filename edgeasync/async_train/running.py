@@ -1,4 +1,4 @@
-"""What runs from `start` to `stop`, by `with` and by `async with`, and the folder of a run that nobody named."""
+"""Base of objects with `start` and `stop`, and folders of temporary runs."""
 
 import asyncio
 import atexit
@@ -9,15 +9,15 @@ from edgeasync.temporary import TemporaryFolder
 
 
 class Running(ABC):
-    """Base of what runs; on a loop it starts and stops in a thread."""
+    """Base of objects used by `with` or `async with`; the latter runs both methods in a thread."""
 
     @abstractmethod
     def start(self) -> Any:
-        """Begin."""
+        """Start."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End."""
+        """Stop."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -31,7 +31,7 @@ class Running(ABC):
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
-            await asyncio.wait([starting])  # nothing interrupts its thread
+            await asyncio.wait([starting])  # its thread cannot be interrupted
             await asyncio.to_thread(self.stop)
             raise
         return self
@@ -41,7 +41,7 @@ class Running(ABC):
 
 
 def temporary_run() -> str:
-    """Make a folder for a run that nobody resumes; it is removed when the program ends."""
+    """Create a folder for a run that is never resumed; it is deleted when the program ends."""
     folder = TemporaryFolder("run-")
     atexit.register(folder.remove)
     return str(folder.path / "run")

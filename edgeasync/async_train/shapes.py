@@ -1,4 +1,4 @@
-"""The shape of one example, found out from the layers of a model that has seen no data yet."""
+"""Derives the shape of an example from a model's layers, before any data are known."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,16 +6,16 @@ from edgeasync import nn
 from edgeasync.errors import ConfigError
 
 SIDES = (28, 32, 224, 8, 16, 64, 12, 14, 20, 24, 40, 48, 56, 96, 100, 112, 128, 160, 192, 227, 256, 299, 384, 512)
-"""Heights and widths of pictures, the usual ones first."""
+"""Heights and widths of images to try, common ones first."""
 
 _ANY = (32, 224)
-"""A model that takes both of these takes any."""
+"""A model that accepts both of these accepts any."""
 
 
 def input_shape_of(layer: nn.Layer, usual: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    """Return the shape of an example: by the first dense layer, or the size of pictures that the layers take.
+    """Return the shape of an example, from the first dense layer or by trying image sizes.
 
-    Return `usual` if the layers do not say it, or raise `ConfigError` without one.
+    Return `usual` if the layers do not determine it; raises `ConfigError` without `usual`.
 
     >>> from edgeasync import nn
     >>> from edgeasync.async_train.shapes import input_shape_of
@@ -39,8 +39,8 @@ def input_shape_of(layer: nn.Layer, usual: tuple[int, ...] | None = None) -> tup
     if usual is not None:
         return usual
     raise ConfigError(
-        "the layers do not say what shape an example has: give it as nn.Sequential(..., input_shape=(3, 32, 32)), "
-        "or show the model data first"
+        "the layers do not determine the shape of an example: pass nn.Sequential(..., input_shape=(3, 32, 32)), "
+        "or call the model on data first"
     )
 
 
@@ -55,7 +55,7 @@ def _layers(layer: nn.Layer) -> Iterator[nn.Layer]:
 
 
 def _tells(layer: nn.Layer) -> bool:
-    """Return whether a layer is more than an activation, which takes any shape."""
+    """Return whether a layer may determine the shape, unlike an activation."""
     return not isinstance(
         layer, nn.ReLU | nn.LeakyReLU | nn.Sigmoid | nn.Tanh | nn.GELU | nn.Hardswish | nn.Dropout | nn.Flatten
     )

@@ -1,4 +1,4 @@
-"""The optimizers that step a model in this program, so that their learning rates can be reduced."""
+"""Tracks the optimizers that step a model in this program, to reduce their learning rates."""
 
 import weakref
 from collections.abc import Callable
@@ -9,16 +9,16 @@ from edgeasync.async_train.optim import Optimizer
 
 
 class SteppedBy:
-    """Notes the optimizers that step a model: torch's by themselves, others by `note`.
+    """Tracks the optimizers that step a model: torch's automatically, others by `note`.
 
-    `model` returns the model, or `None` once it is gone.
+    `model` returns the model, or `None` once it has been deleted.
     """
 
     def __init__(self, model: Callable[[], Any]) -> None:
         self._model = model
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         if is_torch(model()):
-            from edgeasync.torch import watch_steps  # noqa: PLC0415 - who has a module has paid for torch
+            from edgeasync.torch import watch_steps  # noqa: PLC0415 - imports torch
 
             known = weakref.ref(self)
 
@@ -29,11 +29,11 @@ class SteppedBy:
             weakref.finalize(self, watch_steps(after_step))
 
     def note(self, optimizer: object) -> None:
-        """Note an optimizer that steps the model."""
+        """Record an optimizer that steps the model."""
         self._optimizers.add(optimizer)
 
     def note_torch(self, optimizer: Any) -> None:
-        """Note an optimizer of torch if it steps a parameter of the module."""
+        """Record a torch optimizer if it steps a parameter of the module."""
         module = self._model()
         if module is None or optimizer in self._optimizers:
             return
@@ -42,7 +42,7 @@ class SteppedBy:
             self.note(optimizer)
 
     def reduce(self, factor: float) -> bool:
-        """Multiply all learning rates by a factor; return whether there were any."""
+        """Multiply all learning rates by a factor; return whether there are any optimizers."""
         for optimizer in self._optimizers:
             if isinstance(optimizer, Optimizer):
                 optimizer.scale_learning_rate(factor)

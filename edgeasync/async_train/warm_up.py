@@ -1,4 +1,4 @@
-"""`AsyncTrainer`: several workers that exchange often at first, in rounds, and rarely later."""
+"""`AsyncTrainer`: workers that first exchange often and in rounds, and later rarely."""
 
 import asyncio
 import math
@@ -20,17 +20,17 @@ from edgeasync.policies.policy import WarmUp
 
 
 class AsyncTrainer:
-    """Trains a model with workers of this process, or a batch at a time; the first epochs are warm-up.
+    """Trains a model with workers of this process, or batch by batch; the first epochs are warm-up.
 
     - `model`: as for `edgeasync.train`, or a `torch.nn.Module`.
-    - `warm_up_epochs`: passes over the data in which all workers exchange in rounds, every
-      `warm_up_sync_frequency` batches. Later nobody waits for the slowest, and an exchange comes after
-      `regular_sync_frequency` batches.
-    - `delay`: how many batches after its update a worker uses the answer, and trains meanwhile; 0: it waits. At
-      most as many as lie between two exchanges, in the warm-up, too.
-    - `workers`: how many `train` has.
-    - `steps_per_epoch`: by it `train_step` knows when the warm-up is over.
-    - `seed`: of the first values and of the order of examples.
+    - `warm_up_epochs`: passes over the data during warm-up. All workers then exchange in rounds,
+      every `warm_up_sync_frequency` batches. After that workers do not wait for each other, and
+      exchange every `regular_sync_frequency` batches.
+    - `delay`: batches that a worker trains between its update and the use of the answer; with 0 it
+      waits. It is limited to the batches between two exchanges, also during warm-up.
+    - `workers`: the number of workers of `train`.
+    - `steps_per_epoch`: batches per epoch, from which `train_step` computes the end of the warm-up.
+    - `seed`: seed of the initial values and the order of examples.
 
     >>> import numpy as np
     >>> from edgeasync import nn
@@ -60,9 +60,10 @@ class AsyncTrainer:
 
     def train(self, dataset: Any = None, epochs: float = 1, optimizer: Any = None, loss_fn: Any = None,
               **more: Any) -> Run:  # fmt: skip
-        """Train for this number of epochs, and return the run; the model then has the trained values.
+        """Train for `epochs` epochs and return the run; the model then has the trained values.
 
-        `more` are `dataloader`, and arguments of `edgeasync.train`, such as `evaluate`, `run` and `batch_size`.
+        `more` may contain `dataloader`, and arguments of `edgeasync.train` such as `evaluate`,
+        `run` and `batch_size`.
         """
         run = edgeasync.train(**self._plan(dataset, epochs, optimizer, loss_fn, **more))
         adapters.put_back(self.model, run.arrays)
@@ -70,16 +71,16 @@ class AsyncTrainer:
 
     async def train_async(self, dataset: Any = None, epochs: float = 1, optimizer: Any = None, loss_fn: Any = None,
                           **more: Any) -> Run:  # fmt: skip
-        """Do what `train` does, on the caller's loop."""
+        """Do the same as `train`, on the caller's event loop."""
         run = await edgeasync.train_async(**self._plan(dataset, epochs, optimizer, loss_fn, **more))
         adapters.put_back(self.model, run.arrays)
         return run
 
     def train_step(self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None) -> float:
-        """Take a step on a batch, and return its loss. The hub is in this process until `close`."""
+        """Train one batch and return its loss. A hub runs in this process until `close`."""
         if self._stepping is None:
             unknown = None if self._steps_per_epoch else self._warm_up[0] or None
-            ignore("AsyncTrainer.train_step", "give steps_per_epoch as well", warm_up_epochs=unknown)
+            ignore("AsyncTrainer.train_step", "set steps_per_epoch, too", warm_up_epochs=unknown)
             epoch = self._steps_per_epoch or 0
             policy = make_policy(self._warm_up, self._regular, epoch, self._delay)
             self._stepping = make_stepping(self.model, policy)
@@ -87,21 +88,21 @@ class AsyncTrainer:
         return learner.train(inputs, targets, optimizer, loss_fn, communication.start().session)
 
     async def train_step_async(self, *batch: Any, **training: Any) -> float:
-        """Do what `train_step` does, in a thread."""
+        """Call `train_step` in a thread."""
         return await asyncio.to_thread(self.train_step, *batch, **training)
 
     def close(self) -> Run | None:
-        """Send the last steps of `train_step`, and end its hub; return the run."""
+        """Push the last steps of `train_step`, and end its hub; return the run."""
         stepping, self._stepping = self._stepping, None
         return None if stepping is None else stepping[1].stop()
 
     def check_may_watch(self) -> None:
-        """Raise `ConfigError` once `train_step` has begun: a monitor that is made then would see nothing."""
+        """Raise `ConfigError` after the first `train_step`: a new monitor would see nothing."""
         if self._stepping is not None:
-            raise ConfigError("a monitor watches from the beginning: make it before the first train_step")
+            raise ConfigError("training has already started: create the monitor before the first train_step")
 
     def _plan(self, dataset: Any, epochs: float, optimizer: Any, loss_fn: Any, **more: Any) -> dict[str, Any]:
-        """Return arguments of `edgeasync.train`."""
+        """Return the arguments of `edgeasync.train`."""
         loader = more.pop("dataloader", None)
         examples = as_dataset(adapters.as_data(dataset, loader))
         device = usable(None, self.model, "AsyncTrainer")  # where the model is
@@ -114,7 +115,7 @@ class AsyncTrainer:
 
 
 def make_policy(warm_up: tuple[float, int], regular: int, steps_per_epoch: int, delay: int) -> Policy:
-    """Return a policy whose warm-up has the updates of these epochs."""
+    """Return a policy with a warm-up of `warm_up[0]` epochs."""
     epochs, frequency = warm_up
     updates = math.ceil(epochs * steps_per_epoch / frequency)
     first = WarmUp(updates=updates, frequency=FixedFrequency(local_steps=frequency)) if updates else None
@@ -127,6 +128,6 @@ def make_policy(warm_up: tuple[float, int], regular: int, steps_per_epoch: int, 
 
 
 def make_stepping(model: Any, policy: Policy) -> tuple[Learner, Communication]:
-    """Return how a model learns, and what trains it through a hub of this process."""
+    """Create the learner of a model, and its communication through a hub in this process."""
     learner = learner_of(model)
     return learner, Communication(model, learner, "127.0.0.1:*", session={}, hub={"policy": policy})

@@ -1,4 +1,4 @@
-"""Which monitors watch a model, so that the hub which trains the model carries their remedies out."""
+"""Registers the monitors of each model, so that the hub that trains it applies their remedies."""
 
 import weakref
 from collections.abc import Callable
@@ -11,29 +11,32 @@ from edgeasync.policies.monitor import Monitor
 
 
 class Watcher(Protocol):
-    """What an `AsyncTrainingMonitor` is to whatever trains its model."""
+    """The interface of an `AsyncTrainingMonitor` for the code that trains its model."""
 
     policy: Monitor
-    """What the hub watches for."""
+    """The detectors for the hub."""
 
     def begin(self) -> None:
-        """Note that a hub watches from now on, and carries the remedy out."""
+        """Record that a hub monitors from now on, and applies the remedy."""
 
     def see(self, event: Event) -> None:
-        """Be told what happens at the hub."""
+        """Receive an event of the hub."""
 
     def stepped(self, optimizer: object) -> None:
-        """Be told which optimizer of `optim` has stepped the model."""
+        """Receive an optimizer of `optim` that has stepped the model."""
 
 
 class WatchedModels:
-    """The watchers of each model, for as long as the model lives."""
+    """The watchers of each model, until the model is deleted."""
 
     def __init__(self) -> None:
         self._watchers: dict[int, tuple[Callable[[], Any], list[Watcher]]] = {}
 
     def add(self, model: object, watcher: Watcher) -> Callable[[], Any]:
-        """Let a watcher watch a model; return what returns the model, or `None` once it is gone."""
+        """Register a watcher of a model.
+
+        Return a function that returns the model, or `None` once it is deleted.
+        """
         number = id(model)
         if number not in self._watchers:
             self._watchers[number] = self._refer(model), []
@@ -46,13 +49,13 @@ class WatchedModels:
         return list(self._watchers[id(model)][1]) if id(model) in self._watchers else []
 
     def begin(self, model: object) -> list[Watcher]:
-        """Tell the watchers of a model that a hub watches from now on; return them."""
+        """Notify the watchers of a model that a hub monitors from now on; return them."""
         for watcher in (found := self.of(model)):
             watcher.begin()
         return found
 
     def stepped(self, model: object, optimizer: object) -> None:
-        """Tell the watchers of a model which optimizer of `optim` has stepped it."""
+        """Notify the watchers of a model of an optimizer of `optim` that has stepped it."""
         for watcher in self.of(model):
             watcher.stepped(optimizer)
 
@@ -60,7 +63,7 @@ class WatchedModels:
         number = id(model)
         try:
             return weakref.ref(model, lambda _: self._watchers.pop(number, None))
-        except TypeError:  # a path, say, which holds no memory worth freeing
+        except TypeError:  # not weakly referenceable, such as a path
             return lambda: model
 
 
@@ -68,7 +71,7 @@ WATCHED = WatchedModels()
 
 
 def watched(model: object, how: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a hub or of `train`, with what the watchers of its model look for and are told."""
+    """Add the detectors and callbacks of a model's watchers to arguments of `Hub` or `train`."""
     watchers = WATCHED.begin(model)
     if not watchers:
         return how

@@ -24,7 +24,7 @@ LOG = logging.getLogger("edgeasync.async_train")
 
 
 class Training(TypedDict, total=False):
-    """What `train` takes beside the data; docs/train/async_train.md says more."""
+    """Arguments of `train` besides the data; see docs/train/async_train.md."""
 
     dataloader: object
     epochs: int
@@ -35,12 +35,12 @@ class Training(TypedDict, total=False):
 
 
 class AsyncWorker:
-    """Trains on its own data, and sends an update every `update_frequency` batches, without waiting for others.
+    """Trains on its own data, and pushes an update every `update_frequency` batches.
 
-    With a `delay` it uses each answer exactly this number of batches after the update, and trains meanwhile.
-
-    It trains the server's model. A torch module that does not travel is given here, too, as `model`. All other
-    arguments are `Agent`'s, such as `state`, `enrol` and `insecure`.
+    With a `delay` it uses each answer exactly `delay` batches after the update, and trains
+    meanwhile. It trains the server's model. A torch module that the server does not send must also
+    be passed here, as `model`. All other arguments are those of `Agent`, such as `state`, `enrol`
+    and `insecure`.
 
     >>> import numpy as np
     >>> from edgeasync.async_train import AsyncWorker, ParameterServer, nn, optim
@@ -66,12 +66,12 @@ class AsyncWorker:
     ) -> None:
         self._address, self._model = as_address(server_address), model
         self.device = usable(device, model, "AsyncWorker")
-        """Where it computes."""
+        """The device that computes."""
         self._batch_size = local_batch_size
         if delay is not None and not 0 <= delay <= update_frequency:
             raise ConfigError(
-                f"delay is {delay}, update_frequency {update_frequency}: give 0 to {update_frequency}. A worker "
-                "has one unanswered update at a time, so that each counts exactly once"
+                f"delay is {delay}, but must be from 0 to {update_frequency} (update_frequency): a worker "
+                "may have only one unanswered update, so that each counts exactly once"
             )
         said = {"delay_steps": delay, "bandwidth_bytes_per_s_max": bandwidth_limit_bytes_per_s}
         own = {name: value for name, value in said.items() if value is not None}
@@ -81,17 +81,17 @@ class AsyncWorker:
         self.agent: Agent | None = None
 
     def train(self, dataset: object = None, **training: Unpack[Training]) -> None:
-        """Train for `epochs` on a `dataset`, or that of a `dataloader`; the server may end it before."""
+        """Train for `epochs` on `dataset` or `dataloader`; the server may end training earlier."""
         with self._begin(dataset, **training) as agent:
             agent.wait()
 
     async def train_async(self, dataset: object = None, **training: Unpack[Training]) -> None:
-        """Do what `train` does."""
+        """Do the same as `train`, on the caller's event loop."""
         async with self._begin(dataset, **training) as agent:
             await agent.wait_async()
 
     def evaluate(self, test_data: object) -> float:
-        """Return the accuracy of the newest model that is here; of values, not classes, the loss."""
+        """Return the accuracy of the newest local model or, for float targets, the loss."""
         if self.agent is None:
             raise EdgeAsyncError("this worker has no model yet: call train first")
         found = self.agent.evaluate(as_data(test_data))
@@ -116,17 +116,17 @@ def how_to_train(
     metrics: Sequence[str] = (),
     log_frequency: int | None = None,
 ) -> dict[str, Any]:
-    """Return what an agent is told; a torch module has torch's optimizer, and a loss of its own."""
+    """Return the arguments of an agent; a torch module has a torch optimizer and its own loss."""
     how: dict[str, Any] = {
         "data": as_data(dataset, dataloader),
         "batch_size": batch_size_of(dataset if dataloader is None else dataloader),
-        "metrics": [name for name in metrics if name != "loss"],  # which is told anyway
+        "metrics": [name for name in metrics if name != "loss"],  # always reported
         "passes": epochs,
         "callbacks": [WorkerProgress(log_frequency)] if log_frequency else [],
         "keep_optimizer_state": True,
     }
     if is_torch(model):
-        import edgeasync.torch as ours  # noqa: PLC0415 - who has a module has paid for torch
+        import edgeasync.torch as ours  # noqa: PLC0415 - imports torch
 
         return how | {"model": ours.model(model, loss_fn, as_maker(optimizer), device=device)}
     loss = None if loss_fn is None or model is not None else as_loss(loss_fn)
@@ -134,13 +134,13 @@ def how_to_train(
 
 
 class WorkerProgress:
-    """Logs how a worker does every `log_frequency` batches, or prints it unless the program logs such lines."""
+    """Logs a worker's progress every `log_frequency` batches; prints it if INFO is not logged."""
 
     def __init__(self, log_frequency: int) -> None:
         self._log_frequency, self._batches = log_frequency, 0
 
     def on_exchange(self, event: ExchangeEvent) -> None:
-        """Add an update."""
+        """Add an update's steps."""
         before, self._batches = self._batches, self._batches + event.local_steps
         if self._batches // self._log_frequency > before // self._log_frequency:
             told = {"loss": event.loss, **event.metrics}
@@ -148,5 +148,5 @@ class WorkerProgress:
             line = f"batch {self._batches}, version {event.version}: {values}"
             if LOG.isEnabledFor(logging.INFO) and LOG.hasHandlers():
                 LOG.info("%s", line)
-            else:  # who asked for these lines need not configure logging to see them
+            else:  # show the lines even if logging is not configured
                 sys.stderr.write(f"{line}\n")

@@ -1,6 +1,6 @@
-"""Ready callbacks, for `train`, `Hub` and `Agent`, and the events that callbacks are given.
+"""Ready-made callbacks for `train`, `Hub` and `Agent`, and the events that callbacks receive.
 
-A callback is a function, which is given every event, or an object with methods such as `on_update`.
+A callback is a function that receives every event, or an object with methods such as `on_update`.
 
     >>> import numpy as np
     >>> from edgeasync import Stop, train

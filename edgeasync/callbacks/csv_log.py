@@ -1,4 +1,4 @@
-"""`CSVLog`: every event as a line of a CSV file."""
+"""`CSVLog`: writes every event as a row of a CSV file."""
 
 import csv
 import time
@@ -15,14 +15,15 @@ COLUMNS = (
 )  # fmt: skip
 
 FLUSH_S = 1.0
-"""How old a line may be that other programs do not see yet."""
+"""Longest time before a written row is flushed."""
 
 
 class CSVLog:
-    """Writes every event as a line of a CSV file; a file that is there already is continued.
+    """Writes every event as a row of a CSV file, and appends to an existing file.
 
-    The column `event` has the kind: "update", "version", "evaluation", "exchange", "join", "leave", "alert" or
-    "end". A line has the fields of its event in the columns of their names; the others are empty.
+    The column `event` contains the kind: "update", "version", "evaluation", "exchange", "join",
+    "leave", "alert" or "end". Other columns contain the event's fields of the same names, or are
+    empty.
 
     >>> import csv, tempfile
     >>> from pathlib import Path
@@ -45,7 +46,7 @@ class CSVLog:
         self._flushed_s = 0.0
 
     def __call__(self, event: Event) -> None:
-        """Write an event; raises `ConfigError` for a file of something else, and `OSError` of the disk."""
+        """Write an event; raises `ConfigError` if the file has other columns, and `OSError`."""
         file = self._file or self._open()
         kind = HANDLERS[type(event)].removeprefix("on_")
         csv.writer(file).writerow([kind, *[_text(getattr(event, name, None)) for name in COLUMNS[1:]]])
@@ -66,7 +67,7 @@ class CSVLog:
             csv.writer(file).writerow(COLUMNS)
         elif first != header:
             file.close()
-            raise ConfigError(f"{self._path}: is no file that CSVLog wrote; give CSVLog another path")
+            raise ConfigError(f"{self._path}: not a file written by CSVLog; choose another path")
         self._file = file
         return file
 

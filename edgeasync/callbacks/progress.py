@@ -1,4 +1,4 @@
-"""`Progress`: how far a run is, in a line that changes or, where there is no terminal, in a line now and then."""
+"""`Progress`: shows the progress of a run on one line, or prints a line at intervals."""
 
 import time
 from importlib.util import find_spec
@@ -11,15 +11,16 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 REFRESH_S = 0.1
-"""The least time between two pictures of the line."""
+"""Shortest time between two updates of the line."""
 
 
 class Progress:
-    """Shows how far a run is: updates, version, loss, devices, time.
+    """Shows the progress of a run: updates, version, loss, accuracy, devices, time.
 
-    In a terminal and in a notebook with `ipywidgets` it is one line that changes. Elsewhere it is a plain line
-    every `every_s` seconds, and one at the end. With `updates`, the number that you train for, the line has a bar.
-    It goes to standard error, or to a `console` of rich that you give.
+    In a terminal, and in a notebook with `ipywidgets`, one line is updated in place. Otherwise a
+    plain line is printed every `every_s` seconds, and one at the end. With `updates`, the total
+    number of updates, the line has a progress bar. Output goes to standard error, or to `console`,
+    a rich console.
 
     >>> import numpy as np
     >>> from edgeasync import Stop, train
@@ -46,7 +47,7 @@ class Progress:
         self._next_s: float | None = None
 
     def __call__(self, event: Event) -> None:
-        """Count an event, and show what is new if that is due."""
+        """Process an event, and refresh the line if that is due."""
         self._count(event)
         now_s, ends = time.monotonic(), isinstance(event, End)
         if self._next_s is None:
@@ -92,7 +93,7 @@ class Progress:
         return ", ".join(told)
 
     def _begin(self, now_s: float) -> None:
-        from rich.console import Console  # noqa: PLC0415 - only who shows something pays for it
+        from rich.console import Console  # noqa: PLC0415 - imported only if needed
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
         from rich.progress import Progress as Bar  # noqa: PLC0415
 

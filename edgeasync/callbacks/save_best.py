@@ -13,12 +13,13 @@ from edgeasync.sdk.events import Best
 class SaveBest:
     """Writes the model to `path` whenever an evaluation is the best so far.
 
-    A model that is ONNX becomes an ONNX file for inference, any other a file of its named arrays, `.npz`. A `path`
-    that ends in `.npz` or `.safetensors` is always one of arrays; to one without an ending, the right one is
-    added: `saved` says where the file is. Another ending is refused. For `train` and `Hub`: an agent evaluates no
-    model of the run.
+    The suffix of `path` selects the format: `.onnx` for inference, or `.npz` or `.safetensors` for
+    named arrays. Without a suffix, `.onnx` is added for ONNX models and `.npz` for others; `saved`
+    is the resulting path. Other suffixes raise `ConfigError`. Use it with `train` and `Hub`; an
+    `Agent` does not evaluate the run's model.
 
-    Without held-out data (`evaluate=`), the best is the version of the lowest loss that most devices reach.
+    Without held-out data (`evaluate=`), the best version is the one with the lowest loss that most
+    devices reach.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -43,7 +44,10 @@ class SaveBest:
         """The file that was written last."""
 
     def on_best(self, event: Best) -> None:
-        """Write the model; raises `ConfigError` for a path that says another kind, and `StorageError`."""
+        """Write the model to `path`.
+
+        Raises `ConfigError` if the suffix does not fit the model, and `StorageError`.
+        """
         model = _onnx(event) if self._path.suffix in ("", ONNX_SUFFIX) else None
         if model is None and self._path.suffix == ONNX_SUFFIX:
             raise refuse_onnx("SaveBest", self._path)
@@ -59,9 +63,9 @@ class SaveBest:
 
 
 def _onnx(event: Best) -> Any:
-    """Return the model if it is ONNX."""
+    """Return the model if it is ONNX, otherwise `None`."""
     try:
         model = event.model
-    except ConfigError:  # a training graph, which cannot be given back
+    except ConfigError:  # a training graph, which cannot be exported
         return None
     return model if hasattr(model, "SerializeToString") else None

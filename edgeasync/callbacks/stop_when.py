@@ -1,4 +1,4 @@
-"""`StopWhen`: ends a run by a rule of the user's own."""
+"""`StopWhen`: ends a run by a custom rule."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +11,12 @@ from edgeasync.sdk.events import Evaluation, Event, Exchange
 class StopWhen:
     """Ends the run by a rule; `Run.reason` then says which.
 
-    - `rule`: a function, which is given every event and returns true at the end. Or the name of a number in
-      evaluations, such as "loss", together with `below` or `above`.
-    - `reason`: what `Run.reason` is to be.
+    - `rule`: a function that receives every event and returns true to end the run. Or the name of a
+      number in evaluations, such as "loss", together with `below` or `above`.
+    - `reason`: the value of `Run.reason`.
 
-    At a hub and in `train` the run ends for all. At an agent that agent alone ends; "loss" is then the loss of its
-    own local steps, too.
+    In a `Hub` or in `train` this ends the run for all devices. In an `Agent` it ends only that
+    agent; "loss" is then also the loss of its local steps.
 
     >>> import numpy as np
     >>> from edgeasync import Stop, train
@@ -26,7 +26,7 @@ class StopWhen:
     >>> rule = lambda event: isinstance(event, VersionEvent) and event.version >= 5
     >>> until = Stop(updates=10_000)
     >>> train(SoftmaxModel(inputs=3, classes=3), data, workers=1, until=until, callbacks=[StopWhen(rule)]).reason
-    'StopWhen said so'
+    'stopped by StopWhen'
     >>> StopWhen("accuracy", above=0.95)
     StopWhen('accuracy', above=0.95)
     """
@@ -41,10 +41,10 @@ class StopWhen:
     ) -> None:
         if isinstance(rule, str):
             if (below is None) == (above is None):
-                raise ConfigError(f"StopWhen({rule!r}) needs a bound: give below=0.1, or above=0.95, for example")
+                raise ConfigError(f"StopWhen({rule!r}) needs a limit: pass for example below=0.1 or above=0.95")
         elif not callable(rule) or (below, above) != (None, None):
             raise ConfigError(
-                "StopWhen takes a function of an event alone, or a number's name with a bound: "
+                "StopWhen accepts either a function of an event, or a number's name with a limit: "
                 "StopWhen('loss', below=0.1)"
             )
         self._rule = rule
@@ -57,10 +57,10 @@ class StopWhen:
         return f"StopWhen({self._rule!r}, {bound})" if isinstance(self._rule, str) else f"StopWhen({self._rule!r})"
 
     def __call__(self, event: Event) -> None:
-        """Raise `StopTraining` if the rule says so."""
+        """Raise `StopTraining` if the rule is met."""
         if callable(self._rule):
             if self._rule(event):
-                raise StopTraining(self._reason or "StopWhen said so")
+                raise StopTraining(self._reason or "stopped by StopWhen")
         elif isinstance(event, Evaluation | Exchange):
             self._hold(self._rule, event)
 
@@ -68,8 +68,8 @@ class StopWhen:
         value = getattr(event, name, None)
         if value is None and isinstance(event, Evaluation):
             raise ConfigError(
-                f"StopWhen({name!r}) never ends this run: its evaluations have no {name}; for an accuracy give "
-                "evaluate=, with labels"
+                f"StopWhen({name!r}) never ends this run, because its evaluations have no {name}; to measure an "
+                "accuracy pass evaluate= with labels"
             )
         if value is None:
             return

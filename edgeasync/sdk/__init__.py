@@ -1,1 +1,1 @@
-"""The Python face: `train`, `Hub`, `Agent`, and the runs that come of them. It holds no second implementation."""
+"""The Python API: `train`, `Hub`, `Agent` and runs, built on the same parts as the daemons."""

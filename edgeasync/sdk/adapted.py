@@ -1,4 +1,4 @@
-"""What the models of `edgeasync.torch`, `edgeasync.jax` and `edgeasync.sklearn` have in common."""
+"""Base class of the models of `edgeasync.torch`, `edgeasync.jax` and `edgeasync.sklearn`."""
 
 import copy
 from typing import ClassVar, Self
@@ -13,40 +13,43 @@ from edgeasync.training.trainer import Trainer
 
 
 class Adapted:
-    """A model of another framework, by its named arrays."""
+    """A model of another framework, seen as named arrays."""
 
     spec: ParameterSpec
     optimizer_is: ClassVar[str]
-    """Where its optimizer is said, since `train` has none for it."""
+    """Advice in error messages: where this framework's optimizer is set instead."""
     frozen: Frozen | None = None
-    """The checksum of its arrays that do not travel."""
+    """Checksum of the arrays that are not exchanged."""
     measures: ClassVar[bool] = False
-    """Whether its trainers tell metrics."""
+    """Whether its trainers report metrics."""
 
     def check_training(self, local: LocalTraining) -> None:
-        """Raise `ConfigError` for settings that would be ignored; a hub may have them for its other devices."""
+        """Raise `ConfigError` for settings that this model would ignore."""
         advice = {
             "optimizer": self.optimizer_is,
-            "accumulation_steps": "give a larger batch_size",
-            "micro_batch_size": "give a smaller batch_size",
-            "metrics": "leave them out, or evaluate",
+            "accumulation_steps": "use a larger batch_size",
+            "micro_batch_size": "use a smaller batch_size",
+            "metrics": "remove them, or use evaluate",
         }
         usual = LocalTraining()
         for name, instead in advice.items():
             if getattr(local, name) != getattr(usual, name) and not (name == "metrics" and self.measures):
-                raise ConfigError(f"{name} means nothing to {type(self).__name__}: {instead}")
+                raise ConfigError(f"{name} does not apply to {type(self).__name__} models: {instead}")
 
     def prepare(self, local: LocalTraining) -> Prepared:
-        """Return this model as one that can be trained."""
+        """Return this model prepared for training."""
         raise NotImplementedError
 
     def ordered_as(self, spec: ParameterSpec) -> Self:
-        """Return this model with its arrays in a hub's order; raises `ModelMismatchError` if it has others."""
+        """Return this model with its arrays in the order of the hub's `spec`.
+
+        Raises `ModelMismatchError` if the arrays differ.
+        """
         check_same(self.spec.parameters, spec)
         found = copy.copy(self)
         found.spec = spec
         return found
 
     def trainer(self, data: object, *, batch_size: int | None = None, seed: int = 0) -> Trainer:
-        """Return a trainer on data, for `train` and for an `Agent` of your own."""
+        """Create a trainer on `data`, for `train` or for an `Agent`."""
         return self.prepare(local_training(None, batch_size)).make_trainer(as_dataset(data, "data"), seed, 1)

@@ -1,4 +1,4 @@
-"""`Agent`: a device in a Python program."""
+"""`Agent`: a training device in a Python program."""
 
 import asyncio
 import concurrent.futures
@@ -38,41 +38,55 @@ LOG = logging.getLogger("edgeasync.agent")
 
 
 class Agent(Service):
-    """Trains on this device for a hub, and waits for the hub as long as needed.
+    """A device that trains for a hub and waits for it as long as needed.
 
-    - `hub`: its address, or several. A device that was enrolled knows its hub.
-    - `data`: a `Dataset`, a tuple `(x, y)`, or the path of a file. The hub says which model to train on it.
-    - `model`: of `edgeasync.torch`, `edgeasync.jax` or `edgeasync.sklearn`, or an object with `parameters` and
-      `gradient`: this device trains that on its data. It needs the hub's arrays, in any order.
-    - `trainer`: one of your own, instead of `data`. Its `step` may be `async def`; it is awaited on the agent's
-      loop. Or, beside `data`, the name of code that makes it, `"package.module:factory"`, as for the command.
-    - `initial`: the parameters that this device begins with, by the names of the arrays, or as one flat vector.
-      Its first update then has the difference from the hub's model. By default it begins with the hub's.
-    - `validation`: data, a function of the named arrays that returns a loss, or a share of this device's own data,
-      such as 0.1, which it keeps back. By it each update tells the loss of this device's parameters after its
-      steps. The hub's policies `take` and `behind_max` compare devices by that loss.
-    - `workers`: this number of devices in one agent, each with a connection of its own: they are called `name/0`,
-      `name/1` and so on. The data are split evenly at random; a list has the data, or the trainer, of each.
-    - `name`: by default this machine's name; without `state`, with six digits that differ at every start.
-    - `state`: a folder that remembers who this device is. Without one it is a new device at every start.
-    - `enrol`: a token from `edgeasync keys enrol`; it needs a `state` folder. Without keys the agent speaks beyond
-      this machine only if it is `insecure`.
-    - `optimizer`, `batch_size`, `metrics`, `keep_optimizer_state`: of this device, instead of the hub's.
-    - `loss`: the loss that this device expects the hub's training graph to have; another one is refused.
-    - `throttle`: keys of `[throttle]` in a settings file, by their names: then the agent pauses when this device
-      is too hot, from 80 C on, or as the keys say. Without it the agent looks at no sensor.
-    - `epochs`: passes over this device's data between two exchanges, instead of the hub's number of local steps.
-    - `passes`: over its own data, after which the agent ends; each takes every example once. With a `state` folder
-      and `spool="full"` they are counted over all starts: an agent that was killed continues where it was.
-    - `seed`: of the order of examples.
-    - `callbacks`: functions, or objects with methods such as `on_exchange`; see `edgeasync.callbacks`.
-    - `timeout_s`: how long to wait for a hub that lets this device in; then `HubUnreachableError` is raised, which
-      says why. Without it, and once it has joined, the agent waits as long as needed.
-    - `on_report`: called on the agent's loop with what happens: `report.event`, `report.detail`.
-    - Other keys of `[agent]` and `[limits]` in a settings file, such as `threads` or `local_steps_max`
-      (docs/reference/settings/index.md). With several workers, a limit is of each.
+    - `hub`: the hub's address, or several. An enrolled device knows its hub.
+    - `data`: a `Dataset`, a tuple `(x, y)` or a file path. The hub decides which model to train on
+      it.
+    - `model`: a model of `edgeasync.torch`, `edgeasync.jax` or `edgeasync.sklearn`, or an object
+      with `parameters` and `gradient`. The device then trains this model. Its arrays must match the
+      hub's, in any order.
+    - `trainer`: your own trainer, instead of `data`. Its `step` may be `async def`, which is
+      awaited on the agent's loop. Alternatively, beside `data`, the name of a factory,
+      `"package.module:factory"`, as for the command.
+    - `initial`: the parameters that this device starts from, by array name or as one flat vector.
+      Its first update then contains the difference from the hub's model. By default it starts from
+      the hub's model.
+    - `validation`: data, a function of the named arrays that returns a loss, or a fraction of this
+      device's data to hold out, such as 0.1. Each update then reports the loss of this device's
+      parameters after its steps. The hub's policies `take` and `behind_max` compare devices by this
+      loss.
+    - `workers`: the number of devices in this agent, each with its own connection. They are named
+      `name/0`, `name/1` and so on. The data are split evenly at random. A list contains the data,
+      or the trainer, of each worker.
+    - `name`: by default this machine's name; without `state`, six random digits are appended at
+      every start.
+    - `state`: a folder that stores the device's identity. Without it the agent is a new device at
+      every start.
+    - `enrol`: a token from `edgeasync keys enrol`; requires a `state` folder. Without keys the
+      agent connects to other machines only if `insecure` is set.
+    - `optimizer`, `batch_size`, `metrics`, `keep_optimizer_state`: settings of this device that
+      override the hub's.
+    - `loss`: the expected loss of the hub's training graph; a graph with another loss is refused.
+    - `throttle`: a dict with keys of `[throttle]`. The agent then pauses when this device is too
+      hot, by default from 80 C. Without it the agent reads no sensors.
+    - `epochs`: passes over this device's data between two exchanges, instead of the hub's number of
+      local steps.
+    - `passes`: passes over this device's data after which the agent ends; each pass uses every
+      example once. With a `state` folder and `spool="full"` passes are counted across restarts, so
+      a killed agent continues its pass.
+    - `seed`: seed of the order of examples.
+    - `callbacks`: functions, or objects with methods such as `on_exchange`; see
+      `edgeasync.callbacks`.
+    - `timeout_s`: how long to wait for a hub to accept this device before raising
+      `HubUnreachableError` with the reason. By default, and after joining, the agent waits as long
+      as needed.
+    - `on_report`: called on the agent's loop with each report: `report.event`, `report.detail`.
+    - Other keys of `[agent]` and `[limits]` in a settings file, such as `threads` or
+      `local_steps_max` (docs/reference/settings/index.md). With several workers, a limit applies to
+      each.
 
-    It is ready at once; `wait_until_joined` waits for the hub.
+    `with` and `start` do not wait for the hub; `wait_until_joined` does.
 
     >>> import tempfile
     >>> import numpy as np
@@ -110,14 +124,14 @@ class Agent(Service):
         if isinstance(trainer, str):
             keys_of_file, trainer = keys_of_file | {"trainer": trainer}, None
         if (data is None) == (trainer is None):
-            raise ConfigError("an agent trains on data, or with a trainer of its own: give one of the two")
+            raise ConfigError("Agent needs training data or a trainer: pass exactly one of data and trainer")
         if model is not None and (trainer is not None or "trainer" in keys_of_file):
-            raise ConfigError("a trainer of your own has its model: give model and data, or the trainer")
+            raise ConfigError("model and trainer exclude each other: pass model and data, or a trainer")
         self._settings = _settings_of(keys_of_file | {"hub": hub or None, "device_id": name}, throttle)
         self._throttles = throttle is not None
         self._workers_count = _count(workers, trainer if data is None else data, trained=trainer is not None)
         if self._workers_count != 1 and "/" in (name or ""):
-            raise ConfigError(f"name is {name!r}: with several workers the part after '/' is the worker's number")
+            raise ConfigError(f"name is {name!r}: several workers add '/' and a number; remove the '/'")
         _check_passes(epochs, passes, self._settings, trained=trainer is not None)
         self._data = whole_path(data)
         self._given = trainer
@@ -145,39 +159,42 @@ class Agent(Service):
 
     @property
     def updates_answered(self) -> int:
-        """How many updates the hub has answered."""
+        """The number of updates that the hub has answered."""
         return sum(worker.exchanges for worker in self._workers)
 
     def wait_until_joined(self, timeout_s: float | None = None) -> None:
-        """Wait until the hub has let this device in; raises `TimeoutError`, or what the agent ended with."""
+        """Wait until all workers have joined the hub.
+
+        Raises `TimeoutError`, or the agent's error if it fails first.
+        """
         self._check_may_wait("wait_until_joined", "write `await asyncio.to_thread({0}.wait_until_joined)`")
         either: list[concurrent.futures.Future[Any]] = [self._let_in, self._done]
         found, _ = concurrent.futures.wait(either, timeout_s, return_when=concurrent.futures.FIRST_COMPLETED)
         if not found:
-            raise TimeoutError(f"no hub let this device in within {timeout_s:g} s; its log says what became of it")
+            raise TimeoutError(f"no hub accepted this device within {timeout_s:g} s; see the agent's log")
         if not self._let_in.done():
             self._done.result()
 
     def pause(self, *, training: bool = False) -> None:
-        """Say goodbye to the hub, and send and receive nothing until `resume`.
+        """Leave the hub; neither send nor receive until `resume`.
 
-        With `training` local steps continue from the last model; they are part of a later update. Without it the
-        device stands still.
+        With `training`, local steps continue from the last model and become part of a later update.
+        Otherwise training stops.
         """
         self._call(lambda: self._each(lambda agent: agent.request_pause(training=training)))
 
     def resume(self) -> None:
-        """Return to the hub; do nothing without a pause."""
+        """Reconnect to the hub after `pause`; otherwise do nothing."""
         self._call(lambda: self._each(lambda agent: agent.request_resume()))
 
     def evaluate(self, data: object) -> events.Evaluation:
-        """Evaluate the newest model that this agent has from the hub, in this thread.
+        """Evaluate the newest model received from the hub, in the calling thread.
 
-        `data` is as for the agent, or a function of the named arrays, which returns a loss, or a loss and an
-        accuracy. A training graph evaluates as it trains: by a batch's own statistics, and with dropout. Callbacks
-        are told `on_evaluation`. An agent that has ended evaluates the last model that it had.
+        `data` is as for `Agent`, or a function of the named arrays that returns a loss, or a loss
+        and an accuracy. A training graph evaluates as it trains: with batch statistics and dropout.
+        Callbacks receive `on_evaluation`. After its end the agent evaluates its last model.
 
-        Raises `EdgeAsyncError` if there is no model yet, and `DataError`.
+        Raises `EdgeAsyncError` if there is no model yet, and `DataError` for unusable data.
         """
         self._check_may_wait("evaluate", "write `await asyncio.to_thread({0}.evaluate, data)`")
         if self._done.done() and self._workers:
@@ -207,7 +224,10 @@ class Agent(Service):
         return reason
 
     async def _run_workers(self, workers: Sequence[AgentWorker]) -> str:
-        """Run all until they end; return why the first did. One that fails ends the others, and is raised."""
+        """Run all workers until they end; return why the first one ended.
+
+        If a worker fails, the others are stopped, and its error is raised.
+        """
         first, *others = workers
         together = [first] if self._settings.agent.enrol is not None else workers
         for worker in together:
@@ -217,26 +237,26 @@ class Agent(Service):
             async with asyncio.TaskGroup() as group:
                 running = [group.create_task(self._run_worker(worker)) for worker in together]
                 if together == [first] and others:
-                    # The others have the key that the first one brings.
+                    # The first worker enrols the key that the others use.
                     joined = group.create_task(_joined(first))
                     await asyncio.wait([joined, *running], return_when=asyncio.FIRST_COMPLETED)
                     joined.cancel()
                     for worker in others if first.joined.done() else ():
                         await self._make(worker)
                         group.create_task(self._run_worker(worker))
-        except ExceptionGroup as errors:  # the first is what went wrong
+        except ExceptionGroup as errors:  # the first one is the cause
             error = errors.exceptions[0]
             raise error from error.__cause__
         return self._reason or running[0].result()
 
     async def _make(self, worker: AgentWorker) -> None:
-        self._workers.append(worker)  # which is closed at the end, whatever happens meanwhile
+        self._workers.append(worker)  # so that it is closed even if `make` fails
         agent = await asyncio.to_thread(worker.make)
         if self._stopping:
             agent.request_stop()
 
     async def _run_worker(self, worker: AgentWorker) -> str:
-        """Run; raises `HubUnreachableError` if no hub has let this device in within `timeout_s`."""
+        """Run `worker`; raises `HubUnreachableError` if no hub accepts it within `timeout_s`."""
         agent = worker.agent
         assert agent is not None
         if self._timeout_s is None:
@@ -255,8 +275,8 @@ class Agent(Service):
         finally:
             timer.cancel()
         if late:
-            trouble = self._trouble or f"{agent.address}: no answer yet, check the address and the network"
-            raise HubUnreachableError(f"no hub let this device in within {self._timeout_s:g} s: {trouble}")
+            trouble = self._trouble or f"{agent.address}: no answer yet; check the address and the network"
+            raise HubUnreachableError(f"no hub accepted this device within {self._timeout_s:g} s: {trouble}")
         return reason
 
     def _request_stop(self) -> None:
@@ -276,10 +296,10 @@ class Agent(Service):
         return self._callbacks.here
 
     def _find_workers(self, network: ZmqNetwork | None) -> Sequence[AgentWorker]:
-        """Return the devices, with their data read."""
+        """Create the workers; reads their data."""
         section, parts = self._settings.agent, self._parts()
         if section.device_id is None and section.state is None:
-            # Two such agents of one machine are two devices.
+            # Without a stored identity, two agents on one machine need different names.
             name = f"{default_device_id()[:57]}-{secrets.token_hex(3)}"
             section = msgspec.structs.replace(section, device_id=name)
         device = find_device(section)
@@ -311,7 +331,7 @@ class Agent(Service):
         return split(self._data, self._workers_count, self._settings.agent.seed)
 
     def _with_own(self, local: LocalTraining) -> LocalTraining:
-        """Return the hub's settings of local training with those that the device has of its own."""
+        """Return `local` with this device's own settings applied."""
         if not self._own:
             return local
         own = local_training(**self._own)
@@ -330,17 +350,17 @@ class Agent(Service):
 
 
 def _sorted(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the device's own settings of training, and keys of its settings file; raises `ConfigError`."""
+    """Split keywords into training settings and keys of `AgentSettings`; raises `ConfigError`."""
     if twice := sorted({"hub", "data", "device_id"} & keys.keys()):
-        instead = "give name" if twice[0] == "device_id" else "give it in its place"
-        raise ConfigError(f"{twice[0]} is said by an argument of its own: {instead}")
+        instead = "pass name" if twice[0] == "device_id" else "pass it as a named argument"
+        raise ConfigError(f"{twice[0]} is not a setting of Agent: {instead}")
     own = {*LocalKeywords.__annotations__, "loss"}
     training = {key: value for key, value in keys.items() if key in own and value is not None}
     return training, {key: value for key, value in keys.items() if key not in own and value is not None}
 
 
 def _settings_of(keys: Mapping[str, Any], throttle: Mapping[str, object] | None) -> AgentSettings:
-    """Return the settings that keys of a file make; raises `ConfigError`."""
+    """Build the agent's settings from keys; raises `ConfigError`."""
     said = {key: value for key, value in keys.items() if value is not None}
     if "state" in said:
         said["state"] = str(as_path(said["state"], "state"))
@@ -348,32 +368,32 @@ def _settings_of(keys: Mapping[str, Any], throttle: Mapping[str, object] | None)
     if throttle is None:
         return settings
     if not isinstance(throttle, Mapping):
-        raise ConfigError(f"throttle is {throttle!r}; give keys of [throttle]: {{'temperature_c_max': 70}}")
+        raise ConfigError(f"throttle is {throttle!r}; pass a dict of [throttle] keys: {{'temperature_c_max': 70}}")
     limits = convert(dict(throttle), ThrottleSection, where="Agent(throttle=...)")
     return msgspec.structs.replace(settings, throttle=limits)
 
 
 def _check_passes(epochs: float | None, passes: int | None, settings: AgentSettings, *, trained: bool) -> None:
-    """Raise `ConfigError` for passes over data that the agent does not see, or that do not fit other settings."""
+    """Raise `ConfigError` if `epochs` or `passes` is invalid or contradicts other settings."""
     if epochs is not None and (not epochs > 0 or trained):
-        raise ConfigError("epochs are passes over data: give a number over 0, and data, not a trainer")
+        raise ConfigError("epochs counts passes over data: pass a number above 0, and data instead of a trainer")
     if epochs is not None and settings.limits.delay_steps:
-        raise ConfigError("delay_steps counts steps between two exchanges: give local_steps_max, not epochs")
+        raise ConfigError("delay_steps does not work with epochs: use local_steps_max instead of epochs")
     if passes is not None and (passes < 1 or trained):
-        raise ConfigError("passes are over data: give 1 or more, and data, not a trainer")
+        raise ConfigError("passes counts passes over data: pass 1 or more, and data instead of a trainer")
 
 
 def _sub_device(device: Device, number: int) -> Device:
-    """Return one of several devices that share keys; each has a folder of its own."""
+    """Return worker `number` of a device: same keys, its own state folder."""
     state = None if device.state is None else device.state / str(number)
     return Device(f"{device.device_id}/{number}", state, device.keys)
 
 
 def _count(workers: int | None, given: object, *, trained: bool) -> int:
-    """Return how many workers there are; raises `ConfigError` for what does not fit together."""
+    """Return the number of workers; raises `ConfigError` if the arguments contradict each other."""
     count = count_workers(workers, given, 1)
     if trained and count > 1 and not isinstance(given, list):
-        raise ConfigError(f"workers is {workers}, but there is one trainer: give a list with a trainer for each")
+        raise ConfigError(f"workers is {workers}, but there is one trainer: pass a list of one trainer per worker")
     return count
 
 

@@ -1,4 +1,4 @@
-"""One device of an `Agent`: the agent that trains for the hub, its data or its trainer, and what it tells."""
+"""One device of an `Agent`: its runtime, its data or trainer, and its events."""
 
 import concurrent.futures
 import secrets
@@ -26,15 +26,15 @@ from edgeasync.sdk.shares import Share
 from edgeasync.sdk.trainer_factory import OwnTraining, TrainerFactory
 
 INSTALL_S = 5.0
-"""How long an evaluation waits for a model that is just being installed."""
+"""How long an evaluation waits for a model that is being installed."""
 
 
 class AgentWorker:
-    """A device of an agent. `make` it, then run `agent`, then `close` it.
+    """One device of an `Agent`. Call `make`, run `agent`, then call `close`.
 
-    - `part`: its data, or a trainer of the user's own. `own` says how it trains.
-    - `tell` is given events, and `on_report` what the agent reports.
-    - `network` and `sense` are as for `AgentRuntime`.
+    - `part`: its data, or the user's trainer; `own`: how it trains.
+    - `tell` receives events; `on_report` receives the runtime's reports.
+    - `network` and `sense`: as for `AgentRuntime`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class AgentWorker:
     ) -> None:
         self.agent: AgentRuntime | None = None
         self.joined: concurrent.futures.Future[None] = concurrent.futures.Future()
-        """Done once the hub has let it in."""
+        """Completed when the device joins the hub."""
         self._settings, self._section = settings, settings.agent
         self._device = device
         self._own = own
@@ -65,22 +65,25 @@ class AgentWorker:
 
     @property
     def now_s(self) -> float:
-        """Seconds since it began."""
+        """Seconds since this object was created."""
         return time.monotonic() - self._began_s
 
     @property
     def exchanges(self) -> int:
-        """How many updates the hub has answered."""
+        """The number of updates that the hub has answered."""
         return 0 if self.agent is None else self.agent.core.work.updates_answered
 
     @property
     def version(self) -> int:
-        """The number of the newest model that is here, -1 without one."""
+        """The version number of the newest local model, or -1."""
         version = None if self.agent is None else self.agent.version
         return -1 if version is None else version
 
     def make(self) -> AgentRuntime:
-        """Open the state folder, and make the agent; raises what `Device.open` and `DeviceFolder` raise."""
+        """Open the state folder and create the runtime.
+
+        Raises the errors of `Device.open` and `DeviceFolder`.
+        """
         device, part = self._device, self._training.part
         own = self._own.model if isinstance(part, Dataset) else part
         identity = DeviceIdentity(device.device_id, secrets.token_hex(16), 1)
@@ -111,7 +114,7 @@ class AgentWorker:
         if self._folder is not None:
             self._folder.close()
 
-    # -- what happens ----------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------
 
     def _report(self, report: DeviceReport) -> None:
         of: dict[str, Any] = {"time_s": self.now_s, "device": self._device.device_id}
@@ -126,7 +129,7 @@ class AgentWorker:
         self._on_report(report)
 
     def _observe(self, event: DeviceEvent) -> None:
-        """See every event of the device's core, on the loop."""
+        """Process each event of the device's core, on the event loop."""
         assert self.agent is not None
         told = self._exchanges.observe(self.agent, event)
         if told is not None:
@@ -135,13 +138,13 @@ class AgentWorker:
     # -- evaluation ------------------------------------------------------------------------------------------
 
     def evaluate(self, data: object) -> events.Evaluation:
-        """Evaluate the newest model that is here, in the caller's thread; raises what `Agent.evaluate` raises."""
+        """Evaluate the newest local model in the calling thread, as `Agent.evaluate` does."""
         agent = self.agent
         assert agent is not None
         welcome = agent.core.welcome
         if welcome is None:
             raise EdgeAsyncError(
-                "this agent has no model yet; wait for its first, with wait_until_joined for example"
+                "this agent has no model yet; wait for the first one, for example with wait_until_joined"
             )
         number, vector = _newest(agent)
         found = self._training.evaluator(data, "evaluate", welcome)(vector)
@@ -151,7 +154,7 @@ class AgentWorker:
 
 
 class Exchanges:
-    """Notices that a hub has answered an update, and that the model after it is here."""
+    """Detects completed exchanges: an update is answered, and the next model is installed."""
 
     def __init__(self) -> None:
         self._push: Push | None = None
@@ -159,7 +162,7 @@ class Exchanges:
         self._bytes = (0, 0)
 
     def observe(self, agent: AgentRuntime, event: DeviceEvent) -> dict[str, Any] | None:
-        """See an event of an agent's core; return what `events.Exchange` tells if it ends an exchange."""
+        """Process an event of the core; return the exchange that it completes, as a dict."""
         self._push = agent.core.work.pending.push or self._push
         match event:
             case DeviceReceived(message=Ack() as ack) | DeviceReceived(message=Assignment(ack=Ack() as ack)):
@@ -188,10 +191,10 @@ class Exchanges:
 
 
 def _newest(agent: AgentRuntime) -> tuple[int, Vector]:
-    """Return number and copy of the agent's newest model; wait while it is being installed."""
+    """Return the number and a copy of the newest model; wait while it is being installed."""
     until_s = time.monotonic() + INSTALL_S
     while (found := agent.copy_model()) is None:
         if time.monotonic() > until_s:
-            raise EdgeAsyncError("this agent holds no whole model at the moment; try again")
+            raise EdgeAsyncError("the agent is still installing a model; try again")
         time.sleep(0.001)
     return found

@@ -1,4 +1,4 @@
-"""Runs a coroutine to its end from ordinary code, whether or not a loop runs in this thread, as in a notebook."""
+"""Runs coroutines from synchronous code, even in a thread with a running loop (notebooks)."""
 
 import asyncio
 import concurrent.futures
@@ -17,20 +17,20 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 INTERRUPT_S = 10.0
-"""How long an interrupt waits for a clean end."""
+"""How long an interrupt waits for a clean shutdown."""
 
 
 def blocking(
     function: Callable[Parameters, Coroutine[Any, Any, Result]], name: str
 ) -> Callable[Parameters, Result]:
-    """Return the blocking form of a coroutine function, with its signature and its docstring."""
+    """Wrap a coroutine function as a blocking function with the same signature and docstring."""
     signature = inspect.signature(function)
 
     @wraps(function)
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         try:
             signature.bind(*args, **kwargs)
-        except TypeError as error:  # in this function's own name, and with advice
+        except TypeError as error:  # report it under this function's name, with advice
             unknown = [name for name in kwargs if name not in signature.parameters]
             advice = f"; {suggest(unknown[0], signature.parameters)}" if unknown else ""
             raise TypeError(f"{name}() {error}{advice}".rstrip("; ")) from None
@@ -41,10 +41,11 @@ def blocking(
 
 
 def run_blocking(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-    """Run what `make` returns in a thread with a loop of its own; wait for its result.
+    """Run the coroutine from `make` in a thread with its own loop, and return its result.
 
-    An interrupt (Ctrl-C, a notebook's stop button) cancels the coroutine, waits for its clean end, and is raised.
-    A second one waits for nothing. The end of the program cancels it, too, and then this raises `SystemExit`.
+    An interrupt (Ctrl-C, a notebook's stop button) cancels the coroutine, waits for its shutdown
+    and is raised again. A second interrupt does not wait. If the program exits meanwhile, the
+    coroutine is cancelled and `SystemExit` is raised.
     """
     check_threads()
     exit_on_sigterm()
@@ -60,7 +61,7 @@ def run_blocking(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         try:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 result = runner.run(main())
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is waited for
+        except BaseException as error:  # noqa: BLE001 - raised again by `done.result()`
             done.set_exception(error)
         else:
             done.set_result(result)
@@ -71,12 +72,12 @@ def run_blocking(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         return done.result()
     except asyncio.CancelledError:
         if is_ending():
-            raise SystemExit from None  # which ends the caller's thread without a traceback
+            raise SystemExit from None  # ends the caller's thread without a traceback
         raise
     except KeyboardInterrupt:
         loop, task = begun.result()
         if task is not None and not done.done():
-            with contextlib.suppress(RuntimeError):  # it has just ended
+            with contextlib.suppress(RuntimeError):  # the loop has just closed
                 loop.call_soon_threadsafe(task.cancel)
             concurrent.futures.wait([done], INTERRUPT_S)
         raise

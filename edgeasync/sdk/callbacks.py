@@ -1,4 +1,4 @@
-"""Hands events to callbacks in a thread of their own: neither a slow one nor an error in one disturbs training."""
+"""Calls callbacks in a separate thread, so that slow or failing ones do not disturb training."""
 
 import asyncio
 import logging
@@ -16,22 +16,23 @@ from edgeasync.sdk.events import HANDLERS, OF_A_HUB, Best, Event, Update
 LOG = logging.getLogger("edgeasync.callbacks")
 
 WAITING_MAX = 10_000
-"""Events that may wait for slow callbacks; of more, updates are left out."""
+"""Limit of queued events for slow callbacks; above it, `Update` events are dropped."""
 
 CLOSE_S = 5.0
-"""How long the end of a run waits for callbacks that are behind."""
+"""How long the end of a run waits for slow callbacks."""
 
 _NEWEST_BEST = Event(time_s=0.0)
-"""Stands in the queue for the newest best model."""
+"""Queue marker for the newest best model."""
 
 Callback = Callable[[Any], object] | object
-"""A callable that is given every event, or an object with some of the methods of `HANDLERS`."""
+"""A function that receives every event, or an object with some of the methods of `HANDLERS`."""
 
 
-class StopTraining(Exception):  # noqa: N818 - as StopIteration, it is no error
-    """Raise this in a callback to end the run, with a text that says why: `Run.reason`.
+class StopTraining(Exception):  # noqa: N818 - like StopIteration, not an error
+    """Raise this in a callback to end the run; its text becomes `Run.reason`.
 
-    At a hub and in `train` the run ends for all. At an agent that agent alone ends.
+    In a `Hub` or in `train` this ends the run for all devices. In an `Agent` it ends only that
+    agent.
 
     >>> from edgeasync.callbacks import StopTraining, VersionEvent
     >>> def stop_early(event):
@@ -41,15 +42,17 @@ class StopTraining(Exception):  # noqa: N818 - as StopIteration, it is no error
 
 
 class Callbacks:
-    """Tells callbacks of events, in order. `async with` begins, and at its end waits for those that are behind.
+    """Delivers events to callbacks, in order, in a separate thread.
 
-    `kinds` are the events that happen here. `on_stop` is called, in the callbacks' thread, with the reason when a
-    callback ends the run.
+    `async with` starts the thread, and at its end waits for slow callbacks.
+
+    `kinds` are the event types that occur here. When a callback ends the run, `on_stop` is called
+    with the reason, in the callbacks' thread.
     """
 
     def __init__(self, callbacks: Sequence[Callback], kinds: Collection[type[Event]] = OF_A_HUB) -> None:
         if not isinstance(callbacks, list | tuple):
-            raise ConfigError(f"callbacks is {type(callbacks).__name__}; give a list of them")
+            raise ConfigError(f"callbacks is {type(callbacks).__name__}; pass a list of callbacks")
         names = [name for kind, name in HANDLERS.items() if kind in kinds]
         self._callbacks = [_check(callback, names) for callback in callbacks]
         self.on_stop: Callable[[str], None] = lambda _: None
@@ -68,23 +71,23 @@ class Callbacks:
         await asyncio.to_thread(self._thread.join, CLOSE_S)
         if self._thread.is_alive():
             LOG.warning(
-                "callbacks are behind by %d events after %g s; they are left behind",
+                "callbacks are %d events behind after %g s; ending without waiting for them",
                 self._waiting.qsize(),
                 CLOSE_S,
             )
 
     def tell(self, event: Event) -> None:
-        """Hand an event on, from any thread, without waiting."""
+        """Queue an event for the callbacks, from any thread, without waiting."""
         if isinstance(event, Best):
             if self._wants_best:
-                self._best = event  # instead of an older one that waits: each holds a model
+                self._best = event  # replaces an older one in the queue, since each contains a model
                 self._waiting.put(_NEWEST_BEST)
         elif self._callbacks and not (isinstance(event, Update) and self._waiting.qsize() >= WAITING_MAX):
             self._waiting.put(event)
 
     @property
     def here(self) -> bool:
-        """Whether this is the callbacks' thread."""
+        """Whether the current thread is the callbacks' thread."""
         return threading.current_thread() is self._thread
 
     def _run(self) -> None:
@@ -95,7 +98,7 @@ class Callbacks:
                     self._call(number, callback, told)
 
     def _take_best(self) -> Best | None:
-        """Return the newest best model that nobody was told of, as a copy: the hub's own buffers are few."""
+        """Return a copy of the newest undelivered best model, since the hub reuses its buffers."""
         best, self._best = self._best, None
         if best is None:
             return None
@@ -109,21 +112,21 @@ class Callbacks:
         try:
             handler(event)
         except StopTraining as stop:
-            self.on_stop(str(stop) or f"{_name(callback)} said so")
-        except BaseException:  # SystemExit, too: the others are still to be told
-            if number not in self._failed:  # once, however often it fails
+            self.on_stop(str(stop) or f"stopped by {_name(callback)}")
+        except BaseException:  # SystemExit, too, so that the other callbacks are still called
+            if number not in self._failed:  # log each callback only once
                 self._failed.add(number)
                 LOG.exception("callback %s failed on %s; training continues", _name(callback), event)
 
 
 def _check(callback: Callback, names: Sequence[str]) -> Callback:
     if isinstance(callback, type):
-        raise ConfigError(f"the callback {_name(callback)} is a class; give an object: {_name(callback)}(...)")
+        raise ConfigError(f"the callback {_name(callback)} is a class; pass an instance: {_name(callback)}(...)")
     if callable(callback) or any(hasattr(callback, name) for name in names):
         return callback
     raise ConfigError(
-        f"the callback {_name(callback)} has none of the methods that are called here, {', '.join(names)}: "
-        "give it one, or give a function"
+        f"the callback {_name(callback)} has none of these methods: {', '.join(names)}; "
+        "add one, or pass a function"
     )
 
 

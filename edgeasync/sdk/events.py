@@ -1,4 +1,4 @@
-"""What callbacks are told: one frozen event for each thing that happens in a run."""
+"""Events that callbacks receive; each is a frozen struct."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all events.
+    """Base class of all events.
 
-    `time_s` is the hub's time, in seconds since the run began; of an agent's event, seconds since the agent began.
+    `time_s` is the time in seconds since the run began or, for an agent's event, since the agent
+    began.
 
     >>> from edgeasync.callbacks import EndEvent, Event
     >>> isinstance(EndEvent(time_s=60.0, reason="100 updates applied"), Event)
@@ -22,7 +23,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Join(Event, frozen=True):
-    """A device joined, or came back.
+    """A device joined or rejoined the hub.
 
     >>> from edgeasync.callbacks import JoinEvent
     >>> JoinEvent(time_s=1.5, device="pi-1").device
@@ -33,7 +34,7 @@ class Join(Event, frozen=True):
 
 
 class Leave(Event, frozen=True):
-    """A device left, was lost, or was shut out; `detail` says why. Of an agent: it lost its hub.
+    """A device left, was lost or was excluded; `detail` says why. In an agent: it lost its hub.
 
     >>> from edgeasync.callbacks import LeaveEvent
     >>> LeaveEvent(time_s=9.0, device="pi-1", detail="was silent for 15 s").detail
@@ -45,11 +46,12 @@ class Leave(Event, frozen=True):
 
 
 class Update(Event, frozen=True):
-    """The hub decided about a device's update.
+    """The hub decided on a device's update.
 
-    `number` counts the device's updates from 1. `outcome` is "applied", "buffered" until the next version, or why
-    it never counts. `loss` is the mean over its `local_steps`, `None` if the device tells none. `staleness` is by
-    how many versions the model had moved on. `metrics` are those that the device has told, by name.
+    `number` counts the device's updates from 1. `outcome` is "applied", "buffered" until the next
+    version, or the reason for its rejection. `loss` is the mean over its `local_steps`, or `None`
+    if the device reports none. `staleness` is the number of versions made since the update's base.
+    `metrics` are the metrics that the device reported, by name.
 
     >>> from edgeasync.callbacks import UpdateEvent
     >>> told = {"loss": 0.5, "examples": 512, "local_steps": 16, "staleness": 0}
@@ -69,7 +71,7 @@ class Update(Event, frozen=True):
 
 
 class Version(Event, frozen=True):
-    """The hub made a version of the model of this many `updates`.
+    """The hub created a version of the model; `updates` is the number of updates in it.
 
     >>> from edgeasync.callbacks import VersionEvent
     >>> VersionEvent(time_s=2.0, version=7, updates=3).updates
@@ -81,7 +83,7 @@ class Version(Event, frozen=True):
 
 
 class Evaluation(Event, frozen=True):
-    """The model was evaluated; `accuracy` is `None` where there is none.
+    """The model was evaluated; `accuracy` is `None` if it is not measured.
 
     >>> from edgeasync.callbacks import EvaluationEvent
     >>> EvaluationEvent(time_s=2.0, version=7, loss=0.5, accuracy=0.9).accuracy
@@ -94,7 +96,7 @@ class Evaluation(Event, frozen=True):
 
 
 class Best(Event, frozen=True):
-    """An evaluation was the best so far. It has the model; only callbacks with `on_best` are given it.
+    """An evaluation was the best so far; only callbacks with `on_best` receive its model.
 
     >>> import numpy as np
     >>> from edgeasync.callbacks import BestEvent
@@ -112,14 +114,14 @@ class Best(Event, frozen=True):
 
     @property
     def model(self) -> Any:
-        """The model in the kind that was given, as `Run.model` has it."""
+        """The model in the type that the user passed, like `Run.model`."""
         return self.restore(self.arrays)
 
 
 class Alert(Event, frozen=True):
-    """The hub noticed something odd, about a `device` or, if that is empty, about the fleet.
+    """The hub warns about a `device` or, if `device` is empty, about the fleet.
 
-    `figures` are those of an alarm, by name, such as `loss` and `fleet_loss`.
+    `figures` are the measurements behind an alarm, by name, such as `loss` and `fleet_loss`.
 
     >>> from edgeasync.callbacks import AlertEvent
     >>> AlertEvent(time_s=2.0, device="", detail="updates pull apart").device
@@ -132,12 +134,12 @@ class Alert(Event, frozen=True):
 
 
 class Exchange(Event, frozen=True):
-    """On an agent: the hub has answered update `number` of this device, and its model is here.
+    """In an agent: the hub has answered update `number`, and the next model is installed.
 
-    `version` is that of the model. `outcome` is "applied", "buffered" until the next version, or why the update
-    never counts. `loss` is the mean over its `local_steps`, `None` if the trainer tells none. `metrics` are
-    those of these steps, by name. `bytes_up` and `bytes_down` are all bytes of messages since the exchange before,
-    to the hub and from it.
+    `version` is the number of that model. `outcome` is "applied", "buffered" until the next
+    version, or the reason for the update's rejection. `loss` is the mean over the update's
+    `local_steps`, or `None` if the trainer reports none. `metrics` cover the same steps, by name.
+    `bytes_up` and `bytes_down` count all messages to and from the hub since the previous exchange.
 
     >>> from edgeasync.callbacks import ExchangeEvent
     >>> told = {"loss": 0.5, "examples": 512, "local_steps": 16, "bytes_up": 4096, "bytes_down": 4096}
@@ -158,7 +160,7 @@ class Exchange(Event, frozen=True):
 
 
 class End(Event, frozen=True):
-    """The run, or the agent, ended or was interrupted.
+    """The run or the agent ended or was interrupted; `reason` says why.
 
     >>> from edgeasync.callbacks import EndEvent
     >>> EndEvent(time_s=60.0, reason="100 updates applied").reason
@@ -179,7 +181,7 @@ HANDLERS: dict[type[Event], str] = {
     Exchange: "on_exchange",
     End: "on_end",
 }
-"""The method of a callback that is given each event."""
+"""The callback method that receives each event type."""
 
 OF_A_HUB: frozenset[type[Event]] = frozenset({Join, Leave, Update, Version, Evaluation, Best, Alert, End})
 OF_AN_AGENT: frozenset[type[Event]] = frozenset({Join, Leave, Evaluation, Exchange, Alert, End})

@@ -1,4 +1,4 @@
-"""The history of a run as columns: what `Run.history` and `Hub.history` are."""
+"""The history of a run as columns: the type of `Run.history` and `Hub.history`."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ Column = npt.NDArray[Any]
 
 
 class Table:
-    """Columns of the same length, as numpy arrays by name.
+    """Named numpy columns of equal length.
 
     >>> import numpy as np
     >>> table = Table({"version": np.array([1, 2]), "loss": np.array([0.5, 0.25])})
@@ -44,11 +44,11 @@ class Table:
 
     def __getitem__(self, name: str) -> Column:
         if name not in self._columns:
-            raise KeyError(f"{name!r}: there is no such column; there are {', '.join(self._columns)}")
+            raise KeyError(f"{name!r}: unknown column; the columns are {', '.join(self._columns)}")
         return self._columns[name]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows, each a dict of Python values."""
+        """Yield each row as a dict of Python values."""
         for values in zip(*(column.tolist() for column in self._columns.values()), strict=True):
             yield dict(zip(self._columns, values, strict=True))
 
@@ -56,9 +56,9 @@ class Table:
         return f"<{type(self).__name__}: {len(self)} rows of {', '.join(self._columns)}>"
 
     def to_csv(self, path: str | Path) -> Path:
-        """Write the table as CSV, with a header; return the path. Values that nobody knows are empty.
+        """Write the table as CSV with a header, unknown values as empty fields; return the path.
 
-        Raises `StorageError` if it cannot be written.
+        Raises `StorageError` if the file cannot be written.
         """
         path, text = expanded(path), io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
@@ -69,38 +69,39 @@ class Table:
         return path
 
     def to_pandas(self) -> Any:
-        """Return a pandas.DataFrame; raises `ConfigError` without pandas."""
+        """Return a pandas.DataFrame; raises `ConfigError` if pandas is not installed."""
         return _library("pandas").DataFrame(self._columns)
 
     def to_polars(self) -> Any:
-        """Return a polars.DataFrame; raises `ConfigError` without polars."""
+        """Return a polars.DataFrame; raises `ConfigError` if polars is not installed."""
         return _library("polars").DataFrame(
             {name: column.tolist() if column.dtype == object else column for name, column in self._columns.items()}
         )
 
 
 class History(Table):
-    """What happened to a run's model: one row for each update that the hub decided about.
+    """The history of a run: one row for each update that the hub decided on.
 
-    The older half of a long history is thinned out: `row`, which counts the updates of the run from 1, leaps.
+    The older half of a long history is thinned out, so the values of `row` have gaps there.
 
-    | column | what |
+    | column | content |
     |---|---|
-    | `time` | the hub's time in seconds; it stands still while there is no hub |
+    | `time` | the hub's time in seconds; it stops while no hub runs |
     | `version` | the newest version after the update |
-    | `update` | the update's number, as its device counts |
+    | `update` | the update's number, as counted by its device |
     | `device` | the name of the device |
-    | `outcome` | `applied`, or why it never counts; `buffered` while it waits for the next version |
-    | `loss` | the mean of the update's local steps, as its device told it |
-    | `staleness` | by how many versions the model had moved on |
-    | `local_steps`, `examples` | what the device trained |
-    | `bytes` | the size of the coded update |
-    | `updates` | how many updates are part of the model after this one |
-    | `row` | the number of the row |
-    | `metrics.NAME` | one column for each metric that a device told |
+    | `outcome` | `applied`, `buffered` until the next version, or the reason for its rejection |
+    | `loss` | the mean loss of the update's local steps, as reported by the device |
+    | `staleness` | the number of versions made since the update's base |
+    | `local_steps`, `examples` | the local steps and examples that the device trained |
+    | `bytes` | the size of the encoded update |
+    | `updates` | the number of updates in the model after this one |
+    | `row` | the update's number in the run, from 1 |
+    | `metrics.NAME` | one column for each metric that a device reported |
 
-    Values that nobody knows are NaN. `evaluations` is a table of its own: `time`, `version`, `loss`, `accuracy`.
-    `reason` says why rows may be missing: there is no file, or it is damaged.
+    Unknown values are NaN. `evaluations` is a separate table with the columns `time`, `version`,
+    `loss` and `accuracy`. If rows may be missing, `reason` says why: the file is missing or
+    damaged.
 
     >>> from edgeasync import Run
     >>> history = Run.open("runs/digits").history  # doctest: +SKIP
@@ -113,18 +114,19 @@ class History(Table):
         self.evaluations = Table(_evaluation_columns(rows.evaluations))
         """The evaluations of the run."""
         self.reason = rows.trouble
-        """Why rows may be missing; empty if all is well."""
+        """Why rows may be missing; empty if the history is complete."""
 
     @classmethod
     def read(cls, run: Path) -> "History":
-        """Return the history in a run's folder, also while a hub writes it."""
+        """Read the history in a run's folder, even while a hub writes it."""
         return cls(RunFolder(run).history())
 
     def plot(self) -> Any:
-        """Return a matplotlib figure of the losses and accuracies; raises `ConfigError` without matplotlib.
+        """Return a matplotlib figure of losses and accuracies.
 
-        Outliers lie outside the axis of the losses, which otherwise would show nothing else. A notebook shows the
-        figure if this is the last line of a cell.
+        The loss axis excludes outliers, which would compress the rest. A notebook shows the figure
+        if this call is the last line of a cell. Raises `ConfigError` if matplotlib is not
+        installed.
         """
         figure = _library("matplotlib.figure").Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
@@ -141,7 +143,7 @@ class History(Table):
             curves += right.plot(found["time"], found["accuracy"], "C2", label="accuracy")
             right.set_ylabel("accuracy")
             right.set_ylim(0.0, 1.0)
-        axes.legend(handles=curves)  # of both axes, which have a legend each otherwise
+        axes.legend(handles=curves)  # one legend for both axes
         return figure
 
 
@@ -176,9 +178,10 @@ def _evaluation_columns(rows: list[EvaluationRow]) -> dict[str, Column]:
 
 
 def _robust_limits(*curves: Column) -> tuple[float, float] | None:
-    """Return the limits of an axis that shows these curves without outliers; `None` if they leave no range.
+    """Return limits of an axis that shows the curves without outliers, or `None` without a range.
 
-    Outliers are neither among the middle 98 % of a curve nor within 3 interquartile ranges of its quartiles.
+    A value is an outlier if it is outside the middle 98 % of its curve and over 3 interquartile
+    ranges beyond a quartile.
     """
     shown = []
     for curve in curves:

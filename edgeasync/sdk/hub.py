@@ -26,28 +26,32 @@ from edgeasync.sdk.plan import as_path, make_hub, plan_run
 from edgeasync.sdk.service import CALL_S, Service
 from edgeasync.sdk.stop import Stop
 
-_ELSEWHERE = {key: f"give settings={{'hub': {{'{key}': ...}}}}" for key in HubSection.__struct_fields__} | {
-    table: f"give settings={{'{table}': {{...}}}}" for table in RunSettings.__struct_fields__
+_ELSEWHERE = {key: f"use settings={{'hub': {{'{key}': ...}}}}" for key in HubSection.__struct_fields__} | {
+    table: f"use settings={{'{table}': {{...}}}}" for table in RunSettings.__struct_fields__
 }
-"""Where the keys and tables of a hub's file are, which are no keywords."""
+"""Advice for keys and tables of a hub's settings file that are not keyword arguments."""
 
 
 class Hub(Service):
-    """Holds a model, and trains it with the devices that join.
+    """A hub that stores a model and trains it with the devices that join.
 
-    - `model`: as for `train`; layers of `edgeasync.nn` need `input_shape`, that of one example.
-    - `run`: the folder of the run, which continues if it already holds one.
-    - `bind`: where it listens. Port `*` takes a free one; `address` then says which.
-    - `local`: patterns of arrays that each device keeps to itself, such as `["head.*"]` (docs/train/local.md).
-    - `until`: when training ends; without it, at `stop`. It cannot count epochs: the hub does not hold the data.
-    - `keys`: a folder from `edgeasync keys init`. Without keys a hub listens beyond this machine only if it is
-      `insecure`.
-    - `frozen`: "refuse" refuses a device whose frozen arrays differ from those of the hub's model or, if that has
-      none, of the first device that joined (docs/train/join.md). With "warn" such a device trains.
+    - `model`: as for `train`; layers of `edgeasync.nn` need `input_shape`, the shape of one
+      example.
+    - `run`: the folder of the run; a run that the folder already contains is continued.
+    - `bind`: the address to listen on. Port `*` selects a free port, which `address` then shows.
+    - `local`: patterns of local parameters, such as `["head.*"]` (docs/train/local.md). Each device
+      keeps its own values of them.
+    - `until`: when training ends; by default at `stop`. It cannot count epochs, since the hub has
+      no data.
+    - `keys`: a folder from `edgeasync keys init`. Without keys a hub accepts other machines only if
+      `insecure` is set.
+    - `frozen`: whether to "refuse" or only "warn" a device whose frozen arrays differ from those of
+      the hub's model (docs/train/join.md). If the hub's model has none, the first device that joined
+      defines them.
     - `settings`: other keys of a hub's settings file, as tables: `{"hub": {"knocking": True}}`.
-    - All others are as for `train`.
+    - All other arguments are as for `train`.
 
-    Its errors are raised by `with`, `start` and `wait`.
+    `with`, `start` and `wait` raise the hub's errors.
 
     >>> import tempfile
     >>> from edgeasync import Hub
@@ -83,7 +87,7 @@ class Hub(Service):
         super().__init__()
         check_keywords(training, Hub, "Hub", _ELSEWHERE)
         if isinstance(until, Stop) and until.epochs is not None:
-            raise ConfigError("until.epochs: a hub has no data, so it cannot count passes over them; give updates")
+            raise ConfigError("until.epochs does not work with Hub, which has no data; use Stop(updates=...)")
         self.path = as_path(run, "run")
         """The run's folder."""
         self._model = whole_path(model)
@@ -112,13 +116,14 @@ class Hub(Service):
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address that the hub listens on."""
         return self._bind if self._hub is None else self._hub.address
 
     def status(self) -> dict[str, Any]:
-        """Return what `edgeasync status --json` prints (docs/reference/json.md), once all of it is on disk.
+        """Return the output of `edgeasync status --json` as a dict (docs/reference/json.md).
 
-        On the loop that the hub runs on it does not wait: it returns what was on disk when it was last called.
+        The call waits until that state is on disk. On the hub's own event loop it does not wait,
+        but returns the state that was on disk at the previous call.
         """
         hub = self._running
         found: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
@@ -129,51 +134,52 @@ class Hub(Service):
 
     @property
     def history(self) -> History:
-        """One row for each update, up to two seconds ago, as numpy arrays; read from the folder at each look."""
+        """The run's updates up to two seconds ago, and its evaluations; read at each access."""
         return History.read(self.path)
 
     def snapshot(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return a copy of the newest version of the model: float32 arrays by name."""
+        """Return a copy of the newest model: float32 arrays by name."""
         hub = self._running
-        vector = self._call(lambda: hub.current)  # which never changes
+        vector = self._call(lambda: hub.current)  # a version is never modified
         return {name: array.copy() for name, array in hub.spec.views(vector).items()}
 
     def finish(self, reason: str = "asked to finish") -> None:
-        """End the run for all: the agents are told that training is over, and end.
+        """End the run for all: the agents are told that training has finished, and end.
 
-        `reason` is what `wait` returns. After `stop` the agents wait for the hub's return instead.
+        `wait` then returns `reason`. After `stop`, by contrast, the agents wait for the hub to
+        return.
         """
         self._finishing = self._finishing or reason
         self._on_loop(self._request_finish)
 
     def wait_for(self, devices: int, timeout_s: float | None = None) -> None:
-        """Wait until this number of devices is live.
+        """Wait until at least `devices` devices are live.
 
-        Raises `TimeoutError`, and `EdgeAsyncError` if the hub ends.
+        Raises `TimeoutError`, or `EdgeAsyncError` if the hub ends.
         """
         self._check_may_wait("wait_for", "write `await {0}.wait_for_async(devices)`")
         if not _done(self._until_live(lambda live: live >= devices), timeout_s):
             raise TimeoutError(f"fewer than {devices} devices are live after {timeout_s:g} s")
 
     async def wait_for_async(self, devices: int) -> None:
-        """Wait until this number of devices is live."""
+        """Wait until at least `devices` devices are live."""
         await asyncio.shield(asyncio.wrap_future(self._until_live(lambda live: live >= devices)))
 
     def wait_until_left(self, timeout_s: float | None = None) -> None:
-        """Wait until no device is live: each has said goodbye, or was lost.
+        """Wait until no device is live: each has left or expired.
 
-        Raises `TimeoutError`, and `EdgeAsyncError` if the hub ends.
+        Raises `TimeoutError`, or `EdgeAsyncError` if the hub ends.
         """
         self._check_may_wait("wait_until_left", "write `await {0}.wait_until_left_async()`")
         if not _done(self._until_live(lambda live: not live), timeout_s):
-            raise TimeoutError(f"devices are live after {timeout_s:g} s")
+            raise TimeoutError(f"devices are still live after {timeout_s:g} s")
 
     async def wait_until_left_async(self) -> None:
         """Wait until no device is live."""
         await asyncio.shield(asyncio.wrap_future(self._until_live(lambda live: not live)))
 
     async def events(self) -> AsyncIterator[Event]:
-        """Yield what happens from now on, up to `End`."""
+        """Yield all events from now on, up to and including `End`."""
         listener = asyncio.get_running_loop(), asyncio.Queue[Event]()
         self._from_now_on(lambda: self._listeners.append(listener))
         try:
@@ -191,7 +197,7 @@ class Hub(Service):
     @property
     def _running(self) -> HubRuntime:
         if self._hub is None:
-            self._call(lambda: None)  # which says why not
+            self._call(lambda: None)  # raises an error with the reason
         assert self._hub is not None
         return self._hub
 
@@ -202,7 +208,7 @@ class Hub(Service):
     async def _serve(self) -> str:
         shape = self._shape
         if shape is not None and not isinstance(shape, list | tuple):
-            raise ConfigError(f"input_shape is {shape!r}; give the sizes of one example as a tuple: (64,)")
+            raise ConfigError(f"input_shape is {shape!r}; pass the shape of one example as a tuple: (64,)")
         example = None if shape is None else Dataset(np.zeros((1, *shape), np.float32), np.zeros(1, np.int64))
         plan = await asyncio.to_thread(lambda: plan_run(self._model, example, **self._planned))
         async with Callbacks(self._callbacks) as told:
@@ -214,7 +220,7 @@ class Hub(Service):
             if self._finishing:
                 observer.finish(self._finishing)
             elif self._stopping:
-                self._hub.request_stop()  # before it runs: then it returns at once
+                self._hub.request_stop()  # so that `run` returns at once
             try:
                 found = await self._hub.run()
                 reason = observer.reason or found
@@ -238,13 +244,13 @@ class Hub(Service):
             self._observer.finish(self._finishing)
 
     def _tell(self, event: Event) -> None:
-        """Hand an event to callbacks and listeners; called on the loop."""
+        """Pass an event to callbacks and listeners; called on the event loop."""
         assert self._told is not None
         self._told.tell(event)
         if isinstance(event, Best):
-            return  # it holds a model, which one that listens slowly would keep
+            return  # contains a model, which a slow listener would keep in memory
         for loop, queue in tuple(self._listeners):
-            with contextlib.suppress(RuntimeError):  # who listened has ended, and its loop is closed
+            with contextlib.suppress(RuntimeError):  # the listener's loop is closed
                 loop.call_soon_threadsafe(queue.put_nowait, event)
         if isinstance(event, Join | Leave):
             self._release()
@@ -260,10 +266,10 @@ class Hub(Service):
         return awaited
 
     def _from_now_on(self, listen: Callable[[], None]) -> None:
-        """Begin to listen, on the loop; raises `EdgeAsyncError` once all that listen have been told of the end."""
+        """Call `listen` on the loop; raises `EdgeAsyncError` once `End` has been delivered."""
 
         def begin() -> None:
-            if self._over:  # the hub itself may still wait for callbacks
+            if self._over:  # the hub may still be waiting for callbacks
                 raise self._late()
             listen()
 
@@ -278,7 +284,7 @@ class Hub(Service):
 
 
 def _done(awaited: concurrent.futures.Future[None], timeout_s: float | None) -> bool:
-    """Return whether it is done in time; raises what it ended with."""
+    """Return whether `awaited` completes in time; raises its error."""
     concurrent.futures.wait([awaited], timeout_s)
     if awaited.done():
         awaited.result()

@@ -1,4 +1,4 @@
-"""`join`: taking part from a training loop that stays the user's own."""
+"""`join`: take part in a run from the user's own training loop."""
 
 import concurrent.futures
 import contextlib
@@ -35,14 +35,14 @@ LOG = logging.getLogger("edgeasync.join")
 Found = TypeVar("Found")
 
 ANSWER_S = 5.0
-"""How long a session waits for the hub's first model, and at its end for the answer to the last steps."""
+"""How long a session waits for the hub's first model, and at its end for the last answer."""
 
 TROUBLES = {"disconnected", "quarantined", "resting", "unreachable", "waiting", "warning"}
-"""Reports that say why a session is not connected."""
+"""Reports that explain why a session is not connected."""
 
 
 class JoinedTraining(NamedTuple):
-    """How a loop of the user's own trains; `join` explains the three."""
+    """Settings of a user's training loop, as described in `join`."""
 
     examples: int
     keep_optimizer_state: bool | None
@@ -50,9 +50,9 @@ class JoinedTraining(NamedTuple):
 
 
 class JoinedLoop(UserLoop):
-    """Takes part in a run from a loop of your own; `join` makes one.
+    """A session that takes part in a hub's run from your own loop; created by `join`.
 
-    After every step of the optimizer the session counts. At the end of an assignment it sends the update, and
+    Every optimizer step counts. At the end of an assignment the session pushes the update and
     receives the next model.
     """
 
@@ -83,14 +83,15 @@ class JoinedLoop(UserLoop):
     # -- the loop --------------------------------------------------------------------------------------------
 
     def evaluate(self, function: Callable[[], Found]) -> Found:
-        """Call a function while the model is the hub's newest that is here, then put the loop's own back.
+        """Call `function` with the newest hub model loaded, then restore the loop's values.
 
-        Nothing is put back of what the function itself changes. Raises `EdgeAsyncError` before the first model.
+        Other changes that `function` makes are not undone. Raises `EdgeAsyncError` before the first
+        model.
         """
         lockstep, agent = self._lockstep, self._agent
         found = None if agent is None else agent.copy_model()
         if lockstep is None or found is None:
-            raise EdgeAsyncError("there is no model of the hub yet; wait until session.version is a number")
+            raise EdgeAsyncError("no model received from the hub yet; wait until session.version is a number")
         own = np.empty_like(found[1])
         self._participant.read(lockstep.spec.views(own))
         self._participant.write(lockstep.spec.views(found[1]))
@@ -100,9 +101,9 @@ class JoinedLoop(UserLoop):
             self._participant.write(lockstep.spec.views(own))
 
     def abort(self) -> None:
-        """Leave the hub until `resume`: nothing is sent, and the model is not touched.
+        """Disconnect from the hub until `resume`: nothing is sent, and the model stays unchanged.
 
-        Steps in between are not counted; what they change is part of the next update.
+        Steps in between do not count, but their changes become part of the next update.
         """
         self._aborted = True
         if self._agent is not None and not self.finished:
@@ -110,7 +111,7 @@ class JoinedLoop(UserLoop):
             self._call(lambda: agent.request_pause(training=False))
 
     def resume(self) -> None:
-        """Return to the hub; do nothing without an `abort`."""
+        """Reconnect to the hub after `abort`; otherwise do nothing."""
         if self._aborted and self._agent is not None and not self.finished:
             agent = self._agent
             self._welcome_before = agent.core.welcome
@@ -120,7 +121,7 @@ class JoinedLoop(UserLoop):
     # -- how it runs -----------------------------------------------------------------------------------------
 
     def _await_ready(self) -> None:
-        """Take the hub's model, too, if it comes in time."""
+        """Wait until the session runs; load the hub's model if it arrives in time."""
         super()._await_ready()
         until_s = time.monotonic() + self._timeout_s
         either: list[concurrent.futures.Future[Any]] = [self._welcomed, self._done]
@@ -132,13 +133,16 @@ class JoinedLoop(UserLoop):
             self._done.result(ENDING_S)
         elif lockstep is None or not self._take_model(lockstep):
             LOG.warning(
-                "no model of the hub after %g s; the loop trains by itself until one comes", self._timeout_s
+                "no model from the hub after %g s; the loop trains alone until one arrives", self._timeout_s
             )
         self._detach = self._participant.attach(self.step)
         self._is_begun = True
 
     def _has_returned(self) -> bool:
-        """Wait for the answer to a `resume`: who leaves before it is live at the hub until its lease ends."""
+        """Wait until the hub answers `resume`; return whether the session is connected.
+
+        Without this wait the hub would count the device as live until its lease expires.
+        """
         agent, until_s = self._agent, time.monotonic() + self._timeout_s
         if agent is None or self._aborted or self._welcome_before is None:
             return True
@@ -147,7 +151,7 @@ class JoinedLoop(UserLoop):
         return agent.core.welcome is not self._welcome_before
 
     def _send_last_steps(self) -> None:
-        """Send the steps since the last exchange, and wait for the answer for a while."""
+        """Push the steps since the last exchange, and wait up to `timeout_s` for the answer."""
         if not self._has_returned():
             return
         lockstep, agent = self._lockstep, self._agent
@@ -180,12 +184,12 @@ class JoinedLoop(UserLoop):
             try:
                 self._participant.restore(part_of(state, "model."))
             except ValueError as error:
-                LOG.warning("the optimizer begins from scratch: %s", error)
+                LOG.warning("the optimizer's state is not resumed: %s", error)
 
         try:
             self._loop_state.load(part_of(state, "loop."), restore)
         except ValueError as error:
-            LOG.warning("the loop begins from scratch: %s", error)
+            LOG.warning("the loop's state is not resumed: %s", error)
 
     async def _serve(self) -> str:
         with contextlib.ExitStack() as stack:
@@ -221,10 +225,10 @@ class JoinedLoop(UserLoop):
             self._keeps_optimizer_state = (
                 bool(welcome.settings) and read_plan(welcome.settings).local.keep_optimizer_state
             )
-        if not self._welcomed.done():  # else the hub has other settings than before
+        if not self._welcomed.done():  # otherwise the hub has changed its settings
             self._welcomed.set_result(Lockstep(welcome.spec, self._participant, self._state))
         lockstep = self._welcomed.result()
-        # What resumes from the state folder must be the loop's state after the last step of an update.
+        # A resumed session needs the loop's state exactly after the last step of an update.
         lockstep.model.ahead_max = 0 if self._section.state else welcome.overlap_steps_max
         if self._agent is not None:
             self._agent.training.validate = lambda _: lockstep.take_score()
@@ -255,23 +259,23 @@ def join(
     peers: str | Path | None = None,
     **settings: Any,
 ) -> UserLoop:
-    """Take part in a hub's run from a training loop that stays yours; use it by `with`.
+    """Take part in a hub's run from your own training loop; use the session in a `with` statement.
 
-    - `model`: a `torch.nn.Module`, a dict of numpy arrays, an `edgeasync.networks.Network`, or a participant
-      (docs/train/join.md). It takes the hub's values at once, unless it has an `own_start`.
-    - `optimizer`: of torch; without one, every optimizer of the module's parameters is watched. For other models
+    - `model`: a `torch.nn.Module`, a dict of numpy arrays, an `edgeasync.networks.Network`, or a
+      participant (docs/train/join.md). Unless `own_start` is set, it loads the hub's values at once.
+    - `optimizer`: a torch optimizer, by default any of the module's parameters. For other models
       call `session.step()` after each step.
-    - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a script that was killed resumes, under
-      its `name`: its optimizer, its random numbers and, with `session.batches`, its place in the data.
-    - `also`: other things of torch that resume, with `state_dict` and `load_state_dict`: a schedule, a scaler.
-    - `examples`: how many the loop trains on. With `own_start` it begins with the model's own values.
-    - `keep_optimizer_state`: whether that outlives an exchange; by default as the hub says.
+    - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a killed script resumes its
+      optimizer, random numbers and, with `session.batches`, its position in the data.
+    - `also`: other torch objects to resume, such as a scheduler; they have a `state_dict`.
+    - `examples`: the number of examples that the loop trains on.
+    - `keep_optimizer_state`: whether it is kept across exchanges; by default the hub decides.
     - `timeout_s`: how long to wait for the hub's first model, and at the end for its last answer.
-    - `topology`: `"ring"` or `"all_to_all"` without a hub: the model is averaged with those of a file of `peers`.
-      It begins with its own values or with those in its `state` folder, and ends with the mean of one more round.
-    - Other keys of `[agent]` and `[limits]` in a settings file; without a hub of `[peer]` (docs/train/peers.md).
+    - `topology`: `"ring"` or `"all_to_all"` averages without a hub, with the devices in the file
+      `peers` (docs/train/peers.md). The session ends with the mean of one more round.
+    - Other keys of `[agent]` and `[limits]` in a settings file; without a hub, keys of `[peer]`.
 
-    Raises `ConfigError`, `AddressError` or `AccessError`, and `ModelMismatchError` if the hub has another model.
+    Raises `ConfigError`, `AddressError`, `AccessError`, or `ModelMismatchError` for another model.
 
     >>> import tempfile
     >>> import numpy as np
@@ -299,20 +303,22 @@ def join(
 
 
 def _settings_of(settings: Mapping[str, Any], said: Mapping[str, Any]) -> AgentSettings:
-    """Return the settings of a session by keys of a file and by its arguments; raises `ConfigError`."""
+    """Build a session's settings from keys and arguments; raises `ConfigError`."""
     if twice := sorted({*said, "data"} & settings.keys()):
-        raise ConfigError(f"{twice[0]} is said by an argument of its own")
+        raise ConfigError(
+            f"{twice[0]} is not a setting of join: pass the device's name as name; load data in your loop"
+        )
     given = {key: value for key, value in said.items() if value is not None}
     usual: dict[str, Any] = {"alone_steps_max": 2**31}
     if "state" in given:
         usual["spool"], given["state"] = "full", str(given["state"])
-    elif "device_id" not in given:  # there is nothing to resume under a name
+    elif "device_id" not in given:  # without a state folder, nothing resumes under this name
         given["device_id"] = f"{default_device_id()[:57]}-{secrets.token_hex(3)}"
     return AgentSettings.of_keys({**usual, **settings, **given}, where="join")
 
 
 def _values_of(participant: Participant) -> dict[str, npt.NDArray[np.float32]]:
-    """Return a copy of a model's values."""
+    """Return a copy of the participant's arrays."""
     values = {parameter.name: np.empty(parameter.shape, np.float32) for parameter in participant.parameters}
     participant.read(values)
     return values

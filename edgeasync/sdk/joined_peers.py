@@ -1,4 +1,4 @@
-"""`join` without a hub: a loop of the user's own averages its model with those of other devices."""
+"""`join` without a hub: a user's training loop averages its model with other devices."""
 
 import concurrent.futures
 import logging
@@ -25,14 +25,14 @@ LOG = logging.getLogger("edgeasync.join")
 Found = TypeVar("Found")
 
 _OF_A_DEVICE = (*DeviceSection.__struct_fields__, "steps_max", "epochs", "rounds_max", "out")
-"""Keys of `[peer]` that say how a device trains, when it ends, and what it does then."""
+"""Keys of `[peer]` about how a device trains, when it ends and what it writes then."""
 
 
 class JoinedPeers(UserLoop):
-    """Averages the model of a loop of your own with those of other devices; `join` makes one.
+    """A session that averages your loop's model with other devices; created by `join`.
 
-    It begins once all others of the file are there, or after a lease. At the end of `with` it waits for one more
-    round, as a `Peer` does, and the model has that round's mean.
+    It begins once all devices in the file are connected, or after a lease. Leaving `with` waits for
+    one more round, as a `Peer` does, and loads that round's mean into the model.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class JoinedPeers(UserLoop):
     ) -> None:
         super().__init__(participant, keep_optimizer_state=keep_optimizer_state)
         if section.state is None:
-            raise ConfigError("without a hub a loop needs state: a folder for its key and its model")
+            raise ConfigError("join without a hub needs state: the folder of this device's key and model")
         self._section = section
         self._folder = DeviceFolder(expanded(section.state))
         self._trainer = Lockstep(ParameterSpec(tuple(participant.parameters)), participant, each_step=True)
@@ -57,24 +57,24 @@ class JoinedPeers(UserLoop):
         return self._trainer
 
     def note(self, loss: float | None = None, examples: int = 0, *, score: float | None = None) -> None:
-        """Say what the next step's mean loss and its number of examples are, where the optimizer is watched."""
+        """Set the mean loss and number of examples of the next step, for a watched optimizer."""
         if score is not None:
-            raise ConfigError("score is for a hub's policies: without a hub all models count the same")
+            raise ConfigError("score requires a hub: without a hub all models have the same weight; remove score")
         super().note(loss, examples)
 
     def evaluate(self, function: Callable[[], Found]) -> Found:
-        """Call a function: without a hub there is no other model than the loop's own."""
+        """Call `function`; without a hub the loop's own model is the only one."""
         return function()
 
     def abort(self) -> None:
-        """Raise `ConfigError`: without a hub a loop leaves at the end of its session."""
-        raise ConfigError("without a hub there is no abort: end the session, and call join again to return")
+        """Raise `ConfigError`: without a hub a session cannot be interrupted."""
+        raise ConfigError("abort requires a hub: end the session, and call join again to return")
 
     def resume(self) -> None:
-        """Do nothing: there is no `abort`."""
+        """Do nothing, since `abort` is not available."""
 
     def _await_ready(self) -> None:
-        """Wait for the others, too, for a lease at most."""
+        """Wait for the other devices, for at most a lease."""
         super()._await_ready()
         lockstep = self._trainer
         lockstep.await_turn()
@@ -123,7 +123,7 @@ class JoinedPeers(UserLoop):
         LOG.log(level, "%s: %s", report.event, detail)
 
     def _request_stop(self) -> None:
-        self._trainer.interrupt()  # others may wait for what this device does between two steps
+        self._trainer.interrupt()  # otherwise peers wait for this device's next step
         if self._peer is not None:
             self._peer.request_stop()
 
@@ -131,15 +131,15 @@ class JoinedPeers(UserLoop):
 def joined_section(
     said: Mapping[str, object], unfit: Mapping[str, object], settings: Mapping[str, Any]
 ) -> PeerSection:
-    """Return how a loop averages without a hub: keys of `[peer]` that its arguments say, and other keys of it.
+    """Build the `[peer]` section of a session from its arguments and other keys.
 
-    Raises `ConfigError`, also if an `unfit` argument is given.
+    Raises `ConfigError`, also if an argument in `unfit` is set.
     """
     for name, value in unfit.items():
         if value:
-            raise ConfigError(f"{name} is for a loop with a hub; leave it out, or leave out topology")
+            raise ConfigError(f"{name} requires a hub; remove it, or remove topology")
     if unkept := sorted({*_OF_A_DEVICE} & settings.keys()):
-        raise ConfigError(f"{unkept[0]} is for edgeasync.Peer: a loop of your own trains and ends as you write it")
+        raise ConfigError(f"{unkept[0]} is for edgeasync.Peer: your loop decides how it trains and when it ends")
     if said["peers"] is None:
-        raise ConfigError("which peers? give peers='peers.toml', a file that names them")
+        raise ConfigError("join without a hub needs the file that lists the peers: pass peers='peers.toml'")
     return convert({**settings, **said}, PeerSection, where="join")

@@ -1,4 +1,4 @@
-"""Keywords that several of `train`, `Hub`, `Agent`, `Peer` and `join` take, each declared once."""
+"""Keyword arguments shared by `train`, `Hub`, `Agent`, `Peer` and `join`, each declared once."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -14,29 +14,29 @@ Called = TypeVar("Called", bound=Callable[..., object])
 
 
 class LocalKeywords(TypedDict, total=False):
-    """How devices take local steps."""
+    """Settings of a device's local steps."""
 
     optimizer: object
-    """Such as `SGD(learning_rate=0.1)`, or a list of stages."""
+    """An optimizer such as `SGD(learning_rate=0.1)`, or a list of stages."""
     batch_size: int | None
-    """Examples of a local step; with `accumulation_steps`, of each of its batches."""
+    """Examples per local step; with `accumulation_steps`, per batch of a step."""
     metrics: object
-    """Of `edgeasync.metrics`, objects or names; they come with `on_update`."""
+    """Metrics of `edgeasync.metrics`, as objects or names; `on_update` reports them."""
     keep_optimizer_state: bool | None
-    """Whether a device's momentum and averages outlive its exchanges."""
+    """Whether momentum and averages are kept across exchanges."""
 
 
 class GraphKeywords(TypedDict, total=False):
-    """What an ONNX model, or layers of `edgeasync.nn`, are trained for."""
+    """Settings of the training graph for an ONNX model or layers of `edgeasync.nn`."""
 
     loss: LossSetting
     """An object of `edgeasync.losses` or a name; by default "cross_entropy"."""
     output: str | None
-    """The tensor that the loss reads, where there are several."""
+    """The tensor that the loss reads, if the model has several outputs."""
     train: str | Sequence[str]
     """Patterns of the parameters to train, such as `["head.*"]`."""
     freeze: str | Sequence[str]
-    """Patterns of parameters that stay as they are, although `train` matches them."""
+    """Patterns of parameters to freeze, even if `train` matches them."""
 
 
 class DeviceKeywords(TypedDict, total=False):
@@ -66,23 +66,23 @@ class DeviceKeywords(TypedDict, total=False):
 
 
 class AgentKeywords(LocalKeywords, DeviceKeywords, total=False):
-    """Keywords of an `Agent`: its own settings of local steps instead of the hub's, and keys of its file."""
+    """Keywords of an `Agent`: local training that overrides the hub's, and keys of its file."""
 
     loss: LossSetting | None
-    """The loss that this device expects the hub's training graph to have; another one is refused."""
+    """The expected loss of the hub's training graph; a graph with another loss is refused."""
 
 
 class TrainingKeywords(LocalKeywords, GraphKeywords, total=False):
-    """How devices train, as a hub tells them or as `train` does."""
+    """Training settings of a `Hub` or of `train`."""
 
     accumulation_steps: int | None
-    """Batches that make one local step together."""
+    """Batches per local step."""
     micro_batch_size: int | str | None
-    """The most examples that go through the model at once; `"auto"` chooses by speed and memory."""
+    """The most examples that the model processes at once; `"auto"` chooses by speed and memory."""
 
 
 def show_keywords(function: Called) -> Called:
-    """Let `help`, editors and `inspect.signature` see the keys of a function's `**keys: Unpack[...]`."""
+    """Add the keys of `**keys: Unpack[...]` to the signature that `help` and editors show."""
     signature = inspect.signature(function)
     *own, rest = signature.parameters.values()
     (kind,) = get_args(get_type_hints(function)[rest.name])
@@ -97,9 +97,9 @@ def show_keywords(function: Called) -> Called:
 def check_keywords(
     given: Mapping[str, object], called: Callable[..., object], name: str, elsewhere: Mapping[str, str] = {}
 ) -> None:
-    """Raise `TypeError`, as a call does, for a keyword that `show_keywords` has not seen.
+    """Raise `TypeError`, as Python does, for a keyword that is not in the signature of `called`.
 
-    `elsewhere` says where a keyword is instead.
+    `elsewhere` maps a keyword to advice on where to set it instead.
     """
     known = inspect.signature(called).parameters
     for keyword in given:
@@ -109,12 +109,12 @@ def check_keywords(
 
 
 def of_graph(given: Mapping[str, Any]) -> GraphKeywords:
-    """Return those keywords that say what a graph is built for."""
+    """Return the keywords of the training graph."""
     return cast(
         "GraphKeywords", {name: value for name, value in given.items() if name in GraphKeywords.__annotations__}
     )
 
 
 def of_steps(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the other keywords of training: those of local steps."""
+    """Return the keywords of local steps."""
     return {name: value for name, value in given.items() if name not in GraphKeywords.__annotations__}

@@ -1,4 +1,4 @@
-"""A trainer that hands its local steps over to a loop of another thread."""
+"""A trainer whose local steps are taken by a user's loop in another thread."""
 
 import threading
 from collections import deque
@@ -34,17 +34,19 @@ LOOP_TURN: Table[Turn] = {
 
 
 class Lockstep:
-    """A trainer whose steps the user's loop takes, in its own thread.
+    """A trainer whose steps the user's loop takes, in the loop's own thread.
 
-    The agent's worker asks for a step and waits. The loop takes one, hands it over, and waits until the worker
-    asks again. Meanwhile an exchange may have taken place: then a new model is here. The loop's thread, and no
-    other, reads the user's model, at the end of an assignment, and copies a new one into it (`LoopModel`).
+    The agent's worker thread requests a step and waits. The loop takes one step, reports it, and
+    waits until the worker requests the next. An exchange may happen in between, after which a new
+    model is available. Only the loop's thread accesses the user's model: it reads it at the end of
+    an assignment and copies new values into it (`LoopModel`).
 
-    With an `ahead_max` above 0 the loop runs ahead of the worker by this number of steps, if its model can add
-    what others have changed (`RunAhead`): it does not wait while the worker codes an update or installs a model.
+    If `ahead_max` is above 0 and the participant can add differences (`RunAhead`), the loop may run
+    ahead of the worker by `ahead_max` steps. It then does not wait while the worker encodes an
+    update or installs a model.
 
-    A peer's worker may ask for the model after any step: `each_step` reads it then. `keep` returns the state of
-    the loop.
+    With `each_step` the model is read after every step, because a peer's worker may request it at
+    any time. `keep` returns the loop's state.
     """
 
     def __init__(
@@ -57,9 +59,9 @@ class Lockstep:
         each_step: bool = False,
     ) -> None:
         self.model = LoopModel(spec, participant, ahead_max=ahead_max, each_step=each_step)
-        """The loop's model."""
+        """The loop's model and the worker's vector."""
         self.restored: TrainerState | None = None
-        """The state of an earlier start, if there is one."""
+        """The state to resume from, if a state folder contained one."""
         self._keep = keep
         self._kept: TrainerState = {}
         self._turn = threading.Condition()
@@ -67,22 +69,22 @@ class Lockstep:
         self._loop: Turn = "training"
         self._results: deque[StepResult] = deque()
         self._reading: Reading | None = None
-        """The model as the loop has noted it for the worker."""
+        """The model's values as recorded by the loop for the worker."""
         self._has_filled = False
-        """Whether the vector has had the loop's model since `begin`."""
+        """Whether the vector has received the loop's model since `begin`."""
         self._steps_beyond = 0
-        """Steps that are in no update yet."""
+        """Steps that are not part of an update yet."""
         self._score: float | None = None
         self._resets = False
 
     @property
     def spec(self) -> ParameterSpec:
-        """The arrays of the model."""
+        """The parameters of the model."""
         return self.model.spec
 
     @property
     def over(self) -> bool:
-        """Whether the worker takes no more steps."""
+        """Whether the worker or the loop has ended, so that no more steps follow."""
         return self._worker == "gone" or self._loop == "ended"
 
     def _set_worker(self, state: Worker) -> None:
@@ -98,19 +100,19 @@ class Lockstep:
     # -- called by the agent's worker ------------------------------------------------------------------------
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: the loop copies this model at its next turn, or adds what has changed in it."""
+        """Begin an assignment; the loop then copies `parameters`, or adds their difference."""
         with self._turn:
             self._has_filled = False
             ahead = self.model.renew(parameters, whole=self._resets)
         adds = ahead is not None and ahead.prepare(parameters)
         with self._turn:
             self.model.offer(adds=adds)
-            if not adds:  # what the loop has trained meanwhile does not count
+            if not adds:  # steps that the loop took meanwhile do not count
                 self._results.clear()
             self._turn.notify_all()
 
     def step(self) -> StepResult:
-        """Wait for a step of the loop; raises `StepsEndedError` once there are no more."""
+        """Wait for a step of the loop; raises `StepsEndedError` if there are no more."""
         with self._turn:
             self._set_worker("awaits_step")
             self._turn.wait_for(lambda: self._results or self.over)
@@ -118,13 +120,14 @@ class Lockstep:
             if self._results:
                 return self._results.popleft()
         if self.model.runs_ahead:
-            self._fill()  # the last update may be of steps that were taken before its model came
+            self._fill()  # the last update may contain steps taken before its model arrived
         raise StepsEndedError("the loop takes no more steps")
 
     def flush(self) -> None:
-        """Wait until the loop has noted its model, then fill the vector; raises `StepsEndedError` without it.
+        """Fill the worker's vector with the loop's model; wait until the loop has recorded it.
 
-        If the loop runs ahead, only an update needs its model: what it trains after that is never undone.
+        A loop that runs ahead is read once per update, since its later steps are never undone.
+        Raises `StepsEndedError` if the loop ends first.
         """
         if not (self.model.runs_ahead and self._has_filled):
             self._fill()
@@ -135,7 +138,7 @@ class Lockstep:
                 self._set_worker("awaits_model")
                 self._turn.wait_for(lambda: self._worker != "awaits_model")
                 if self._reading is None:
-                    raise StepsEndedError("the loop's model is out of reach")
+                    raise StepsEndedError("the loop ended before its model was read")
             else:
                 self._note_filled()
             reading, self._reading = self._reading, None
@@ -143,51 +146,51 @@ class Lockstep:
             self.model.fill(reading)
 
     def reset(self) -> None:
-        """Let the loop forget its optimizer's state with the next model."""
+        """Make the loop reset its optimizer's state when it loads the next model."""
         with self._turn:
             self._resets = True
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Let the loop's steps count by this factor, in its own model, too."""
+        """Scale the loop's steps by `factor`, also in the loop's own model."""
         with self._turn:
             self.model.factor = np.float32(factor)
 
     def take_reset(self) -> bool:
-        """Return whether the optimizer's state is to be forgotten, once."""
+        """Return whether to reset the optimizer's state, and clear the request."""
         with self._turn:
             resets, self._resets = self._resets, False
             return resets
 
     def take_score(self) -> float | None:
-        """Return the score of the model after the last step, if the loop has said one since the last update."""
+        """Return and clear the score of the model after the last step, if the loop reported one."""
         with self._turn:
             score, self._score = self._score, None
             return score
 
     def interrupt(self) -> None:
-        """Wait for no more steps."""
+        """Stop waiting for steps."""
         with self._turn:
             self._set_worker("gone")
 
     def state(self) -> TrainerState:
-        """Return the state of the loop after the last step of an assignment: the loop waits here then."""
+        """Return the loop's state after an assignment's last step, while the loop waits."""
         with self._turn:
-            # The loop has handed a step over, and counts it, until it waits.
+            # After it reports a step, the loop still updates its counters until it waits.
             self._turn.wait_for(lambda: self._loop != "handed_over" or self.over)
             if self._loop == "waiting":
                 self._kept = self._keep()
             return self._kept
 
     def restore(self, state: TrainerState) -> None:
-        """Keep a state for the loop to resume from."""
+        """Store the state that the loop resumes from."""
         self.restored = state
 
     # -- called by the loop ----------------------------------------------------------------------------------
 
     def hand_over(self, result: StepResult, score: float | None = None) -> bool:
-        """Give the worker a step; return whether it counts.
+        """Report a step to the worker; return whether it counts.
 
-        A step that was taken before the loop had the worker's model does not.
+        Steps that began before the loop had the worker's model do not count.
         """
         with self._turn:
             if self.over or self.model.state == "absent":
@@ -205,19 +208,19 @@ class Lockstep:
             return True
 
     def updates_to_come(self) -> int:
-        """Return how many answers the loop waits for at its end: of the update on its way, and of the last one."""
+        """Return how many answers the loop expects: for the update in flight and its last steps."""
         with self._turn:
             return self._has_filled + (self._steps_beyond > 0)
 
     def end(self) -> None:
-        """Take no more steps: the state is that after the loop's last one. Call `serve` until the worker ends."""
+        """End the loop and record its state. Then call `serve` until the worker ends."""
         with self._turn:
             self._kept = self._keep()
             self._set_loop("ended")
             self._turn.notify_all()
 
     def await_turn(self, timeout_s: float | None = None) -> bool:
-        """Wait until the loop may take a step, and serve the worker; return whether the worker takes more."""
+        """Wait until the loop may take a step, serving the worker; return whether it takes more."""
         with self._turn:
             self._set_loop("waiting")
             self._turn.notify_all()
@@ -236,7 +239,7 @@ class Lockstep:
         return self.model.runs_ahead and (self.model.is_new or len(self._results) < self.model.ahead_max)
 
     def _may_serve(self) -> bool:
-        """Return whether the worker waits for the model, and that has what others have changed."""
+        """Return whether the worker waits for a model that includes the latest exchange."""
         return self._worker == "awaits_model" and not self.model.is_new
 
     def _serve(self) -> None:
@@ -245,12 +248,15 @@ class Lockstep:
         self._set_worker("busy")
 
     def _note_filled(self) -> None:
-        """Note that the vector has the loop's model: the first time after `begin` an update is made of it."""
+        """Record that the vector contains the loop's model.
+
+        The first time after `begin`, an update is made from it.
+        """
         if not self._has_filled:
             self._has_filled, self._steps_beyond = True, 0
 
     def serve(self) -> None:
-        """Note the model if the worker waits for that, without waiting."""
+        """Record the model if the worker waits for it; never block."""
         with self._turn:
             if self._worker == "awaits_model" and self.model.is_new and self.model.runs_ahead:
                 self.model.take()
@@ -258,9 +264,9 @@ class Lockstep:
                 self._serve()
 
     def take_model(self) -> bool:
-        """Copy a model that is new into the user's; return whether there was one.
+        """Copy a new model into the user's model; return whether there was one.
 
-        After `end` call this once the worker has ended, too.
+        After `end`, call this again once the worker has ended.
         """
         with self._turn:
             may_take = self.model.runs_ahead or self._worker == "awaits_step" or self._loop == "ended"

@@ -1,4 +1,4 @@
-"""The model of a loop of the user's own, and the vector in which its worker has it."""
+"""The model of a user's loop, and the worker's vector with the same parameters."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -22,23 +22,24 @@ LOOP_MODEL: Table[Loop] = {
 }
 
 Reading = Callable[[], None]
-"""Brings values that were noted to the vector."""
+"""Copies recorded values into the vector."""
 
 
 class LoopModel:
-    """The loop's model beside the worker's vector: which of the two is ahead of the other.
+    """The loop's model and the worker's vector, and which of them is newer.
 
-    The loop's thread alone reads and writes the model. The worker's thread calls `renew`, `offer` and `fill`.
-    `Lockstep` holds its lock around all calls but `fill`. With `each_step` the vector follows every step.
+    Only the loop's thread reads and writes the model. The worker's thread calls `renew`, `offer`
+    and `fill`. `Lockstep` holds its lock during all calls except `fill`. With `each_step` the
+    vector is updated after every step.
     """
 
     def __init__(self, spec: ParameterSpec, participant: Participant, *, ahead_max: int, each_step: bool) -> None:
         self.spec = spec
         self.state: Loop = "absent"
         self.factor = np.float32(1.0)
-        """By which the loop's steps count."""
+        """Scale of the loop's steps."""
         self.ahead_max = ahead_max
-        """By how many steps the loop may run ahead."""
+        """Number of steps that the loop may run ahead of the worker."""
         self._participant = participant
         self._each_step = each_step
         self._vector: Vector = np.empty(0, np.float32)
@@ -51,7 +52,7 @@ class LoopModel:
 
     @property
     def is_new(self) -> bool:
-        """Whether the vector has what the loop has yet to take."""
+        """Whether the vector contains changes that the loop has not loaded."""
         return self.state in ("new", "apart")
 
     @property
@@ -61,15 +62,16 @@ class LoopModel:
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the loop trains on while its worker is busy."""
+        """Whether the loop keeps training while its worker is busy."""
         return self._ahead is not None
 
     # -- called for the worker -------------------------------------------------------------------------------
 
     def renew(self, vector: Vector, *, whole: bool) -> RunAhead | None:
-        """Take the vector of the next assignment; a model that the loop has yet to take never comes.
+        """Set the vector of the next assignment; a model that the loop has not loaded is dropped.
 
-        Return what can add its difference to the loop's model, unless that is to be replaced as a `whole`.
+        Return an object that can add the difference to the loop's model, or `None` if the model
+        must be replaced as a `whole`.
         """
         self._vector = vector
         if self.is_new:
@@ -77,13 +79,17 @@ class LoopModel:
         return None if whole or self.factor != 1.0 else self._ahead
 
     def offer(self, *, adds: bool) -> None:
-        """Let the loop take the new vector; what it has trained meanwhile stays only if the vector `adds`."""
+        """Offer the new vector to the loop.
+
+        Unless the vector `adds` a difference, it replaces the steps that the loop has taken
+        meanwhile.
+        """
         if not adds:
             self._ahead = None
         self._move("apart" if adds and self.is_trained else "new")
 
     def fill(self, reading: Reading) -> None:
-        """Bring what `read` has noted to the vector."""
+        """Copy the values recorded by `read` into the vector."""
         reading()
         if self._rounding is not None:
             self._rounding.undo(self._vector)
@@ -93,14 +99,14 @@ class LoopModel:
     # -- called by the loop ----------------------------------------------------------------------------------
 
     def note_step(self) -> None:
-        """Note that the loop has taken a step that counts."""
+        """Record that the loop has taken a step that counts."""
         self._participant.note_step()
         self._move("apart" if self.is_new else "trained")
         if self._ahead is None and (self._each_step or self.factor != 1.0):
             self._read_step()
 
     def _read_step(self) -> None:
-        """Read the model after a step. The vector has the model before it: let the step count by the factor."""
+        """Read the model after a step, and scale the step by `factor`."""
         trained = self._vector[: self.spec.trained_length]
         before = trained.copy() if self.factor != 1.0 else None
         self.fill(self.read())
@@ -109,13 +115,13 @@ class LoopModel:
             self._write()
 
     def read(self) -> Reading:
-        """Note the model's values as they are now."""
+        """Record the model's current values."""
         reading = self._participant.begin_read(self.spec.views(self._vector))
         self._move("same")
         return reading
 
     def take(self) -> None:
-        """Take what is new: add what others have changed, or copy all of it."""
+        """Load new values: add the changes of other devices, or copy the whole vector."""
         if self._ahead is not None:
             self._ahead.add()
             self._move("trained" if self.is_trained else "same")

@@ -1,4 +1,4 @@
-"""Where a loop is: its steps, and its place in the data, so that a script that was killed resumes there."""
+"""The position of a loop, in steps and in the data, with which a killed script resumes."""
 
 import random
 import sys
@@ -18,28 +18,29 @@ RandomState = dict[str, npt.NDArray[Any]]
 
 
 class LoopState:
-    """Counts steps, epochs and batches; remembers the random numbers with which an epoch began: they shuffle it.
+    """Counts steps, epochs and batches, and stores the random state at the start of each epoch.
 
-    A loop that resumes runs through the epochs before its place without a batch, and begins the epoch there with
-    the same random numbers. Once it is at its place, `restore` is called: so whatever it did on the way is undone.
+    A resuming loop skips finished epochs without reading a batch, and restarts the interrupted
+    epoch with the same random state. `restore` is called when the loop has reached its old
+    position, so any other changes on the way are undone.
     """
 
     def __init__(self) -> None:
         self.steps = 0
         self._epochs = self._batches = 0
-        """Epochs that are over, and batches of this one that the loop has been given."""
+        """Finished epochs, and batches of the current epoch that the loop has received."""
         self._begun = random_state()
         self._passed = 0
-        """Epochs that this loop has run through; fewer than `_epochs` while it is on the way to its place."""
+        """Epochs passed since the start; below `_epochs` while the loop is resuming."""
         self._resumed: tuple[RandomState, Callable[[], None]] | None = None
         self._generator: Any = None
-        """The loader's own random numbers, where it has some, as torch's do."""
+        """The loader's own random generator, if it has one, such as a torch generator."""
 
     def epoch(self, loader: Iterable[Item]) -> Iterator[Item]:
-        """Yield the batches of one pass over a loader, or those behind the place to resume from."""
+        """Yield the batches of one pass over `loader`, or the rest of an interrupted pass."""
         if self._passed < self._epochs:
             self._passed += 1
-            if isinstance(getattr(loader, "epoch", None), int):  # a loader that shuffles by the number of its pass
+            if isinstance(getattr(loader, "epoch", None), int):  # a loader that shuffles by epoch number
                 loader.epoch += 1  # type: ignore[attr-defined]
             return
         self._generator = getattr(loader, "generator", None)
@@ -55,53 +56,56 @@ class LoopState:
             self._batches += 1
             yield batch
         if not self._batches:
-            raise DataError("the loader has no batches; give it data")
+            raise DataError("the loader returned no batches; check that its data are not empty")
         self._epochs += 1
         self._passed += 1
         self._batches = 0
 
     def _arrive(self) -> None:
-        """Continue as after the last step, once the loop is at its place."""
+        """Restore the state after the last step, once the loop has reached its old position."""
         if self._resumed is not None:
             (drawn, restore), self._resumed = self._resumed, None
             restore()
             set_random_state(drawn, self._generator)
 
     def dump(self) -> TrainerState:
-        """Return the place as arrays."""
+        """Return the position as arrays."""
         state = {"place": np.array([self.steps, self._epochs, self._batches], np.int64)}
         state |= {f"begun.{name}": array for name, array in self._begun.items()}
         return state | {f"now.{name}": array for name, array in random_state(self._generator).items()}
 
     def load(self, state: TrainerState, restore: Callable[[], None]) -> None:
-        """Resume from a place, and call `restore` there; raises `ValueError` for what is none."""
+        """Resume from a position and call `restore` there.
+
+        Raises `ValueError` if `state` is invalid.
+        """
         place = state.get("place", np.empty(0))
         steps, epochs, batches = (int(number) for number in place)
         begun, drawn = part_of(state, "begun."), part_of(state, "now.")
         before = random_state()
         try:
             for part in (begun, drawn):
-                set_random_state(part)  # a mistake is told before anything is changed
+                set_random_state(part)  # fails before anything is changed
         finally:
             set_random_state(before)
         self.steps, self._epochs, self._batches, self._begun = steps, epochs, batches, begun
         self._resumed = drawn, restore
-        if not epochs and not batches:  # a loop without `batches` has no place in the data
+        if not epochs and not batches:  # a loop without `batches` has no position in the data
             self._arrive()
 
 
 def part_of(state: TrainerState, prefix: str) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays whose names begin so, without that."""
+    """Return the arrays whose names begin with `prefix`, without the prefix."""
     return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
 
 
 def random_state(generator: Any = None) -> RandomState:
-    """Return the state of the global random numbers of Python, of numpy and, if it is loaded, of torch.
+    """Return the global random state of Python, numpy and, if it is loaded, torch.
 
-    With a `generator` of torch also its state.
+    The state of a torch `generator` is included.
     """
     _, words, gauss = random.getstate()
-    _, keys, place, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - a loader may well use these
+    _, keys, place, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - loaders may use these
     state: RandomState = {
         "python": np.array(words, np.uint64),
         "python.gauss": np.array([] if gauss is None else [gauss], np.float64),
@@ -116,7 +120,7 @@ def random_state(generator: Any = None) -> RandomState:
 
 
 def set_random_state(state: RandomState, generator: Any = None) -> None:
-    """Draw as from this state; raises `ValueError` for what is none."""
+    """Set the global random state; raises `ValueError` if `state` is invalid."""
     torch = sys.modules.get("torch")
     try:
         words, gauss = tuple(int(word) for word in state["python"]), state["python.gauss"]
@@ -129,4 +133,4 @@ def set_random_state(state: RandomState, generator: Any = None) -> None:
             if isinstance(generator, torch.Generator) and "generator" in state:
                 generator.set_state(torch.from_numpy(state["generator"].copy()))
     except (ArithmeticError, LookupError, RuntimeError, TypeError) as error:
-        raise ValueError(f"no state of random numbers: {error}") from error
+        raise ValueError(f"invalid random state: {error}") from error

@@ -1,4 +1,4 @@
-"""What a user gives as a model, made into what a hub and its devices train."""
+"""Converts a model that the user passes into one that a hub and its devices can train."""
 
 import logging
 import sys
@@ -41,14 +41,14 @@ KINDS = (
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that can be trained.
+    """A model that is ready to train.
 
-    `make_trainer` takes data, a seed, and the number of threads to compute with, where that can be chosen.
-    `described` is the model as a settings file would have it, `None` for one that only Python code describes.
-    `loss` is the kind of its loss, `None` if that is not known.
-    `accumulates` is whether its trainers heed `accumulation_steps`.
-    `frozen` is the checksum of its arrays that do not travel.
-    `restore` returns the model in the kind that the user gave, with trained arrays.
+    - `make_trainer`: takes data, a seed and a number of threads, which some trainers ignore.
+    - `described`: the model as in a settings file, or `None` if only Python code describes it.
+    - `loss`: the kind of its loss, or `None` if unknown.
+    - `accumulates`: whether its trainers support `accumulation_steps`.
+    - `frozen`: the checksum of its arrays that are not exchanged.
+    - `restore`: converts trained arrays into a model of the user's type.
     """
 
     spec: ParameterSpec
@@ -64,11 +64,11 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shipped(self) -> SoftmaxModel | MlpModel | ShippedModel | None:
-        """The model as a device is told of it."""
+        """The model as announced to a device."""
         return ShippedModel() if isinstance(self.described, OnnxModel) else self.described
 
     def evaluator(self, given: object, name: str) -> Evaluator:
-        """Return what evaluates on data, or by a function of the named arrays; raises `DataError`."""
+        """Create an evaluator on data, or from a function of the named arrays."""
         if callable(given):
             return evaluator_of(given, self.spec)
         return self.make_evaluator(as_dataset(given, name))
@@ -80,7 +80,7 @@ def graph_settings(
     train: str | Sequence[str] = (),
     freeze: str | Sequence[str] = (),
 ) -> GraphSettings:
-    """Return what a training graph is built for, as the arguments of a caller say; raises `ConfigError`."""
+    """Build the settings of a training graph from arguments; raises `ConfigError`."""
     table: dict[str, Any] = {"output": output}
     for name, patterns in (("train", train), ("freeze", freeze)):
         if patterns:
@@ -92,9 +92,10 @@ def graph_settings(
 def prepare(
     model: object, example: Dataset | None, local: LocalTraining, *, graph: GraphSettings, run: Path, seed: int
 ) -> Prepared:
-    """Prepare a model, whose input has the shape of the examples in `example`, for a run in a folder.
+    """Prepare a model for a run in the folder `run`; `example` defines the input's shape.
 
-    Raises `ConfigError` for what is no model, and `GraphError` for one that cannot be trained.
+    Raises `ConfigError` for an unsupported object, and `GraphError` for an ONNX model that cannot
+    be trained.
     """
     check_training(model, local)
     if isinstance(model, str | Path):
@@ -117,28 +118,28 @@ def prepare(
             spec=spec, initial=initial, make_trainer=_no_trainer, make_evaluator=_no_evaluator, restore=dict
         )
     if hasattr(model, "gradient") and not hasattr(model, "parameters"):
-        raise ConfigError(f"{_name(model)} has no `parameters`: give it the named arrays to begin with")
-    raise ConfigError(f"{_name(model)} is no model; give {KINDS}")
+        raise ConfigError(f"{_name(model)} has no `parameters`: set it to a dict of the initial named arrays")
+    raise ConfigError(f"{_name(model)} is not a supported model; pass {KINDS}")
 
 
 def _check_unsaid(model: object, graph: GraphSettings) -> None:
-    """Raise `ConfigError` for what would change nothing of a model that is no ONNX."""
+    """Raise `ConfigError` for graph settings that a model other than ONNX would ignore."""
     default = GraphSettings()
     for name in ("output", "train", "freeze"):
         if getattr(graph, name) != getattr(default, name):
             raise ConfigError(
-                f"{name} is for ONNX models and layers of edgeasync.nn, and {_name(model)} is neither; leave it "
-                "out (of a torch module freeze parameters by requires_grad_(False))"
+                f"{name} requires an ONNX model or layers of edgeasync.nn, and {_name(model)} is neither; remove "
+                "it (freeze parameters of a torch module with requires_grad_(False))"
             )
 
 
 def _written(model: Any, example: Dataset | None, seed: int) -> Any:
-    """Return layers as an `onnx.ModelProto`."""
-    from edgeasync import nn  # noqa: PLC0415 - who has a layer has paid for it
+    """Convert layers to an `onnx.ModelProto`."""
+    from edgeasync import nn  # noqa: PLC0415 - already imported by the layer's author
 
     if example is None:
         raise ConfigError(
-            "layers of edgeasync.nn need the shape of an example: data for train, input_shape=(64,) for Hub"
+            "layers of edgeasync.nn need the shape of an example: pass data to train, or input_shape=(64,) to Hub"
         )
     return nn.to_onnx(model, example.x.shape[1:], seed=seed)
 
@@ -150,16 +151,16 @@ def check_training(model: object, local: LocalTraining) -> None:
 
 
 def prepare_as(model: Any, spec: ParameterSpec, local: LocalTraining) -> Prepared:
-    """Prepare a model that Python code describes for a hub's arrays, in the hub's order.
+    """Prepare a model of Python code for a hub's arrays, in the hub's order.
 
-    Raises `ConfigError` for another kind of model, and `ModelMismatchError` if it has other arrays.
+    Raises `ConfigError` for another kind of model, and `ModelMismatchError` if the arrays differ.
     """
     if hasattr(model, "ordered_as"):
         found: Prepared = model.ordered_as(spec).prepare(local)
         return msgspec.structs.replace(found, accumulates=False)
     if not isinstance(parameters := getattr(model, "parameters", None), Mapping):
         raise ConfigError(
-            f"{_name(model)} is none of Python code; give one of edgeasync.torch, jax or sklearn, or an object "
+            f"{_name(model)} has no Python trainer; pass a model of edgeasync.torch, jax or sklearn, or an object "
             "with `parameters` and `gradient`"
         )
     check_same(flatten(parameters, _name(model))[0].parameters, spec)
@@ -174,7 +175,7 @@ def _is_layer(model: object) -> bool:
 def _numpy(model: SoftmaxModel | MlpModel, local: LocalTraining, loss: LossSetting, seed: int) -> Prepared:
     if find_loss(loss) != find_loss("cross_entropy"):
         raise ConfigError(
-            f"{_name(model)} has the loss cross_entropy; for {loss!r} build the model with edgeasync.nn"
+            f"{_name(model)} always uses the loss cross_entropy; for {loss!r} build the model with edgeasync.nn"
         )
     plan = TrainingPlan(model=model, local=local)
     return Prepared(
@@ -189,7 +190,7 @@ def _numpy(model: SoftmaxModel | MlpModel, local: LocalTraining, loss: LossSetti
 
 
 def _onnx(file: str | Path, forward: bytes | None, settings: GraphSettings, local: LocalTraining) -> Prepared:
-    """Prepare a forward model, or that of a file."""
+    """Prepare a forward model from its bytes or from `file`."""
     described = with_own_loss(OnnxModel(file=FilePath.parse(file), **msgspec.structs.asdict(settings)))
     graph = load_graph(described) if forward is None else build_graph(forward, described, "the model")
     for warning in graph.warnings:
@@ -197,12 +198,12 @@ def _onnx(file: str | Path, forward: bytes | None, settings: GraphSettings, loca
     plan = TrainingPlan(model=ShippedModel(), local=local)
 
     def restore(arrays: Arrays) -> Any:
-        import onnx  # noqa: PLC0415 - who trains a forward model has paid for it
+        import onnx  # noqa: PLC0415 - installed wherever forward models are trained
 
         from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
 
         if graph.forward is None:
-            raise ConfigError(f"{described.file}: is a training graph; only a forward model can be given back")
+            raise ConfigError(f"{described.file}: cannot return a training graph; train the forward model instead")
         return onnx.load_model_from_string(export_model(graph.forward, arrays))
 
     return Prepared(
@@ -223,13 +224,13 @@ def _onnx(file: str | Path, forward: bytes | None, settings: GraphSettings, loca
 def _own(model: Any, local: LocalTraining, order: Sequence[str] | None = None) -> Prepared:
     if not callable(getattr(model, "gradient", None)):
         raise ConfigError(
-            f"{_name(model)} has no method `gradient(arrays, x, y)`: return a loss and gradients from it"
+            f"{_name(model)} has no method `gradient(arrays, x, y)`; add one that returns a loss and gradients"
         )
     names = model.parameters if order is None else order
     spec, initial = flatten({name: model.parameters[name] for name in names}, _name(model))
     if local.metrics:
         raise ConfigError(
-            f"metrics: {_name(model)} tells no scores; give layers, ONNX, or trainers of your own with `metrics()`"
+            f"metrics: {_name(model)} reports no scores; use layers, ONNX, or trainers with a `metrics()` method"
         )
 
     def gradient(vector: Vector, x: Features, y: Targets, out: Vector) -> float:
@@ -240,11 +241,11 @@ def _own(model: Any, local: LocalTraining, order: Sequence[str] | None = None) -
 
     def make_trainer(data: Dataset, seed: int, _: int) -> Trainer:
         trial = np.empty_like(initial)
-        gradient(initial.copy(), data.features[:1], data.y[:1], trial)  # a mistake is told at once
+        gradient(initial.copy(), data.features[:1], data.y[:1], trial)  # to report mistakes early
         return local.make_trainer(spec, gradient, data, seed)
 
     def make_evaluator(data: Dataset) -> Evaluator:
-        _own_evaluator(model, spec, data.take(np.arange(1)))(initial)  # a mistake is told at once
+        _own_evaluator(model, spec, data.take(np.arange(1)))(initial)  # to report mistakes early
         return _own_evaluator(model, spec, data)
 
     return Prepared(
@@ -266,14 +267,14 @@ def _call(model: Any, arrays: Arrays, x: Any, y: Any) -> tuple[float, Mapping[st
 
 
 def _plain(x: Features) -> Any:
-    """Return examples as a model of the user's own has them: an array, or a dict of arrays."""
+    """Convert features to the type that the user's model expects: an array, or a dict of arrays."""
     return x.arrays if isinstance(x, Inputs) else x
 
 
 def _gradient_of(model: Any, gradients: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> Any:
     if name not in gradients:
         raise ConfigError(
-            f"{_name(model)}.gradient returned no gradient of {name!r}; return one for each parameter"
+            f"{_name(model)}.gradient returned no gradient for {name!r}; return one for each parameter"
         )
     values = np.asarray(gradients[name])
     if values.shape != shape:
@@ -282,7 +283,7 @@ def _gradient_of(model: Any, gradients: Mapping[str, Any], name: str, shape: tup
 
 
 def _own_evaluator(model: Any, spec: ParameterSpec, data: Dataset) -> Evaluator:
-    """Return what tells the mean loss, and what share of classes the model predicts rightly, if it does."""
+    """Create an evaluator of the mean loss and, if the model predicts classes, the accuracy."""
     features = data.features.arrays.values() if isinstance(data.features, Inputs) else [data.x]
     rows = rows_at_once(sum(int(np.prod(array.shape[1:])) for array in features))
     predicts = hasattr(model, "predict") and data.y.dtype.kind == "i"
@@ -295,7 +296,7 @@ def _own_evaluator(model: Any, spec: ParameterSpec, data: Dataset) -> Evaluator:
         if predicted.shape != y.shape:
             raise ConfigError(
                 f"{_name(model)}.predict returned shape {predicted.shape} for {len(y)} examples; "
-                "return the number of a class for each"
+                "return one class number for each"
             )
         return mean_of(loss, y, predicted)
 
@@ -303,9 +304,9 @@ def _own_evaluator(model: Any, spec: ParameterSpec, data: Dataset) -> Evaluator:
 
 
 def evaluator_of(evaluate: Callable[[Arrays], Any], spec: ParameterSpec) -> Evaluator:
-    """Return an evaluator from a function of the named arrays.
+    """Create an evaluator from a function of the named arrays.
 
-    It returns a loss, a loss and an accuracy, or an `EvaluationResult`.
+    The function returns a loss, a loss and an accuracy, or an `EvaluationResult`.
     """
 
     def evaluator(parameters: Vector) -> EvaluationResult:
@@ -320,16 +321,16 @@ def evaluator_of(evaluate: Callable[[Arrays], Any], spec: ParameterSpec) -> Eval
                 f"evaluate returned {type(found).__name__}; return a loss, or a tuple of a loss and an accuracy"
             ) from None
         if accuracy is not None and not 0.0 <= accuracy <= 1.0:
-            raise ConfigError(f"evaluate returned the accuracy {accuracy:g}; return a share from 0 to 1")
+            raise ConfigError(f"evaluate returned the accuracy {accuracy:g}; return a fraction from 0 to 1")
         return EvaluationResult(loss, accuracy, 0)
 
     return evaluator
 
 
 def maker_of(initial: Mapping[str, npt.ArrayLike] | npt.ArrayLike) -> Callable[[ParameterSpec], Vector]:
-    """Return what makes a hub's vector of given values: named arrays in any order, or a flat vector.
+    """Return a function that builds a hub's vector from named arrays or a flat vector.
 
-    It raises `ModelMismatchError` if they are another model's.
+    The function raises `ModelMismatchError` if the values belong to another model.
     """
     if not isinstance(initial, Mapping):
         vector = np.array(initial, np.float32)
@@ -344,11 +345,11 @@ def maker_of(initial: Mapping[str, npt.ArrayLike] | npt.ArrayLike) -> Callable[[
 
 
 def _no_trainer(data: Dataset, seed: int, threads: int) -> Trainer:  # noqa: ARG001
-    raise ConfigError("named arrays alone cannot be trained on data; give trainers of your own, or a model")
+    raise ConfigError("named arrays alone cannot be trained on data; pass trainers, or a model instead")
 
 
 def _no_evaluator(data: Dataset) -> Evaluator:  # noqa: ARG001
-    raise ConfigError("named arrays alone cannot be evaluated on data; give evaluate a function of the arrays")
+    raise ConfigError("named arrays alone cannot be evaluated on data; pass a function as evaluate")
 
 
 def _name(model: object) -> str:
@@ -356,7 +357,7 @@ def _name(model: object) -> str:
 
 
 def as_dataset(data: object, where: str) -> Dataset:
-    """Return data as a dataset: one already, examples and targets, or the path of a file of them.
+    """Convert data to a dataset: a `Dataset`, a tuple `(x, y)` or a file path.
 
     Raises `DataError` for anything else.
     """
@@ -367,15 +368,15 @@ def as_dataset(data: object, where: str) -> Dataset:
     if isinstance(data, tuple) and len(data) == 2:
         return Dataset.of(data[0], data[1], where=where)
     raise DataError(
-        f"{where} is {type(data).__name__}; give a Dataset, a tuple (x, y) of arrays, or the path of a file, "
-        ".npz or .csv"
+        f"{where} is {type(data).__name__}; pass a Dataset, a tuple (x, y) of arrays, or the path of a .npz or "
+        ".csv file"
     )
 
 
 def local_training(
     optimizer: object = None, batch_size: int | None = None, metrics: object = (), **numbers: Any
 ) -> LocalTraining:
-    """Return how devices train; raises `ConfigError` for what they cannot. `None` means the default."""
+    """Build the settings of local training; `None` means the default. Raises `ConfigError`."""
     table: dict[str, Any] = {"batch_size": batch_size, **numbers}
     table = {name: value for name, value in table.items() if value is not None}
     table["metrics"] = to_table(check_metrics(metrics, "train"))
@@ -383,7 +384,7 @@ def local_training(
         stages = optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
         if wrong := [stage for stage in stages if not isinstance(stage, Section)]:
             raise ConfigError(
-                f"optimizer is {wrong[0]!r}; give SGD(learning_rate=0.1), for example, or a list of stages"
+                f"optimizer is {wrong[0]!r}; pass an optimizer such as SGD(learning_rate=0.1), or a list of stages"
             )
         table["optimizer"] = [to_table(stage) for stage in stages]
     return convert(table, LocalTraining, where="train")

@@ -1,4 +1,4 @@
-"""Turns what a hub's core decides into events for callbacks, and ends a run by its conditions."""
+"""Converts a hub's decisions into events for callbacks, and ends a run on its conditions."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from edgeasync.sdk.stop import Stop, TrainingProgress
 LOG = logging.getLogger("edgeasync.hub")
 
 NOT_FINITE_MAX = 10
-"""Updates in a row that are not finite, after which a device has diverged."""
+"""Consecutive non-finite updates after which a device has diverged."""
 
 _LEFT = ("left", "lost", "quarantined", "revoked")
 _JOINED = ("joined", "rejoined", "reconnected")
@@ -30,7 +30,7 @@ _ODD = ("alarm", "excluded", "not_writing", "released", "warning")
 def event_of(
     name: str, device: str, detail: str, time_s: float, figures: Mapping[str, float]
 ) -> events.Event | None:
-    """Return the event of a hub's report, if a device has come or left, or something is odd."""
+    """Convert a hub's report into an event, if a device joined or left or there is a warning."""
     if name in _JOINED:
         return events.Join(time_s=time_s, device=device)
     if name in _LEFT:
@@ -41,9 +41,9 @@ def event_of(
 
 
 class Observer:
-    """Sees every event of a hub's core, on its loop, and what it reports.
+    """Observes all events and reports of a hub's core, on the hub's event loop.
 
-    `tell` is given events once they are on disk, and `listening` is called once devices can join. With
+    `tell` receives events once they are on disk. `listening` is called once devices can join. With
     `ends_diverged` the run ends when the updates of all devices are no longer finite.
     """
 
@@ -57,11 +57,11 @@ class Observer:
         ends_diverged: bool = False,
     ) -> None:
         self.noted: list[events.Event] = []
-        """All events but updates and versions, which may be many."""
+        """All events except updates and versions, of which there may be many."""
         self.now_s = 0.0
-        """The hub's time of the last event."""
+        """The hub's time at the last event, in seconds."""
         self.reason = ""
-        """Why the hub came to its end; empty if it was stopped."""
+        """Why the run finished; empty if the hub was stopped."""
         self._until = until or Stop()
         self._examples = examples
         self._tell_now = tell
@@ -70,21 +70,21 @@ class Observer:
         self._trained = 0
         self._ends_diverged = ends_diverged
         self._not_finite: Counter[str] = Counter()
-        """By device, how many of its last updates in a row were not finite."""
+        """Consecutive non-finite updates per device."""
         self._diverged: set[str] = set()
-        """Devices with `NOT_FINITE_MAX` such updates or more."""
+        """Devices with at least `NOT_FINITE_MAX` consecutive non-finite updates."""
         self._told_diverged = False
 
     def watch(self, hub: HubRuntime, loop: asyncio.AbstractEventLoop) -> None:
-        """Watch a hub that is to run on this loop; call this before it runs."""
+        """Attach to a hub that will run on this loop; call this before the hub runs."""
         self._hub, self._loop = hub, loop
 
     def end(self, reason: str) -> None:
-        """Tell that the run has ended."""
+        """Send the event that the run has ended."""
         self._tell_now(events.End(time_s=self.now_s, reason=reason))
 
     def __call__(self, event: HubEvent, effects: list[HubEffect], now_s: float) -> None:
-        """See an event with its effects."""
+        """Process an event of the core and its effects."""
         if self._began_s is None:
             self._began_s = now_s
         self.now_s = now_s
@@ -97,7 +97,7 @@ class Observer:
                 self._on_decided(effect, now_s)
 
     def _on_decided(self, report: HubReport, now_s: float) -> None:
-        """Tell what the core reports, as it is now, once it is on disk."""
+        """Convert a report of the core into an event, and send it once it is on disk."""
         told = event_of(report.event, report.device_id, report.detail, now_s, report.figures)
         if isinstance(told, events.Leave):
             self._diverged.discard(report.device_id)
@@ -111,7 +111,7 @@ class Observer:
             self._hub.show(partial(self._note, told))
 
     def on_report(self, report: HubReport) -> None:
-        """See what the hub tells people; what its core has decided is known already."""
+        """Process a report of the hub; reports of the core's decisions were processed before."""
         if report.decided_s is not None:
             return
         if report.event == "listening":
@@ -121,7 +121,7 @@ class Observer:
             self._note(told)
 
     def on_best(self, restore: Callable[[Any], Any], snapshot: Snapshot, found: Evaluated) -> None:
-        """See the best model so far; `restore` makes it into the kind that was given."""
+        """Send the best model so far; `restore` converts it into the user's type."""
         self._tell_now(events.Best(
             time_s=self.now_s,
             version=snapshot.number,
@@ -158,7 +158,7 @@ class Observer:
             self.finish(f"{epochs:g} passes over the data")
 
     def _watch_divergence(self, device_id: str, outcome: FirstOutcome) -> None:
-        """Tell once when all devices compute nothing finite any more: waiting does not fix that."""
+        """Warn once when the updates of all devices are no longer finite."""
         if outcome != Rejected("not_finite"):
             self._not_finite.pop(device_id, None)
             self._diverged.discard(device_id)
@@ -168,13 +168,13 @@ class Observer:
         if self._not_finite[device_id] < NOT_FINITE_MAX:
             return
         self._diverged.add(device_id)
-        # Asked again with each update: the last device that did well may have left.
+        # Checked at each update, because the last healthy device may have left.
         if self._told_diverged or len(self._diverged) < self._hub.core.members.live_count:
             return
         self._told_diverged = True
         detail = (
             f"diverged: the last {NOT_FINITE_MAX} updates of every device were not finite; "
-            "lower the learning rate, or look at the data"
+            "lower the learning rate, or check the data"
         )
         self._note(events.Alert(time_s=self.now_s, device="", detail=detail))
         if self._ends_diverged:
@@ -193,22 +193,22 @@ class Observer:
             loss=core.members.loss(),
         )
         if when(progress):
-            self.finish("Stop(when=) said so")
+            self.finish("Stop(when=...) returned true")
 
     def finish_soon(self, reason: str) -> None:
-        """End the run for all, from any thread."""
+        """End the run for all devices; may be called from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has just been closed
             self._loop.call_soon_threadsafe(self.finish, reason)
 
     def finish(self, reason: str) -> None:
-        """End the run for all, for this reason unless there is one already; call it on the loop."""
+        """End the run for all devices; an earlier reason is kept. Call it on the loop."""
         if not self.reason:
             self.reason = reason
-            # Not from inside the core's event that led to it.
+            # The core may still be processing the event that caused this.
             self._loop.call_soon(partial(self._hub.request_stop, finished=True))
 
     def _tell(self, event: events.Event) -> None:
-        """Tell of an event once it is on disk."""
+        """Send an event once it is on disk."""
         self._hub.show(partial(self._tell_now, event))
 
     def _note(self, event: events.Event) -> None:

@@ -1,4 +1,4 @@
-"""What takes part in a session: named numpy arrays, torch modules, and what has the methods of `Participant`."""
+"""Models that can take part in a session: numpy arrays, torch modules and custom participants."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -14,93 +14,100 @@ from edgeasync.protocol.messages import Frozen
 
 
 class Participant(ABC):
-    """A model that takes part: what a session reads from it, and writes to it. Inherit from this class.
+    """A model that takes part in a session. Subclass it to connect your own kind of model.
 
-    All methods are called in the thread of the user's loop, inside `join`, `step`, `evaluate` and the end of a
-    session. The session reads a model at the end of an assignment. `parameters`, `read` and `write` are needed;
-    the others have a default. An `AddingParticipant` need not wait for exchanges if the hub allows overlap.
+    All methods are called in the thread of the user's loop, during `join`, `step`, `evaluate` and
+    at the end of a session. The session reads the model at the end of an assignment. `parameters`,
+    `read` and `write` are required; the other members have defaults. An `AddingParticipant` does
+    not wait for exchanges if the hub allows overlap.
     """
 
     parameters: Sequence[Parameter]
-    """Its arrays: names, shapes, roles."""
+    """The model's arrays: names, shapes and roles."""
     frozen: Frozen | None = None
-    """The checksum of its arrays that do not travel."""
+    """The checksum of its arrays that are not exchanged."""
 
     @abstractmethod
     def read(self, arrays: Arrays) -> None:
-        """Copy the model's values into these arrays."""
+        """Copy the model's values into `arrays`."""
 
     @abstractmethod
     def write(self, arrays: Arrays) -> None:
-        """Copy these arrays' values into the model."""
+        """Copy the values of `arrays` into the model."""
 
     def begin_read(self, arrays: Arrays) -> Callable[[], None]:
-        """Note the model's values as they are now; return what fills the arrays, which another thread calls."""
+        """Record the model's current values.
+
+        Return a function that copies them into `arrays`; it is called from another thread.
+        """
         self.read(arrays)
         return lambda: None
 
     @property
     def rounds(self) -> bool:
-        """Whether the model may round values written to it: then the session reads back what it has written."""
+        """Whether written values may be rounded; if so, the session reads them back."""
         return True
 
     def pending(self) -> str | None:
-        """Return the name of an array whose value is still needed.
+        """Return the name of an array that a backward pass still needs, or `None`.
 
-        As long as there is one the session neither counts a step nor writes to the model.
+        While there is such an array, the session neither counts steps nor writes to the model.
         """
         return None
 
     @property
     def has_unsent(self) -> bool:
-        """Whether it has steps that the session has yet to read, and sends at its end."""
+        """Whether the model has steps that the session must still read, and push at its end."""
         return False
 
-    def note_step(self) -> None:  # noqa: B027 - most have nothing to look at
-        """Look at the model after a step that counts; may raise an error about it."""
+    def note_step(self) -> None:  # noqa: B027 - optional
+        """Check the model after a step that counts; may raise an error."""
 
     def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
-        """Call `on_step` after each of the optimizer's steps, if that can be seen; return what ends that."""
+        """Call `on_step` after each optimizer step, if that can be detected.
+
+        Return a function that ends this.
+        """
         return lambda: None
 
-    def reset_optimizer(self) -> None:  # noqa: B027 - most have none that is known
-        """Forget the optimizer's state: it is of another model."""
+    def reset_optimizer(self) -> None:  # noqa: B027 - optional
+        """Reset the optimizer's state, which belongs to the previous model."""
 
     def state(self) -> TrainerState:
-        """Return the optimizer's state, and that of random numbers, as arrays."""
+        """Return the state of the optimizer and of random numbers as arrays."""
         return {}
 
-    def restore(self, state: TrainerState) -> None:  # noqa: B027 - most have nothing to resume from
-        """Resume from such a state; raises `ValueError` if it is another model's."""
+    def restore(self, state: TrainerState) -> None:  # noqa: B027 - optional
+        """Restore what `state` returned; raises `ValueError` if it does not fit the model."""
 
 
 class AddingParticipant(Participant):
-    """A model to which the session can add what others have changed, while its loop trains on."""
+    """A model to which the session can add the changes of others while its loop keeps training."""
 
     @abstractmethod
     def stage(self, arrays: Arrays) -> None:
-        """Prepare `add` for these arrays, in another thread than the loop's."""
+        """Prepare `add` for these arrays, in a thread other than the loop's."""
 
     @abstractmethod
     def add(self, arrays: Arrays) -> None:
-        """Add the arrays that `stage` was given to the trained values; statistics are replaced by theirs."""
+        """Add the arrays passed to `stage` to the trained values; replace statistics by theirs."""
 
 
 def frozen_of(model: object) -> Frozen | None:
-    """Return the checksum of a model's or a trainer's arrays that do not travel, if it has one."""
+    """Return the checksum of the arrays of a model or trainer that are not exchanged, if any."""
     found = getattr(model, "frozen", None)
     return found if isinstance(found, Frozen) else None
 
 
 class ArrayParticipant(Participant):
-    """Named numpy arrays, which the user's loop changes in place; without a `spec` all of them are trained."""
+    """A dict of numpy arrays that the user's loop changes in place; by default all are trained."""
 
     def __init__(
         self, arrays: Mapping[str, Any], spec: ParameterSpec | None = None, frozen: Frozen | None = None
     ) -> None:
         for name, array in arrays.items():
             if not isinstance(array, np.ndarray) or array.dtype.kind != "f" or not array.flags.writeable:
-                raise ConfigError(f"model[{name!r}] is no array of floats that can be written; give numpy arrays")
+                raise ConfigError(f"model[{name!r}] is not a writable array of floats; pass numpy arrays")
         self._arrays = arrays
         trained = [Parameter(name, array.shape) for name, array in arrays.items()]
         self.parameters = trained if spec is None else spec.parameters
@@ -113,7 +120,7 @@ class ArrayParticipant(Participant):
         return any(array.dtype.itemsize < np.dtype(np.float32).itemsize for array in self._arrays.values())
 
     def note_step(self) -> None:
-        """Raise `ModelMismatchError` if the model's arrays no longer fit those at join."""
+        """Raise `ModelMismatchError` if the arrays have changed shape or names since `join`."""
         self._check(self._joined)
 
     def read(self, arrays: Arrays) -> None:
@@ -131,24 +138,26 @@ class ArrayParticipant(Participant):
     def _check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise `ModelMismatchError` if the model's arrays no longer have these shapes."""
         if added := sorted(self._arrays.keys() - shapes.keys()):
-            raise ModelMismatchError(f"model[{added[0]!r}] was not there at join; join a hub whose model has it")
+            raise ModelMismatchError(
+                f"model[{added[0]!r}] was added after join; join a hub whose model contains it"
+            )
         for name, shape in shapes.items():
             ours = self._arrays.get(name)
             if not isinstance(ours, np.ndarray) or ours.dtype.kind != "f" or not ours.flags.writeable:
-                raise ModelMismatchError(f"model[{name!r}] is no longer an array of floats that can be written")
+                raise ModelMismatchError(f"model[{name!r}] is no longer a writable array of floats")
             if ours.shape != shape:
-                raise ModelMismatchError(f"model[{name!r}] has shape {ours.shape}, and had {shape} at join")
+                raise ModelMismatchError(f"model[{name!r}] has shape {ours.shape}, but had {shape} at join")
 
 
 def participant_of(model: object, optimizer: object, also: Sequence[object]) -> Participant:
-    """Return how a model takes part; raises `ConfigError` for what is none."""
+    """Wrap a model as a participant; raises `ConfigError` if it is not supported."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
-        from edgeasync.sdk.torch_participant import TorchParticipant  # noqa: PLC0415 - who has a module has paid for it
+        from edgeasync.sdk.torch_participant import TorchParticipant  # noqa: PLC0415 - imports torch
 
         return TorchParticipant(model, optimizer, also)
     if optimizer is not None or also:
-        raise ConfigError("optimizer and also are for torch modules; call session.step() after each step")
+        raise ConfigError("optimizer and also require a torch module; call session.step() after each step")
     if isinstance(model, Mapping):
         return ArrayParticipant(model)
     if isinstance(spec := getattr(model, "spec", None), ParameterSpec) and hasattr(model, "arrays"):
@@ -156,7 +165,7 @@ def participant_of(model: object, optimizer: object, also: Sequence[object]) -> 
     if isinstance(model, Participant):
         return model
     raise ConfigError(
-        f"model is {type(model).__name__}; give a torch.nn.Module, or a dict of numpy arrays that your loop "
+        f"model is {type(model).__name__}; pass a torch.nn.Module, or a dict of numpy arrays that your loop "
         "changes in place"
     )
 
@@ -169,20 +178,20 @@ def check_same(parameters: Sequence[Parameter], spec: ParameterSpec) -> None:
         prefix = next(iter(these), "").partition(".")[0] + "."
         if these.keys() == {prefix + name for name in others}:
             raise ModelMismatchError(
-                f"{whose} model is wrapped: its arrays begin with {prefix!r}; give the module inside the wrapper"
+                f"{whose} model is wrapped: its arrays begin with {prefix!r}; pass the module inside the wrapper"
             )
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in ours:
             raise ModelMismatchError(
-                f"the hub's model has an array {name!r}, and yours has none; give both the same"
+                f"the hub's model has an array {name!r}, and yours does not; use the same model on both"
             )
         if name not in theirs:
             raise ModelMismatchError(
-                f"your model has an array {name!r}, and the hub's has none; give both the same"
+                f"your model has an array {name!r}, and the hub's does not; use the same model on both"
             )
         if ours[name] != theirs[name]:
             mine, hubs = ours[name], theirs[name]
             raise ModelMismatchError(
-                f"the array {name!r} is {mine.role} of shape {mine.shape} here, "
+                f"the array {name!r} is {mine.role} of shape {mine.shape} here, but "
                 f"{hubs.role} of {hubs.shape} at the hub"
             )

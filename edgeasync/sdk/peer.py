@@ -1,4 +1,4 @@
-"""`Peer`: a device in a Python program that averages its model with others' without a hub."""
+"""`Peer`: a device in a Python program that averages its model with others, without a hub."""
 
 import asyncio
 import logging
@@ -35,23 +35,29 @@ LOG = logging.getLogger("edgeasync.peer")
 
 
 class Peer(Service):
-    """Trains on this device, and averages its model with others', without a hub.
+    """A device that trains and averages its model with other peers, without a hub.
 
-    - `data`: a `Dataset`, a tuple `(x, y)`, or the path of a file. Or a trainer of your own, which has its data.
-    - `model`: as for `edgeasync.train`; with a trainer of your own a dict of named arrays to begin with, too.
-    - `state`: the folder of this device's key and of its model, which a later start resumes.
-    - `peers`: the file that names all peers, the same on every device (docs/train/peers.md).
-    - `hub`: a hub's address, by which they are found, instead of a file. With it come `address="tcp://HOST:PORT"`,
-      where the others reach this device, and at the first start `enrol`, a token of `edgeasync keys enrol`.
-    - `name`: its name in the file of peers, by default this machine's name. A hub has given it one.
-    - `optimizer`, `batch_size`, `keep_optimizer_state`: of its local steps.
+    - `data`: a `Dataset`, a tuple `(x, y)` or a file path; or your own trainer, which contains its
+      data.
+    - `model`: as for `edgeasync.train`; with your own trainer also a dict of named arrays to start
+      from.
+    - `state`: the folder of this device's key and model, which a later start resumes.
+    - `peers`: the file that lists all peers, the same on every device (docs/train/peers.md).
+    - `hub`: the address of a hub that provides the list of peers, instead of a file. This also
+      requires `address="tcp://HOST:PORT"`, where the others reach this device, and at the first
+      start `enrol`, a token from `edgeasync keys enrol`.
+    - `name`: this device's name in the list of peers; by default this machine's name. A hub assigns
+      the name when the device enrols.
+    - `optimizer`, `batch_size`, `keep_optimizer_state`: settings of its local steps.
     - `loss`, `output`, `train`, `freeze`: as for `edgeasync.train`.
-    - `on_report`: called on the peer's loop with what happens: `report.event`, `report.peer`, `report.detail`.
-    - Other keys of `[peer]` in a settings file, such as `topology="all_to_all"` or `codec="float16"`. With
-      `epochs`, passes over its data, or `steps_max` it ends after one more round, else at `stop`.
+    - `on_report`: called on the peer's loop with each report: `report.event`, `report.peer`,
+      `report.detail`.
+    - Other keys of `[peer]` in a settings file, such as `topology="all_to_all"` or
+      `codec="float16"`. With `epochs` or `steps_max` the peer ends after one more round; otherwise
+      it ends at `stop`.
 
-    It is ready at once, and trains alone for as long as no other peer is there. Its first start makes its key, and
-    says what to write into the file:
+    The peer trains alone until another peer connects. Its first start creates its key, and reports
+    which entry to add to the file:
 
     >>> import tempfile
     >>> import numpy as np
@@ -91,11 +97,11 @@ class Peer(Service):
         section = convert({**settings, **said}, PeerSection, where="Peer")
         if peers is None and (hub is None or section.address is None):
             raise ConfigError(
-                "which peers? give peers='peers.toml', a file that names them; or hub= and address=, where the "
-                "others reach this device"
+                "Peer needs the list of peers: pass peers='peers.toml', or hub= and address=, where the others "
+                "reach this device"
             )
         if section.epochs is not None and is_trainer(data):
-            raise ConfigError("epochs are passes over data: give steps_max with a trainer of your own")
+            raise ConfigError("epochs counts passes over data: with your own trainer set steps_max instead")
         local = local_training(optimizer, batch_size, keep_optimizer_state=keep_optimizer_state)
         check_training(model, local)
         self._graph = graph_settings(loss, output, train, freeze)
@@ -110,25 +116,26 @@ class Peer(Service):
 
     @property
     def connected(self) -> bool:
-        """Whether any other peer is there."""
+        """Whether any other peer is connected."""
         return self._peer is not None and self._peer.connected
 
     @property
     def rounds(self) -> int:
-        """How many rounds this device has averaged in."""
+        """The number of rounds that this device has taken part in."""
         return 0 if self._peer is None else self._peer.rounds
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
-        """A copy of the model's arrays; while it trains, a step may be half done."""
+        """A copy of the model's arrays; during training it may be taken in the middle of a step."""
         peer, _ = self._begun()
         return dict(peer.spec.views(peer.parameters.copy()))
 
     def evaluate(self, data: object) -> events.Evaluation:
-        """Evaluate the model as it is, in this thread.
+        """Evaluate the current model in the calling thread.
 
-        `data` is as for the peer, or a function of the named arrays, which returns a loss, or a loss and an
-        accuracy. Raises `EdgeAsyncError` before it has begun, and `DataError`.
+        `data` is as for `Peer`, or a function of the named arrays that returns a loss, or a loss
+        and an accuracy. Raises `EdgeAsyncError` if the peer has not started, and `DataError` for
+        unusable data.
         """
         self._check_may_wait("evaluate", "write `await asyncio.to_thread({0}.evaluate, data)`")
         peer, prepared = self._begun()
@@ -139,7 +146,7 @@ class Peer(Service):
 
     def _begun(self) -> tuple[PeerRuntime, Prepared]:
         if self._peer is None or self._prepared is None:
-            raise EdgeAsyncError("this peer has not begun: use it inside `with` or after start()")
+            raise EdgeAsyncError("this peer has not started: use it inside `with` or after start()")
         return self._peer, self._prepared
 
     # -- how it runs -----------------------------------------------------------------------------------------
@@ -155,7 +162,7 @@ class Peer(Service):
             self._folder.close()
 
     def _make(self) -> PeerRuntime:
-        """Prepare the model, open the state folder, and return the peer of this start."""
+        """Prepare the model, open the state folder and create the peer runtime."""
         section, local = self._settings.peer, self._settings.local
         data: Any = self._data
         dataset = None if is_trainer(data) else as_dataset(data, "data")
@@ -184,7 +191,7 @@ class Peer(Service):
 
 
 _INSTEAD = {
-    "device_id": "give name",
-    "out": "save `arrays` once the peer has ended",
+    "device_id": "pass name instead",
+    "out": "save `arrays` after the peer has ended",
 }
-"""What to do about keys of `[peer]` that are not settings in a program."""
+"""Advice for keys of `[peer]` that are not arguments of `Peer`."""

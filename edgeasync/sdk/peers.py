@@ -1,4 +1,4 @@
-"""`train(topology="ring")`: workers of this machine average their models among themselves, without a hub."""
+"""`train(topology="ring")`: workers on this machine average their models without a hub."""
 
 import asyncio
 import contextlib
@@ -51,40 +51,39 @@ from edgeasync.training.plan import LocalTraining
 LOG = logging.getLogger("edgeasync.train")
 
 ROUND_STEPS = 10
-"""Local steps after which a round is due, if nothing is said."""
+"""Default number of local steps between two rounds."""
 
 _OF_WORKERS = {"codec", "frozen", "lease_s", "round_every_s", "round_steps"}
-"""The keys of `[peer]` that settings may have; an argument says what the others do, or they have no meaning."""
+"""Keys of `[peer]` that settings may contain; the others are arguments or do not apply."""
 
 
 def check_topology(topology: object, peers: object = None) -> None:
-    """Raise `ConfigError` unless this is one of the three, with a file of `peers` only where there are peers."""
+    """Raise `ConfigError` if `topology` is unknown, or if `peers` is set with a hub."""
     known = ("star", *get_args(Topology))
     if topology not in known:
-        raise ConfigError(f"topology is {topology!r}; give one of {', '.join(map(repr, known))}")
+        raise ConfigError(f"topology is {topology!r}; choose one of {', '.join(map(repr, known))}")
     if topology == "star" and peers is not None:
-        raise ConfigError("peers goes with topology='ring' or 'all_to_all'")
+        raise ConfigError("peers requires topology='ring' or 'all_to_all'")
 
 
 def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop) -> PeerSection:
-    """Return how workers average, by `settings={"peer": {...}}`; raises `ConfigError`.
+    """Build the `[peer]` section of the workers; raises `ConfigError`.
 
-    Without a hub training ends by `epochs`, `minutes` or `updates`: a worker's part in a round is one update.
+    Without a hub training ends by `epochs`, `minutes` or `updates`. Each worker that takes part in
+    a round counts as one update.
     """
     table = dict(settings or {})
     own = table.pop("peer", {})
     if table or not isinstance(own, Mapping):
-        raise ConfigError(
-            "settings: without a hub there are settings of a peer alone: {'peer': {'codec': 'float16'}}"
-        )
+        raise ConfigError("settings: without a hub only the table peer applies: {'peer': {'codec': 'float16'}}")
     if said := sorted({*PeerSection.__struct_fields__} & own.keys() - _OF_WORKERS):
-        raise ConfigError(f"settings has peer.{said[0]}: that is said by an argument, or has no meaning here")
+        raise ConfigError(f"settings must not contain peer.{said[0]}: use an argument of train, or remove it")
     if not isinstance(until, Stop):
-        raise ConfigError(f"until is {type(until).__name__}; give Stop(epochs=10), for example")
-    until.condition()  # raises for a value out of range
+        raise ConfigError(f"until is {type(until).__name__}; pass a Stop such as Stop(epochs=10)")
+    until.condition()  # raises for an invalid value
     if until.loss is not None or until.accuracy is not None or until.when is not None:
         raise ConfigError(
-            "until: without a hub nobody sees the whole training; give Stop of epochs, minutes or updates"
+            "until: without a hub only epochs, minutes and updates work; remove loss, accuracy and when from Stop"
         )
     usual = {} if "round_every_s" in own else {"round_steps": ROUND_STEPS}
     return convert({**usual, **own, "topology": topology}, PeerSection, where="settings.peer")
@@ -93,7 +92,7 @@ def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop
 def _section_of(
     share: Share, section: PeerSection, until: Stop, local: LocalTraining, workers: int
 ) -> PeerSection:
-    """Return the section with the end of one worker's training."""
+    """Return the section of one worker, including when its training ends."""
     steps = rounds = None
     if until.epochs is not None:
         check_epochs(until, [share])
@@ -105,9 +104,9 @@ def _section_of(
 
 
 class PeerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What workers without a hub train, each with the section of the same place, and for how long.
+    """The plan of workers that train without a hub; `sections` has one entry per share.
 
-    They are processes or, unless they live `apart`, tasks of this one.
+    The workers are processes if they are `apart`, otherwise tasks of this process.
     """
 
     prepared: Prepared
@@ -120,14 +119,12 @@ class PeerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_hubless(topology: str, engine: str, of_a_hub: Mapping[str, object]) -> None:
-    """Raise `ConfigError` for an engine, or for arguments of a hub, that a training without one cannot use."""
+    """Raise `ConfigError` for an engine or for arguments that require a hub."""
     for name, given in of_a_hub.items():
         if given:
-            raise ConfigError(f"{name}: topology={topology!r} has no hub that could keep to it; leave it out")
+            raise ConfigError(f"{name} requires a hub, and topology={topology!r} has none; remove it")
     if engine not in ("tasks", "processes"):
-        raise ConfigError(
-            f"engine is {engine!r}; without a hub workers are 'tasks' or 'processes' of this machine"
-        )
+        raise ConfigError(f"engine is {engine!r}; without a hub choose 'tasks' or 'processes'")
 
 
 def plan_peers(
@@ -143,12 +140,12 @@ def plan_peers(
     seed: int,
     apart: bool,
 ) -> PeerPlan:
-    """Return the plan of a training without a hub, by workers that are processes if they live `apart`.
+    """Plan training without a hub; the workers are processes if they are `apart`.
 
-    Raises what `plan_run` raises, for what does not fit.
+    Raises the same errors as `plan_run`.
     """
     if not 2 <= len(shares) <= PEERS_MAX:
-        raise ConfigError(f"without a hub there are 2 to {PEERS_MAX} workers, not {len(shares)}; change workers")
+        raise ConfigError(f"without a hub workers must be from 2 to {PEERS_MAX}, not {len(shares)}")
     example = shares[0] if isinstance(shares[0], Dataset) else None
     prepared = prepare(model, example, local, graph=graph_settings(**graph), run=run, seed=seed)
     local.check_model(prepared.spec, prepared.loss)
@@ -165,9 +162,9 @@ def plan_peers(
 
 
 class PeerWorkers:
-    """The workers of one call. `async with` prepares them, and at its end leaves nothing of them behind.
+    """The workers of one call of `train`. `async with` prepares them and finally cleans up.
 
-    They begin with the values of `initial`.
+    They start from the values of `initial`.
     """
 
     def __init__(self, plan: PeerPlan, initial: Vector) -> None:
@@ -179,7 +176,7 @@ class PeerWorkers:
         self._diverged = False
 
     async def __aenter__(self) -> Self:
-        """Make keys, and write what the workers need into a folder that only this user can open."""
+        """Create keys, and write the workers' files into a private folder."""
         self._temporary = await make_folder(self._write)
         self.folder = self._temporary.path
         self._forker = Forker(self.folder, threads_of(len(self._shares)))
@@ -209,7 +206,7 @@ class PeerWorkers:
             write_files(folder, self._plan.prepared.make_trainer, self._shares)
 
     async def run(self) -> None:
-        """Train until all have ended; raise what one of them ended with."""
+        """Train until all workers have ended; raise the first error."""
         numbers = range(1, len(self._shares) + 1)
         if self._plan.apart:
             lives = [keep_alive(worker_name(number), partial(self._live_apart, number)) for number in numbers]
@@ -225,7 +222,7 @@ class PeerWorkers:
                 timer.cancel()
 
     def stop(self) -> None:
-        """Let all workers end; called on the loop."""
+        """Stop all workers; called on the loop."""
         self._stopping.set()
         for peer in self._running:
             peer.request_stop()
@@ -234,14 +231,13 @@ class PeerWorkers:
     def reason(self) -> str:
         """Why training ended."""
         if self._diverged:
-            return "diverged: no worker has a model whose values are finite"
+            return "diverged: no worker has a model with finite values"
         return "until.minutes is reached" if self._stopping.is_set() else "all workers have reached until"
 
     def mean(self) -> tuple[Vector, int]:
-        """Return the mean of the models that the workers ended with, and the most local steps of one of them.
+        """Return the mean of the workers' final models, and the largest number of local steps.
 
-        A worker that has taken no step, or whose training has diverged, has nothing to add, and may have left no
-        file.
+        Workers that took no step or diverged do not count; they may have left no file.
         """
         spec, numbers = self._plan.prepared.spec, range(1, len(self._shares) + 1)
         files = [file for number in numbers if (file := model_file(self.folder, number)).exists()]
@@ -280,7 +276,7 @@ class PeerWorkers:
             note_worker(error, worker_name(number))
             raise
 
-    # -- in processes of their own ---------------------------------------------------------------------------
+    # -- as separate processes -------------------------------------------------------------------------------
 
     async def _live_apart(self, number: int, deaths: int) -> None:
         job = self._job(number, deaths + 1, threads_of(len(self._shares)))
@@ -288,9 +284,10 @@ class PeerWorkers:
 
 
 async def train_with_peers(plan: PeerPlan, folder: Path) -> Run:
-    """Train without a hub; return the run, whose model is the mean of what the workers ended with.
+    """Train without a hub; return a run with the mean of the workers' final models.
 
-    It begins with the model in the run's folder, if one is there. However it ends, what was trained is there then.
+    Training starts from the model in the run's folder, if there is one. The folder then receives
+    the mean, even after an error.
     """
     spec, lock = plan.prepared.spec, FolderLock(folder, "run")
     try:
@@ -302,13 +299,13 @@ async def train_with_peers(plan: PeerPlan, folder: Path) -> Run:
                 try:
                     save_model(folder / MODEL_FILE, spec, vector, lineage="", version=steps_before + steps)
                 except StorageError as error:
-                    LOG.warning("%s; what was trained is in run.arrays alone", error)
+                    LOG.warning("%s; the trained model is in run.arrays only", error)
                 return vector, steps_before + steps
 
             try:
                 await workers.run()
             except BaseException:
-                with contextlib.suppress(EdgeAsyncError):  # what it ends with says more
+                with contextlib.suppress(EdgeAsyncError):  # the original error matters more
                     await in_thread(save)
                 raise
             vector, version = await in_thread(save)
@@ -328,16 +325,17 @@ async def train_with_peers(plan: PeerPlan, folder: Path) -> Run:
 
 
 def _open(lock: FolderLock, plan: PeerPlan) -> tuple[Vector, int]:
-    """Lock the run's folder; return the model to begin with, and its local steps.
+    """Lock the run's folder; return the model to start from, and its local steps.
 
-    Raises `ConfigError` for the folder of a hub's run, `StorageError`, and `ModelMismatchError`.
+    Raises `ConfigError` if the folder contains a hub's run, `StorageError` and
+    `ModelMismatchError`.
     """
     lock.take("a hub or another training has this folder; choose another run folder")
     for remark in lock.remarks:
         LOG.warning("%s", remark)
     if list_checkpoints(lock.path):
         raise ConfigError(
-            f"{lock.path} holds a hub's run, whose journal knows only of updates; choose another folder, or "
-            "leave out topology"
+            f"{lock.path} contains a run with a hub, which a run without a hub cannot continue; choose another "
+            "folder, or remove topology"
         )
     return load_kept(lock.path / MODEL_FILE, plan.prepared.spec, plan.prepared.initial)

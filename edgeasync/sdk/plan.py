@@ -1,4 +1,4 @@
-"""What a run begins with: a model that is prepared, settings that are checked, and the hub made of both."""
+"""The plan of a run: a prepared model, checked settings, and the hub built from both."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -35,11 +35,11 @@ from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import CodeModel, ShippedModel
 
 SEEDS = 1 << 62
-"""As many as a settings file may name."""
+"""Number of valid seeds in a settings file."""
 
 
 class HubPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a hub needs to begin."""
+    """All that is needed to create a hub."""
 
     prepared: Prepared
     sections: RunSettings
@@ -66,11 +66,10 @@ def plan_run(
     settings: Mapping[str, Any] | None,
     local: Sequence[str] = (),
 ) -> HubPlan:
-    """Return the plan of a run; `hub` are keys of `[hub]` that the arguments of the caller say.
+    """Plan a run; `hub` contains keys of `[hub]` that follow from the caller's arguments.
 
-    `local` are patterns of arrays that each device keeps to itself.
-
-    Raises `ConfigError`, `DataError` or `GraphError` for what does not fit.
+    `local` are patterns of local parameters. Raises `ConfigError`, `DataError` or `GraphError` for
+    invalid arguments.
     """
     check_seed(seed)
     for name, value, wanted in (
@@ -78,9 +77,9 @@ def plan_run(
         ("settings", settings, Mapping),
     ):
         if value is not None and not isinstance(value, wanted):
-            raise ConfigError(f"{name} is {type(value).__name__}; give {_WANTED[name]}")
-    if policy is not None and not hasattr(policy, "aggregate"):  # what else is wrong with one, the hub says
-        raise ConfigError(f"policy is {type(policy).__name__}; give {_WANTED['policy']}")
+            raise ConfigError(f"{name} is {type(value).__name__}; pass {_WANTED[name]}")
+    if policy is not None and not hasattr(policy, "aggregate"):  # the hub checks the rest of a policy
+        raise ConfigError(f"policy is {type(policy).__name__}; pass {_WANTED['policy']}")
     refuse_modules_in(expanded(hub["run"]))
     sections = replace(_sections(settings, hub, until, policy), local=local_training(**of_steps(training)))
     prepared = prepare(
@@ -97,7 +96,7 @@ def plan_run(
         choose_local(prepared.spec, patterns)
         if evaluate is not None and not callable(evaluate):
             raise ConfigError(
-                "evaluate is data, and each device has its own values of local: evaluate on the agents, or give a "
+                "evaluate is data, and local parameters differ by device: evaluate on the agents, or pass a "
                 "function of the named arrays"
             )
     evaluator = make_evaluator(evaluate, until, prepared)
@@ -105,23 +104,23 @@ def plan_run(
 
 
 _WANTED = {
-    "until": "Stop(updates=100), for example",
-    "policy": "a Policy, or a table: settings={'policy': {...}}",
-    "settings": "a table of tables: {'codec': {'push': 'int8'}}",
+    "until": "a Stop such as Stop(updates=100)",
+    "policy": "a Policy, or use settings={'policy': {...}}",
+    "settings": "a dict of tables: {'codec': {'push': 'int8'}}",
 }
 
 
 def as_path(path: object, what: str) -> Path:
-    """Return a path; raises `ConfigError` for what is none."""
+    """Convert to a path; raises `ConfigError` if `path` is not one."""
     if not isinstance(path, str | Path) or not str(path):
-        raise ConfigError(f"{what} is {path!r}; give the path of a folder")
+        raise ConfigError(f"{what} is {path!r}; pass the path of a folder")
     return expanded(path)
 
 
 def check_seed(seed: object) -> None:
-    """Raise `ConfigError` unless numpy can begin its random numbers with it."""
+    """Raise `ConfigError` unless the seed is valid for numpy."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
-        raise ConfigError(f"seed is {seed!r}; give a whole number from 0 to 2**62 - 1")
+        raise ConfigError(f"seed is {seed!r}; pass an integer from 0 to 2**62 - 1")
 
 
 def make_hub(
@@ -133,9 +132,10 @@ def make_hub(
     *,
     trust_code: bool = False,
 ) -> HubRuntime:
-    """Return the hub of a plan, not running yet, which is to listen at `bind`; `keys` are for this start alone.
+    """Create the hub of a plan, not running yet, with the address `bind`.
 
-    With `trust_code` it imports plugins that only the run's folder names.
+    `keys` apply to this start only. With `trust_code` the hub imports plugins that only the run's
+    folder names.
     """
     prepared, hub = plan.prepared, plan.sections.hub
     shipped: Model | ShippedModel | CodeModel = prepared.shipped or CodeModel()
@@ -166,12 +166,13 @@ def make_hub(
 
 
 def _record(plan: HubPlan) -> bytes | None:
-    """Return the settings as the commands read them, unless Python code alone describes the model."""
+    """Return the settings that the commands read, or `None` if only code describes the model."""
     if plan.prepared.described is None or not plan.recordable:
         return None
     sections = plan.sections
     fields = {name: getattr(sections, name) for name in sections.__struct_fields__}
-    # Who resumes the run from the command line has no held-out data: an accuracy cannot end it there.
+    # The command line has no held-out data to resume with, so `stop.accuracy` would never be
+    # reached.
     fields["hub"] = replace(sections.hub, stop=replace(sections.hub.stop, accuracy=None))
     model = plan.prepared.described
     return record_of(HubSettings(model=replace(model, local=plan.local) if plan.local else model, **fields))
@@ -180,22 +181,22 @@ def _record(plan: HubPlan) -> bytes | None:
 def _sections(
     settings: Mapping[str, Any] | None, hub: Mapping[str, Any], until: Stop | None, policy: Policy | None
 ) -> RunSettings:
-    """Return the sections of a hub's settings; raises `ConfigError` for one that says what an argument says."""
+    """Build a hub's settings; raises `ConfigError` if a key duplicates an argument."""
     table = dict(settings or {})
     for name in ("model", "local"):
         if name in table:
             raise ConfigError(
-                f"settings has {name!r}: that is said by the arguments model, loss, output, train, freeze, "
+                f"settings must not contain {name!r}: use the arguments model, loss, output, train, freeze, "
                 "optimizer and batch_size"
             )
     evaluation = table.get("evaluation")
     if isinstance(evaluation, Mapping) and "data" in evaluation:
-        raise ConfigError("settings has evaluation.data: that is said by the argument evaluate")
+        raise ConfigError("settings must not contain evaluation.data: use the argument evaluate")
     own = table.pop("hub", {})
     if not isinstance(own, Mapping):
-        raise ConfigError("settings has a hub that is no table; give {'hub': {'durability': 'checkpoint'}}")
+        raise ConfigError("settings: 'hub' is not a dict; pass {'hub': {'durability': 'checkpoint'}}")
     if said := sorted({"run", "bind", "stop", "seed", "keys", "insecure", "frozen"} & own.keys()):
-        raise ConfigError(f"settings has hub.{said[0]}: that is said by an argument, or has no meaning here")
+        raise ConfigError(f"settings must not contain hub.{said[0]}: use an argument instead, or remove it")
     sections = convert({**table, "hub": {**hub, **dict(own)}}, RunSettings, where="settings")
     stop = StopCondition() if until is None else until.condition()
     sections = replace(sections, hub=replace(sections.hub, stop=stop), policy=policy or sections.policy)
@@ -203,12 +204,12 @@ def _sections(
 
 
 def make_evaluator(evaluate: object, until: Stop | None, prepared: Prepared) -> Evaluator | None:
-    """Return what evaluates a model as the caller of `train` wants it; raises `ConfigError` or `DataError`."""
+    """Create the evaluator of a run; raises `ConfigError` or `DataError`."""
     if evaluate is None:
         if until is not None and until.accuracy is not None:
-            raise ConfigError("until.accuracy needs something to measure it on: give evaluate")
+            raise ConfigError("until.accuracy needs held-out data: pass evaluate")
         return None
     evaluator = prepared.evaluator(evaluate, "evaluate")
     if callable(evaluate):
-        evaluator(np.array(prepared.initial))  # a mistake is told before anything is trained
+        evaluator(np.array(prepared.initial))  # report mistakes before training
     return evaluator

@@ -1,4 +1,4 @@
-"""A run: what was trained, by whom, and how it went."""
+"""A training run: its model, its devices and its history."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ LOG = logging.getLogger("edgeasync.run")
 
 
 class Run:
-    """A run of training, as `train` returns it or as its folder holds it (`Run.open`).
+    """A training run, returned by `train` or read from its folder by `Run.open`.
 
     >>> import numpy as np
     >>> from edgeasync import Run, Stop, nn, train
@@ -52,21 +52,21 @@ class Run:
         events: Sequence[Event] | None = None,
     ) -> None:
         self.path = path
-        """The folder of the run; without one of your own it lives as long as this object."""
+        """The folder of the run; a temporary folder is deleted with this object."""
         self.arrays = arrays
-        """The newest version of the model: float32 arrays by name."""
+        """The newest model: float32 arrays by name."""
         self.version = version
-        """Its number."""
+        """The version number of the model."""
         self.loss = loss
-        """The loss of the last evaluation, `None` without one."""
+        """The loss of the last evaluation, or `None`."""
         self.accuracy = accuracy
-        """The accuracy of the last evaluation, from 0 to 1; `None` without one."""
+        """The accuracy of the last evaluation, from 0 to 1, or `None`."""
         self.reason = reason
-        """Why training ended; empty for a folder that was opened."""
+        """Why training ended; empty for a run opened from its folder."""
         self.updates = updates
-        """How many updates are part of the model; `None` if that is not known."""
+        """The number of updates in the model, or `None` if unknown."""
         self.devices = list(devices)
-        """What the status says of every device when training ended (docs/reference/json.md)."""
+        """The status of every device when training ended (docs/reference/json.md)."""
         self._events = None if events is None else list(events)
         self._restore = restore
 
@@ -82,15 +82,15 @@ class Run:
 
     @property
     def history(self) -> History:
-        """One row for each update, and the evaluations, as numpy arrays; read from the folder at each look."""
+        """The run's updates and evaluations; read from the folder at each access."""
         return History.read(self.path)
 
     @property
     def events(self) -> list[Event]:
-        """What happened, but for single updates and versions: events of `edgeasync.callbacks`.
+        """The events of the run except updates and versions, as in `edgeasync.callbacks`.
 
-        Of a folder that was opened: who came and left and what was odd as far as the journal tells, and all
-        evaluations; read at the first look.
+        For a run opened from its folder: joins, departures and alerts from the journal, and all
+        evaluations. They are read at the first access.
         """
         if self._events is None:
             self._events = _read_events(self.path)
@@ -98,18 +98,19 @@ class Run:
 
     @property
     def model(self) -> Any:
-        """The trained model in the kind that was given.
+        """The trained model in the type that the user passed.
 
-        ONNX and layers come back as an `onnx.ModelProto` for inference. Models of your own, and named arrays, come
-        back as named arrays.
+        ONNX models and layers are returned as an `onnx.ModelProto` for inference. Your own models
+        and named arrays are returned as named arrays.
         """
         return self._restore(self.arrays)
 
     def export(self, path: str | Path) -> Path:
-        """Write the trained model, and return its path: by the ending of that, `.onnx`, `.safetensors` or `.npz`.
+        """Write the trained model to `path` (`.onnx`, `.safetensors` or `.npz`); return the path.
 
-        ONNX is for inference, the others have the named arrays, of any model. Raises `ConfigError` for another
-        ending, and for ONNX of a model that is not; `StorageError` if it cannot be written.
+        ONNX is for inference. The other formats store the named arrays of any model. Raises
+        `ConfigError` for another suffix, or for `.onnx` if the model is not ONNX, and
+        `StorageError` if the file cannot be written.
         """
         path = expanded(path)
         check_suffix("export", path)
@@ -124,12 +125,13 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path, *, best: bool = False, trust_code: bool = False) -> "Run":
-        """Read the run in a folder, also one at work: its newest version or, with `best`, the best by evaluation.
+        """Read the newest version of a run, even while it runs; with `best` the best by evaluation.
 
-        Nothing that the folder names is imported. So if plugins decided, the newest version is that of the last
-        checkpoint, and a warning is logged. With `trust_code` the plugins are imported, and run with your rights.
+        No code that the folder names is imported. If the run uses plugins, the newest version is
+        therefore that of the last checkpoint, and a warning is logged. With `trust_code` the
+        plugins are imported, and run with your rights.
 
-        Raises `StorageError` if the folder does not hold a run.
+        Raises `StorageError` if the folder does not contain a run.
         """
         folder = as_path(path, "the run")
         found = (best_model if best else newest_model)(folder, trust_code=trust_code)
@@ -149,7 +151,7 @@ class Run:
 
 
 def _read_events(folder: Path) -> list[Event]:
-    """Return what happened in a run, as far as its folder tells."""
+    """Read the events of a run from its folder."""
     found: list[Event] = [
         Evaluation(time_s=row.time_s, version=row.version, loss=row.loss, accuracy=row.accuracy)
         for row in RunFolder(folder).history().evaluations
@@ -169,11 +171,11 @@ def _read_events(folder: Path) -> list[Event]:
 
 
 def _restored(folder: Path, arrays: dict[str, npt.NDArray[np.float32]]) -> Any:
-    """Return the model that a run's folder describes, or its arrays if Python code alone describes it."""
+    """Return the run's ONNX model with these arrays, or the arrays if there is no ONNX model."""
     forward = held_file(folder / FORWARD_FILE)
     if forward is None:
         return arrays
-    import onnx  # noqa: PLC0415 - a device has none
+    import onnx  # noqa: PLC0415 - not installed on devices
 
     from edgeasync.autodiff.export import export_model  # noqa: PLC0415
 

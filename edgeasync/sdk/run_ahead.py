@@ -1,4 +1,4 @@
-"""What a loop that runs ahead of its worker adds to its model after an exchange."""
+"""Adds the changes of an exchange to the model of a loop that runs ahead of its worker."""
 
 import numpy as np
 
@@ -7,29 +7,30 @@ from edgeasync.sdk.participants import AddingParticipant
 
 
 class RunAhead:
-    """The model that a loop has trained on from, and what an exchange has changed in it since.
+    """The model that the worker last saw, or its difference from the model after an exchange.
 
-    The loop does not stop while a model is read, exchanged and installed. So the new model does not replace the
-    loop's: the difference between the two models that the worker has seen is added, and what the loop has trained
-    meanwhile stays. It is part of the next update. Statistics are replaced.
+    The loop keeps training while its model is read, exchanged and installed. The new model must
+    therefore not replace the loop's. Instead the difference between the two models that the worker
+    has seen is added. The steps taken meanwhile remain, and become part of the next update.
+    Statistics are replaced.
 
-    The worker calls `note` and `prepare`, the loop `add`. One vector holds the model seen last, then the
-    difference.
+    The worker calls `note` and `prepare`, the loop `add`. One vector stores first the model, then
+    the difference.
     """
 
     def __init__(self, spec: ParameterSpec, model: AddingParticipant, vector: Vector) -> None:
-        """Begin with a vector that the loop's model has just loaded."""
+        """Start from a vector that the loop's model has just loaded."""
         self._spec, self._model = spec, model
         self._held: Vector = vector.copy()
         self._is_difference = False
 
     def note(self, vector: Vector) -> None:
-        """Note the loop's model as it was read."""
+        """Store the loop's model as the worker has read it."""
         np.copyto(self._held, vector)
         self._is_difference = False
 
     def prepare(self, vector: Vector) -> bool:
-        """Let the next `add` lead to this model; return whether it can: not from one that is not finite."""
+        """Prepare `add` for the model `vector`; return `False` if the difference is not finite."""
         if self._is_difference:
             return False
         trained = self._spec.trained_length
@@ -45,5 +46,5 @@ class RunAhead:
         return True
 
     def add(self) -> None:
-        """Add what has changed to the loop's model."""
+        """Add the difference to the loop's model."""
         self._model.add(self._spec.views(self._held))

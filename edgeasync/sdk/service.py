@@ -1,4 +1,4 @@
-"""Something that runs until it ends: by `async with`, by plain `with`, or by `start`, `wait` and `stop`."""
+"""Base class of objects that run until they end, by `with`, `async with` or `start` and `stop`."""
 
 import asyncio
 import concurrent.futures
@@ -20,22 +20,22 @@ LOG = logging.getLogger("edgeasync.service")
 Result = TypeVar("Result")
 
 CALL_S = 10.0
-"""How long a call from another thread waits for the loop."""
+"""How long a call from another thread waits for the loop, in seconds."""
 
 
 class Service(ABC):
     """Base of `Hub`, `Agent` and `Peer`; each object runs once.
 
-    `async with` runs it on the loop of its caller, `with` and `start` in a thread with a loop of its own. Both
-    wait until it is ready, and at their end ask it to stop and wait for that. So does the end of the program. All
-    methods may be called from any thread.
+    `async with` runs it on the caller's event loop, `with` and `start` in a thread with its own
+    loop. All three wait until it is ready. At the end of the block, or when the program exits, it
+    is asked to stop, and the caller waits for that. All methods may be called from any thread.
     """
 
     _afterwards = ""
-    """What to do once it has ended, for the error of a call that comes too late."""
+    """Advice appended to the error of a call after its end."""
 
     def __init__(self) -> None:
-        # Done once others may use this, or once it has ended.
+        # Completed when the service is ready, or has ended.
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._done: concurrent.futures.Future[str] = concurrent.futures.Future()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -45,7 +45,7 @@ class Service(ABC):
 
     @abstractmethod
     async def _serve(self) -> str:
-        """Run; call `_note_ready` once others may use this, and return why it ended."""
+        """Run until the end; call `_note_ready` when ready, and return why it ended."""
 
     @abstractmethod
     def _request_stop(self) -> None:
@@ -76,15 +76,15 @@ class Service(ABC):
             self._done.result()
 
     async def wait_async(self) -> str:
-        """Return why it ended, once it has; raises what it ended with."""
-        return await asyncio.shield(asyncio.wrap_future(self._done))  # a cancel is of who waits, not of this
+        """Wait until it ends; return why it ended, or raise its error."""
+        return await asyncio.shield(asyncio.wrap_future(self._done))  # cancelling the wait must not cancel it
 
     # -- in a thread -----------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Run in a thread; return when it is ready. Raises what keeps it from beginning.
+        """Run in a thread; return when it is ready. Raises the error if it fails to start.
 
-        An interrupt ends it, and is raised.
+        An interrupt stops it and is raised.
         """
         self._begin()
 
@@ -117,9 +117,10 @@ class Service(ABC):
             self._done.result()
 
     def wait(self, timeout_s: float | None = None) -> str:
-        """Return why it ended, once it has; raises what it ended with, and `TimeoutError` if it still runs then.
+        """Wait until it ends; return why it ended, or raise its error.
 
-        An interrupt asks it to stop, waits for that, and is raised.
+        Raises `TimeoutError` if it still runs after `timeout_s`. An interrupt (Ctrl-C) stops it and
+        is raised.
         """
         self._check_may_wait("wait", "write `await {0}.wait_async()`")
         if self._in_callback:
@@ -128,7 +129,7 @@ class Service(ABC):
                 f"end the {_name(self)}"
             )
         if self._loop is None and self._thread is None:
-            raise EdgeAsyncError(f"this {type(self).__name__} was not started: there is nothing to wait for")
+            raise EdgeAsyncError(f"this {type(self).__name__} has not started: call start() before wait()")
         try:
             concurrent.futures.wait([self._done], timeout_s)
             if not self._done.done():
@@ -140,78 +141,78 @@ class Service(ABC):
             raise
 
     def stop(self) -> None:
-        """Ask it to end; do nothing if it has ended, or has not begun."""
+        """Request the end; do nothing if it has not started or has already ended."""
         self._stopping = True
         self._on_loop(self._request_stop)
 
-    # -- for those who build on this -------------------------------------------------------------------------
+    # -- for subclasses --------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         check_threads()
         if self._loop is not None or self._thread is not None:
-            raise EdgeAsyncError(f"this {type(self).__name__} was run before; make another one to run again")
+            raise EdgeAsyncError(f"this {type(self).__name__} has already run; create another one to run again")
         stop_at_exit(self._done, self._stop_with_program, self._forget)
 
     def _stop_with_program(self) -> None:
-        """Ask it to end: the program does. A loop that has stopped runs on until then."""
+        """Stop when the program exits; a loop that has stopped is run again for this."""
         self.stop()
         loop, task = self._loop, self._task
         if loop is None or task is None or loop.is_running():
             return
         name = type(self).__name__
         if loop.is_closed():
-            LOG.error("this %s ran when its loop was closed; leave `async with` before that", name)
+            LOG.error("the loop of this %s was closed while it ran; leave `async with` first", name)
             self._abandon()
             self._done.set_result("its loop was closed")
             return
-        LOG.warning("this %s ran when its loop stopped; leave `async with` before the program ends", name)
-        with contextlib.suppress(RuntimeError):  # another thread has begun to run it
+        LOG.warning("the loop of this %s stopped while it ran; leave `async with` before the program ends", name)
+        with contextlib.suppress(RuntimeError):  # another thread is running the loop
             loop.run_until_complete(asyncio.wait([task], timeout=EXIT_S))
 
-    def _abandon(self) -> None:  # noqa: B027 - most have nothing to write
-        """Write down what is not on disk: there is no loop any more that could end this well."""
+    def _abandon(self) -> None:  # noqa: B027 - optional
+        """Write unsaved state to disk, since no loop is left to end cleanly."""
 
     def _forget(self) -> None:
-        """Count as ended: this is a forked child, and the parent's threads are not here."""
+        """Mark as ended in a forked child, where the parent's threads do not exist."""
         self._ready, self._done = concurrent.futures.Future(), concurrent.futures.Future()
         self._ready.set_result(None)
         self._done.set_result("it runs in the process that forked this one")
         self._forked = True
 
     def _await_ready(self) -> None:
-        """Wait, in the thread that has called `start`, until others may use this; what this raises ends it."""
+        """Wait in the thread that called `start` until the service is ready; an error ends it."""
         self._ready.result()
         self._raise_failure()
 
     def _raise_failure(self) -> None:
-        """Raise what it has ended with, if it has failed."""
+        """Raise the error that it ended with, if any."""
         if self._done.done():
             self._done.result()
 
     @property
     def _in_callback(self) -> bool:
-        """Whether the caller is a callback of this."""
+        """Whether the caller is one of this service's callbacks."""
         return False
 
     @property
     def _is_here(self) -> bool:
-        """Whether the caller is on the loop that this runs on."""
+        """Whether the caller runs on this service's event loop."""
         try:
             return asyncio.get_running_loop() is self._loop
         except RuntimeError:
             return False
 
     def _check_may_wait(self, what: str, instead: str) -> None:
-        """Raise `ConfigError` on the loop that this runs on, which a wait would hold up; `instead` is the cure."""
+        """Raise `ConfigError` if a wait would block the service's own loop; `instead` is advice."""
         if self._is_here:
             raise ConfigError(
-                f"{what}() would hold up the loop that this {_name(self)} runs on: {instead.format(_name(self))}"
+                f"{what}() would block the loop that this {_name(self)} runs on: {instead.format(_name(self))}"
             )
 
     def _on_loop(self, action: Callable[[], None]) -> None:
-        """Do something on the loop, soon; nothing if this has ended, or has not begun."""
+        """Call `action` soon on the loop; do nothing if it has not started or has ended."""
         if self._loop is not None and not self._done.done():
-            with contextlib.suppress(RuntimeError):  # the loop has just been closed
+            with contextlib.suppress(RuntimeError):  # the loop has just closed
                 self._loop.call_soon_threadsafe(action)
 
     def _note_ready(self) -> None:
@@ -221,28 +222,33 @@ class Service(ABC):
     async def _run(self) -> None:
         try:
             self._done.set_result(await self._serve())
-        except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits for the end
+        except BaseException as error:  # noqa: BLE001 - raised again by `wait`
             told = isinstance(error, asyncio.CancelledError) or not self._ready.done()  # `start` raises it
             LOG.log(logging.INFO if told else logging.ERROR, "ended: %r", error)
             self._done.set_exception(error)
-        self._note_ready()  # nobody is to wait for it any longer
+        self._note_ready()  # so that nobody keeps waiting
 
     def _late(self) -> EdgeAsyncError:
-        """Return the error of a call that comes too late, or from a forked child."""
+        """Return the error of a call after the end, or in a forked child."""
         if self._forked:
             name = type(self).__name__
             return EdgeAsyncError(
-                f"this {name} runs in the process that forked this one: call it there, or make another {name} here"
+                f"this {name} runs in the parent process: call it there, or create another {name} here"
             )
         return EdgeAsyncError(f"this {type(self).__name__} has ended{self._afterwards}")
 
     def _call(self, function: Callable[[], Result]) -> Result:
-        """Call a function on the loop, and return its result; raises `EdgeAsyncError` unless this runs."""
+        """Call `function` on the loop and return its result.
+
+        Raises `EdgeAsyncError` if the service is not running.
+        """
         loop = self._loop
         if self._done.done():
             raise self._late()
         if loop is None or not self._ready.done():
-            raise EdgeAsyncError(f"this {type(self).__name__} does not run; use it inside `with` or after start()")
+            raise EdgeAsyncError(
+                f"this {type(self).__name__} is not running; use it inside `with` or after start()"
+            )
         if self._is_here:
             return function()
         result: concurrent.futures.Future[Result] = concurrent.futures.Future()
@@ -250,7 +256,7 @@ class Service(ABC):
         def call() -> None:
             try:
                 result.set_result(function())
-            except Exception as error:  # noqa: BLE001 - for the caller
+            except Exception as error:  # noqa: BLE001 - raised in the caller
                 result.set_exception(error)
 
         loop.call_soon_threadsafe(call)

@@ -1,4 +1,4 @@
-"""When training ends."""
+"""Conditions that end training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,26 +11,27 @@ from edgeasync.errors import ConfigError
 
 
 class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run is: what `Stop(when=)` decides by."""
+    """The progress of a run, passed to `Stop(when=...)`."""
 
     updates: int
     version: int
     seconds: float
     epochs: float
-    """Passes over all workers' data since this call."""
+    """Passes over all workers' data since the start of this call."""
     loss: float | None
-    """The mean loss that the workers told last, over all of them."""
+    """The mean of the losses that the workers reported last."""
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
-    """Training ends at the first of these; what is left out never ends it.
+    """Training ends at the first of these conditions; `None` disables a condition.
 
-    - `updates` applied to the model, over the whole run;
-    - `minutes`, over the whole run; time without a hub does not count;
-    - an evaluation with at most this `loss`, or at least this `accuracy` (0 to 1). Devices do not wait for it,
-      so the model at the end may be newer than the evaluated one;
-    - `epochs`: passes over all workers' data, counted from this call on;
-    - `when(progress)` returns true. It is called with every version.
+    - `updates`: updates applied to the model in the whole run.
+    - `minutes`: duration of the whole run, without times when no hub ran.
+    - `loss`, `accuracy`: an evaluation with at most this loss, or at least this accuracy (0 to 1).
+      Devices do not wait for evaluations, so the final model may be newer than the evaluated one.
+    - `epochs`: passes over all workers' data since the start of this call.
+    - `when`: a function that returns true; it is called with a `TrainingProgress` after every
+      version.
 
     >>> from edgeasync import Stop
     >>> Stop(minutes=10, accuracy=0.95)
@@ -46,11 +47,13 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
     when: Callable[[TrainingProgress], Any] | None = None
 
     def condition(self) -> StopCondition:
-        """Return the part that the hub itself watches for; raises `ConfigError` for a value out of range."""
+        """Return the conditions that the hub checks; raises `ConfigError` for invalid values."""
         if self == Stop():
-            raise ConfigError("until says nothing: training would never end; give Stop(updates=...), for example")
+            raise ConfigError(
+                "until has no condition, so training would never end; use for example Stop(updates=...)"
+            )
         if self.epochs is not None and not self.epochs > 0:
-            raise ConfigError(f"until.epochs is {self.epochs}; give a number over 0")
+            raise ConfigError(f"until.epochs is {self.epochs}; set a number above 0")
         table = {name: getattr(self, name) for name in ("updates", "minutes", "loss", "accuracy")}
         return convert(
             {name: value for name, value in table.items() if value is not None}, StopCondition, where="until"

@@ -1,7 +1,7 @@
-"""SIGTERM ends a program as `sys.exit` does, so that what runs in its threads writes its last state.
+"""Makes SIGTERM end a program like `sys.exit`, so that hubs and agents save their state.
 
-By default Python dies at once. Then the last version of a hub that keeps no journal is lost, and so are the last
-steps of agents.
+By default Python exits at once. The newest version of a hub without a journal would be lost, and so
+would the last steps of agents.
 """
 
 import os
@@ -9,18 +9,21 @@ import signal
 import threading
 
 FORK_S = 0.05
-"""How long after a fork a signal is sent again that came during it."""
+"""Delay after which a signal that arrived during a fork is sent again."""
 
 
 def exit_on_sigterm() -> None:
-    """Let SIGTERM end the program like `sys.exit`, if this is its main thread and it has no handler of its own."""
+    """Make SIGTERM end the program like `sys.exit`, unless a handler is already installed.
+
+    Only the main thread can do this; in other threads the call does nothing.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _exit)
 
 
 def _exit(number: int, _: object) -> None:
-    if _forking.is_set():  # Python drops what is raised in a hook of a fork
+    if _forking.is_set():  # Python discards exceptions raised in a fork hook
         threading.Timer(FORK_S, os.kill, (os.getpid(), number)).start()
         return
     raise SystemExit(128 + number)
@@ -42,7 +45,7 @@ def _end_fork() -> None:
 
 
 def _die_as_usual() -> None:
-    """Let a forked child die by SIGTERM as without us, also if the signal has come already."""
+    """Restore the default SIGTERM in a forked child, even if the signal has already arrived."""
     if _forking.is_set():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

@@ -1,4 +1,4 @@
-"""How a torch module is called: with one tensor or several, for one or several, with or without gradients."""
+"""How a torch module is called: the names and examples of its inputs, and its outputs."""
 
 import copy
 import dataclasses
@@ -17,24 +17,24 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 class Call(NamedTuple):
-    """The inputs of a module by name, an example of each, and whether `forward` takes them by their names."""
+    """The inputs of a module by name, with examples; `by_name` passes them as keywords."""
 
     names: list[str]
     tensors: tuple[Tensor, ...]
     by_name: bool
 
     def of(self, forward: Callable[..., Any], tensors: tuple[Tensor, ...]) -> Any:
-        """Return what `forward` returns for other tensors in these places."""
+        """Call `forward` with `tensors` as inputs."""
         return forward(**dict(zip(self.names, tensors, strict=True))) if self.by_name else forward(*tensors)
 
     @property
     def signature(self) -> inspect.Signature:
-        """Of a function that takes the tensors one by one."""
+        """The signature of a function with one parameter per tensor."""
         return inspect.Signature([inspect.Parameter(name, _POSITIONAL) for name in self.names])
 
 
 def call_of(module: nn.Module, example: Any) -> Call:
-    """Return how a module is called with an example; raises `ConfigError` if it is not a batch for `forward`."""
+    """Build the call of a module from an example; raises `ConfigError` if `forward` rejects it."""
     if isinstance(example, Mapping):
         call = Call(list(example), _tensors(example), by_name=True)
     elif isinstance(example, tuple) and all(hasattr(value, "shape") for value in example):
@@ -49,12 +49,12 @@ def call_of(module: nn.Module, example: Any) -> Call:
     for name, tensor in zip(call.names, call.tensors, strict=True):
         if not tensor.ndim or len(tensor) < 2 or len(tensor) != len(call.tensors[0]):
             which = "example" if call.names == ["x"] else f"{name!r} of example"
-            raise ConfigError(f"{which} has shape {tuple(tensor.shape)}; give a batch of two examples or more")
+            raise ConfigError(f"{which} has shape {tuple(tensor.shape)}; pass a batch of at least two examples")
     return call
 
 
 def _tensors(arrays: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """Return arrays as tensors; what is not of whole numbers as float32, which is what devices feed."""
+    """Convert arrays to tensors; floats become float32, as devices use."""
     found = []
     for name, array in arrays.items():
         try:
@@ -63,25 +63,25 @@ def _tensors(arrays: Mapping[str, Any]) -> tuple[Tensor, ...]:
             found.append((tensor.float() if tensor.is_floating_point() else tensor).clone())
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"{name!r} of example is {type(array).__name__}, not an array; give arrays, and set what is "
-                "none in a module around this one"
+                f"input {name!r} of example is {type(array).__name__}, not an array; pass arrays only, and wrap "
+                "the module in another one that sets other arguments"
             ) from error
     return tuple(found)
 
 
 def _names(module: nn.Module, count: int) -> list[str]:
-    """Return the names that `forward` has for this number of inputs, one after the other."""
+    """Return the names of the first `count` positional parameters of `forward`."""
     names: list[str] = []
     for name, parameter in inspect.signature(module.forward).parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             return [*names, *[f"{name}{number}" for number in range(count - len(names))]][:count]
         names.append(name)
-    # Too many of them do not fit, which is told with the reason.
+    # If there are too many, the call fails later with a reason.
     return [*names[:count], *[f"x{number}" for number in range(len(names), count)]]
 
 
 def flat(found: Any) -> dict[str, Tensor]:
-    """Return the tensors that a module returns, by name: `y` for one alone, `y0` and `y1` for those of a tuple."""
+    """Return a module's outputs by name: `y` for one tensor, `y0`, `y1` and so on for a tuple."""
     return dict(_flat(found, "")) if not isinstance(found, Tensor) else {"y": found}
 
 
@@ -103,7 +103,7 @@ def _flat(found: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def quiet(module: nn.Module, use: Callable[[nn.Module], Any]) -> Any:
-    """Return what `use` makes of a copy of the module without dropout, which draws the same numbers each time."""
+    """Call `use` with a copy of the module without dropout and with fixed random numbers."""
     copied = copy.deepcopy(module)
     for part in copied.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):  # noqa: SLF001
@@ -115,7 +115,7 @@ def quiet(module: nn.Module, use: Callable[[nn.Module], Any]) -> Any:
 
 
 class _NoDropout(TorchFunctionMode):  # type: ignore[misc]
-    """Lets everything through the dropouts that `forward` calls itself."""
+    """Disables dropouts that `forward` calls as functions."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -1,7 +1,7 @@
-"""Copies between the host and the tensors of a module.
+"""Copies between numpy arrays and the tensors of a module.
 
-Tensors on a CPU are copied one by one. Tensors on one GPU travel together: they are gathered in a flat buffer
-there, and one copy moves that to or from pinned memory, on a stream of its own.
+CPU tensors are copied one by one. Tensors on one GPU are gathered in a flat buffer there, and a
+single copy on a separate stream transfers it to or from pinned memory.
 """
 
 import threading
@@ -18,52 +18,53 @@ from edgeasync.sdk.torch_modules import read_tensors, write_tensors
 
 
 class Link:
-    """A GPU of CUDA: a side stream and its buffers. Tests substitute it."""
+    """A CUDA GPU with a side stream and buffers. Tests replace it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side = torch.cuda.Stream(device)
 
     def host_buffer(self, length: int) -> Tensor:
-        """Return float32 values in pinned memory."""
+        """Allocate float32 values in pinned memory."""
         return torch.empty(length, dtype=torch.float32, pin_memory=True)
 
     def device_buffer(self, length: int) -> Tensor:
-        """Return float32 values on the GPU, which are not used again before the side stream is done with them."""
+        """Allocate float32 values on the GPU, which stay reserved while the side stream uses them."""
         buffer = torch.empty(length, dtype=torch.float32, device=self._device)
         buffer.record_stream(self._side)
         return buffer
 
     def mark(self) -> torch.cuda.Event:
-        """Return the end of the work that the current stream has been given so far."""
+        """Record an event after the current stream's work so far."""
         return self._event_on(torch.cuda.current_stream(self._device))
 
     def copy(self, target: Tensor, source: Tensor, after: torch.cuda.Event) -> torch.cuda.Event:
-        """Copy on the side stream, after its own earlier copies and after an event."""
+        """Copy on the side stream, after its earlier copies and after `after`."""
         self._side.wait_event(after)
         with torch.cuda.stream(self._side):
             target.copy_(source, non_blocking=True)
         return self._event_on(self._side)
 
     def order(self, event: torch.cuda.Event) -> None:
-        """Let later work of the current stream wait for a copy; the caller does not wait."""
+        """Make later work of the current stream wait for a copy; the caller does not wait."""
         torch.cuda.current_stream(self._device).wait_event(event)
 
     def _event_on(self, stream: Any) -> torch.cuda.Event:
-        event = torch.cuda.Event(blocking=True)  # a thread that waits leaves the processor to the loop
+        event = torch.cuda.Event(blocking=True)  # a waiting thread does not occupy a CPU core
         stream.record_event(event)
         return event
 
 
 def link_to(device: torch.device) -> Link | None:
-    """Return a link to a GPU of CUDA, None for other devices."""
+    """Return a link to a CUDA GPU, or `None` for other devices."""
     return Link(device) if device.type == "cuda" else None
 
 
 class Copies:
-    """Copies the tensors of one module. Each module has its own, because the buffers stay allocated.
+    """Copies the tensors of one module; the buffers are allocated once per module.
 
-    The loop's thread calls the methods. Another thread may call `stage`, and what `begin_read` returns.
+    Call the methods from the loop's thread. Only `stage` and the function that `begin_read` returns
+    may be called from another thread.
     """
 
     def __init__(self, link_of: Callable[[torch.device], Link | None] | None = None) -> None:
@@ -75,7 +76,10 @@ class Copies:
         self.begin_read(tensors, arrays)()
 
     def begin_read(self, tensors: Mapping[str, Tensor], arrays: Arrays) -> Callable[[], None]:
-        """Copy tensors as they are now; return what fills the arrays, which any thread calls, once."""
+        """Copy the tensors' current values.
+
+        Return a function that fills `arrays`; call it once, from any thread.
+        """
         if (flat := self._flat_of(tensors, arrays)) is not None:
             return flat.begin_read(tensors, arrays)
         read_tensors(tensors, arrays)
@@ -89,12 +93,12 @@ class Copies:
             write_tensors(tensors, arrays)
 
     def stage(self, arrays: Arrays) -> None:
-        """Copy arrays to pinned memory for the next `add`, which must be of the same ones."""
+        """Copy `arrays` to pinned memory for the next `add`, which must use the same arrays."""
         if self._flat is not None and self._flat[1] is not None:
             self._flat[1].stage(arrays)
 
     def add(self, tensors: Mapping[str, Tensor], arrays: Arrays, trained: Collection[str]) -> None:
-        """Add arrays to tensors that are trained, and copy the others; call `stage` before."""
+        """Add `arrays` to the trained tensors, and copy them to the others; call `stage` before."""
         added = [name in trained for name in arrays]
         if (flat := self._flat_of(tensors, arrays)) is not None:
             flat.add(tensors, arrays, added)
@@ -103,7 +107,7 @@ class Copies:
         _move([tensors[name] for name in arrays], parts, added)
 
     def _flat_of(self, tensors: Mapping[str, Tensor], arrays: Arrays) -> "_Flat | None":
-        """Return the buffers for tensors that are all on one GPU."""
+        """Return the buffers if all tensors are on one GPU, otherwise `None`."""
         devices = {tensors[name].device for name in arrays}
         if len(devices) != 1:
             return None
@@ -116,16 +120,17 @@ class Copies:
 
 
 class _Staged(NamedTuple):
-    """Values in pinned memory, and the copy that read them last."""
+    """Values in pinned memory, and the event of the last copy from it."""
 
     host: Tensor
     sent: torch.cuda.Event | None
 
 
 class _Flat:
-    """One flat buffer on a GPU, and pinned ones. All device work is in the order of the calls.
+    """A flat buffer on a GPU, and pinned buffers. Device work runs in the order of the calls.
 
-    Reads and writes share one pinned buffer, and `stage` has its own: another thread fills it.
+    Reads and writes share one pinned buffer. `stage` uses another one, because another thread fills
+    it.
     """
 
     def __init__(self, link: Link, length: int) -> None:
@@ -135,13 +140,13 @@ class _Flat:
         self._host = link.host_buffer(length)
         self._host_is_free = threading.Semaphore()
         self._copied: torch.cuda.Event | None = None
-        """The end of the last copy."""
+        """The event at the end of the last copy."""
         self._used = link.mark()
-        """The end of what the training stream last did with the flat buffer, or with its memory before."""
+        """The event after the training stream's last use of the flat buffer."""
         self._staged: _Staged | None = None
 
     def begin_read(self, tensors: Mapping[str, Tensor], arrays: Arrays) -> Callable[[], None]:
-        self._host_is_free.acquire()  # an earlier read that has yet to end uses both buffers
+        self._host_is_free.acquire()  # an unfinished read uses both buffers
         with torch.no_grad():
             torch._foreach_copy_(*_pairs(self._device, tensors, arrays))
         self._used = self._link.mark()
@@ -160,7 +165,7 @@ class _Flat:
     def write(self, tensors: Mapping[str, Tensor], arrays: Arrays) -> None:
         with self._host_is_free:
             if self._copied is not None:
-                self._copied.synchronize()  # it may be a write that is still reading the pinned buffer
+                self._copied.synchronize()  # an earlier write may still read the pinned buffer
             _fill(self._host, arrays)
             self._to_device(self._host, tensors, arrays, [False] * len(arrays))
 
@@ -183,7 +188,7 @@ class _Flat:
     def _to_device(
         self, host: Tensor, tensors: Mapping[str, Tensor], arrays: Arrays, added: Sequence[bool]
     ) -> None:
-        """Copy pinned values to the flat buffer, and from there into the tensors, or add them."""
+        """Copy pinned values to the flat buffer, and then copy or add them to the tensors."""
         self._copied = self._link.copy(self._device, host, self._used)
         self._link.order(self._copied)
         parts, targets = _pairs(self._device, tensors, arrays)
@@ -192,7 +197,7 @@ class _Flat:
 
 
 def _move(targets: list[Tensor], parts: list[Tensor], added: Sequence[bool]) -> None:
-    """Copy float32 values into tensors, or add them, in a launch for each type of tensor."""
+    """Copy or add float32 values to tensors, with one kernel launch per dtype."""
     groups: dict[tuple[torch.dtype, bool], list[tuple[Tensor, Tensor]]] = {}
     for target, part, is_added in zip(targets, parts, added, strict=True):
         groups.setdefault((target.dtype, is_added), []).append((target, part.to(target.dtype)))
@@ -203,7 +208,7 @@ def _move(targets: list[Tensor], parts: list[Tensor], added: Sequence[bool]) -> 
 
 
 def _pairs(flat: Tensor, tensors: Mapping[str, Tensor], arrays: Arrays) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the parts of a flat buffer in the shapes of the tensors, and the tensors."""
+    """Return the parts of the flat buffer, each in its tensor's shape, and the tensors."""
     chosen = [tensors[name].detach() for name in arrays]
     return [part.view(one.shape) for part, one in zip(_parts(flat, arrays), chosen, strict=True)], chosen
 
@@ -219,4 +224,4 @@ def _fill(host: Tensor, arrays: Arrays) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing: a read has ended as it began."""
+    """Do nothing; the read was completed at once."""

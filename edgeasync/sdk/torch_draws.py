@@ -1,4 +1,4 @@
-"""Random numbers of torch that are no more random: those that a checked training graph computes in their place."""
+"""Replaces torch's random numbers by the fixed ones of a checked training graph."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from edgeasync.autodiff.chance import GOLDEN, WIDTH
 
 
 class SameDraws(TorchDispatchMode):  # type: ignore[misc]
-    """Makes torch draw the numbers that `edgeasync.autodiff.chance` gives a graph, which follow from the shape.
+    """Makes torch draw the same numbers as `edgeasync.autodiff.chance`, which depend on the shape.
 
-    What it does not know stays random.
+    Unknown random functions are not changed.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -27,13 +27,13 @@ class SameDraws(TorchDispatchMode):  # type: ignore[misc]
 
 
 def uniform(like: Tensor) -> Tensor:
-    """Return numbers between 0 and 1 that follow from a tensor's shape, in float64."""
+    """Return float64 numbers between 0 and 1 that depend only on the shape of `like`."""
     places = torch.arange(1, like.numel() + 1, dtype=torch.float64) * GOLDEN
     return (places - places.floor()).reshape(like.shape)
 
 
 def _drawn(name: str, share: Tensor, given: dict[str, Any]) -> Tensor | None:
-    """Return what a function draws where a uniform number is `share`."""
+    """Return what the random function `name` draws if the uniform number is `share`."""
     single = share.float()
     match name:
         case "rand":

@@ -1,4 +1,4 @@
-"""The tensors of a module that a session exchanges, though the loop may replace them."""
+"""The tensors of a module that a session exchanges, even if the loop replaces them."""
 
 import logging
 from collections.abc import Iterator
@@ -14,28 +14,28 @@ from edgeasync.sdk.torch_pending import SavedTensors
 
 LOG = logging.getLogger("edgeasync.join")
 
-# Calls from C, since a session looks after every step.
+# Implemented in C for speed, because a session checks after every step.
 _VALUES = methodcaller("values")
 _REQUIRES_GRAD, _SHAPE = attrgetter("requires_grad"), attrgetter("shape")
 
 
 class Exchanged:
-    """A module's tensors that travel, by name. `follow` finds those that the module has now."""
+    """The exchanged tensors of a module, by name; `follow` updates this mapping."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.parameters = parameters_of(module)
         self.tensors: dict[str, Tensor] = {}
         self.trained: set[int] = set()
-        """The ids of those that are trained."""
+        """The ids of the trained tensors."""
         self._stale: set[str] = set()
         self._find()
         self._layout = ModuleLayout(module)
 
     def follow(self) -> set[str]:
-        """Use the tensors that the module has now; return the names of trained ones that were replaced.
+        """Switch to the module's current tensors; return the names of replaced trained ones.
 
-        Raises `ModelMismatchError` if they no longer fit.
+        Raises `ModelMismatchError` if they no longer match those at join.
         """
         if not self._layout.has_changed():
             return set()
@@ -68,7 +68,7 @@ class Exchanged:
         if told := [f"{what}: {listed(names)}" for what, names in changes.items() if names]:
             raise ModelMismatchError(
                 f"the module has changed since it joined ({'; '.join(told)}), and a session exchanges only "
-                "parameters that were trained at join; leave it, and join a hub whose model has these parameters"
+                "parameters that were trained at join; end it, and join a hub whose model has these parameters"
             )
         self.tensors = {name: tensors[name] for name in joined}
         self.trained = {id(tensors[name]) for name, parameter in joined.items() if parameter.role == "trained"}
@@ -78,7 +78,7 @@ class Exchanged:
         """Keep exchanging a buffer's last value after it was resized or removed."""
         if name not in self._stale:
             self._stale.add(name)
-            LOG.warning("the buffer %r has changed its shape or is gone; its last value is exchanged", name)
+            LOG.warning("buffer %r was resized or removed; its last value is exchanged", name)
 
 
 class ModuleLayout:
@@ -109,6 +109,6 @@ class ModuleLayout:
 
 def _parts_of(module: nn.Module) -> Iterator[dict[str, Any]]:
     for part in module.modules():
-        yield part._parameters  # noqa: SLF001 - nothing public is fast enough to look at after every step
+        yield part._parameters  # noqa: SLF001 - no public attribute is fast enough for every step
         yield part._buffers  # noqa: SLF001
         yield part._modules  # noqa: SLF001

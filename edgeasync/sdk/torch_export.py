@@ -1,4 +1,4 @@
-"""torch modules as ONNX models that can be trained, checked against the module's own gradients."""
+"""Exports torch modules as trainable ONNX models, checked against the module's own gradients."""
 
 import contextlib
 import copy
@@ -29,7 +29,7 @@ from edgeasync.sdk.torch_written import Written, decided
 Exporter = Literal["dynamo", "legacy"]
 
 OPSET = 18
-"""The newest that the older exporter writes."""
+"""The newest opset that the legacy exporter writes."""
 
 
 def to_onnx(
@@ -41,23 +41,26 @@ def to_onnx(
     freeze: str | Sequence[str] = (),
     check: bool = True,
 ) -> Any:
-    """Return a module as an `onnx.ModelProto` that `train` and `Hub` take, with the module's own names.
+    """Export a module as an `onnx.ModelProto` for `train` and `Hub`, with the module's own names.
 
-    - `example`: a batch of the module's input, two examples or more; only its first axis stays free. A tuple of
-      arrays for a module of several inputs, which then have the names that `forward` gives them, or a dict of
-      arrays by these names.
-    - `exporter`: torch's newer one, which needs the package onnxscript, or the older one.
-    - `train`, `freeze`: which parameters are trained, by the same patterns as `train` and `Hub` take; without them
-      those that torch has not frozen.
-    - `check`: build the training graph, and hold its gradients and running statistics against torch's, at random
-      examples and parameters near the module's. Dropout is off meanwhile, and both draw the same random numbers.
+    - `example`: a batch of at least two examples; only the first axis stays variable. For a module
+      with several inputs, pass a tuple of arrays, named like the parameters of `forward`, or a dict
+      of arrays by these names.
+    - `exporter`: "dynamo", torch's newer exporter, which needs the package onnxscript; or "legacy".
+    - `train`, `freeze`: patterns of parameters to train or freeze, as for `train` and `Hub`; by
+      default the parameters that are not frozen in torch are trained.
+    - `check`: build the training graph, and compare its gradients and running statistics with
+      torch's, at random examples and at parameters near the module's. Dropout is off during the
+      check, and both draw the same random numbers.
 
-    What `forward` returns in a dict, a tuple or a dataclass becomes several outputs: choose one by `output` of
-    `train` and `Hub`. A gradient that torch stops, by `detach`, `torch.no_grad` or `padding_idx`, is stopped in
-    the file; the older exporter cannot say that, so then the check refuses. Parameters frozen in torch stay so,
-    unless `train` of the hub names them, and so do the statistics of batch norms in evaluation mode. The module is
-    not changed. Needs the extra `hub`. Raises `GraphError` if it cannot be trained as ONNX, or trains in another
-    way there, and `ConfigError` for what is no module or no batch.
+    If `forward` returns a dict, a tuple or a dataclass, the file has several outputs: choose one
+    with the argument `output` of `train` and `Hub`. Gradients stopped by `detach`, `torch.no_grad`
+    or `padding_idx` are also stopped in the file. The legacy exporter cannot express this, so the
+    check fails there. Parameters frozen in torch stay frozen unless the hub's `train` names them,
+    and so do the statistics of batch norms in evaluation mode. The module is not changed.
+
+    Needs the extra `hub`. Raises `GraphError` if the module cannot be trained as ONNX or would
+    train differently there, and `ConfigError` for an invalid module or example.
 
     >>> import torch
     >>> import edgeasync
@@ -66,7 +69,7 @@ def to_onnx(
     ['bias', 'weight']
     """
     if exporter not in {"dynamo", "legacy"}:
-        raise ConfigError(f"exporter is {exporter!r}; give 'dynamo' or 'legacy'")
+        raise ConfigError(f"exporter is {exporter!r}; choose 'dynamo' or 'legacy'")
     module = _copy(module)
     _choose(module, _patterns(train), _patterns(freeze))
     call = call_of(module, example)
@@ -80,30 +83,32 @@ def to_onnx(
         except EdgeAsyncError:
             way = ITSELF
         else:
-            way = f"give exporter={other!r}, or {ITSELF}"
+            way = f"use exporter={other!r}, or {ITSELF}"
         said = str(error)
         told = said.replace(ITSELF, way) if ITSELF in said else f"{said}; or {way}"
         raise GraphError(told) from error
 
 
 def _copy(module: Any) -> nn.Module:
-    """Return a copy in training mode, on the CPU; raises `ConfigError` for what cannot be exported or trained."""
+    """Return a CPU copy in training mode; raises `ConfigError` for an unsupported module."""
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"module is {type(module).__name__}; give a torch.nn.Module")
+        raise ConfigError(f"module is {type(module).__name__}; pass a torch.nn.Module")
     module = unwrapped(module)
     for name, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             which = f"its part {name!r}" if name else "it"
             raise ConfigError(
-                f"the module cannot be read, as {which} is scripted; give that from before torch.jit"
+                f"the module cannot be exported, because {which} is scripted; pass the module before torch.jit"
             )
     for name, tensor in tensors_of(module).items():
         if tensor.requires_grad and not tensor.isfinite().all():
-            raise ConfigError(f"parameter {name!r} has values that are not finite; give a module with finite ones")
+            raise ConfigError(
+                f"parameter {name!r} contains values that are not finite; correct them before the export"
+            )
         if tensor.requires_grad and tensor.dtype != torch.float32:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise ConfigError(
-                f"parameter {name!r} is {kind}, and float32 is what trains; call float() on the module"
+                f"parameter {name!r} is {kind}, but training requires float32; call float() on the module"
             )
     if names := hooked(module):
         raise GraphError(f"the gradient of {listed(names)} has a hook, {UNCLIPPED}")
@@ -115,11 +120,11 @@ def _patterns(given: str | Sequence[str]) -> list[str]:
 
 
 def _choose(module: nn.Module, train: list[str], freeze: list[str]) -> None:
-    """Freeze and thaw parameters; raises `ConfigError` for a pattern without a match."""
+    """Freeze and unfreeze parameters; raises `ConfigError` for a pattern without a match."""
     tensors = tensors_of(module)
     for pattern in (*train, *freeze):
         if not any(fnmatchcase(name, pattern) for name in tensors):
-            raise ConfigError(f"no parameter matches {pattern!r}; there are {', '.join(tensors)}")
+            raise ConfigError(f"no parameter matches {pattern!r}; the parameters are {', '.join(tensors)}")
     for name, tensor in module.named_parameters():
         if train and tensor.is_floating_point():
             tensor.requires_grad_(any(fnmatchcase(name, pattern) for pattern in train))
@@ -128,7 +133,7 @@ def _choose(module: nn.Module, train: list[str], freeze: list[str]) -> None:
 
 
 def _proto(module: nn.Module, call: Call, outputs: list[str], exporter: Exporter, *, check: bool) -> Any:
-    """Return a module as a file, checked against it if that is asked for."""
+    """Export a module, and compare the result with it if `check` is set."""
     if exporter == "legacy":
         _check_branches(module, call)
     proto, written = _export(module, call, outputs, dynamo=exporter == "dynamo")
@@ -137,8 +142,8 @@ def _proto(module: nn.Module, call: Call, outputs: list[str], exporter: Exporter
     if check:
         if lost := sorted(moved - statistics):
             raise GraphError(
-                f"forward changes {lost[0]!r}, which no file can; only running statistics of batch norms move in "
-                f"training; {ITSELF}"
+                f"forward changes {lost[0]!r}, but an exported model can update only the running statistics of "
+                f"batch norms; {ITSELF}"
             )
         proto.metadata_props.add(key=CHECKED, value="names and gradients")
         try:
@@ -153,17 +158,17 @@ def _proto(module: nn.Module, call: Call, outputs: list[str], exporter: Exporter
 
 
 def _check_branches(module: nn.Module, call: Call) -> None:
-    """Raise `GraphError` if forward branches by what tensors hold: a trace keeps one branch."""
+    """Raise `GraphError` if forward branches on tensor values, since a trace keeps one branch."""
     place = decided(lambda: list(flat(quiet(module, lambda copied: call.of(copied, call.tensors))).values()))
     if place is not None:
         raise GraphError(
-            f"{type(module).__name__} decides by what a tensor holds ({place}), and the file would keep a single "
-            f"branch; write torch.where, or {ITSELF}"
+            f"{type(module).__name__} branches on the values of a tensor ({place}), and the file would keep a "
+            f"single branch; use torch.where, or {ITSELF}"
         )
 
 
 def _counted(proto: Any, call: Call, written: Written) -> str | None:
-    """Return what to say if a file takes no other number of examples than it was exported with."""
+    """Return an error message if the file accepts only the example's batch size."""
     rows = len(call.tensors[0])
     taken = []
     for times in (1, 2):
@@ -181,15 +186,15 @@ def _counted(proto: Any, call: Call, written: Written) -> str | None:
         return None
     size = "len(x)" if written.counted else "a size of the batch"
     return (
-        f"the exported model takes {rows} examples and no other number, as {size} became a Python number in "
-        f"forward; write x.shape[0] and leave it as it is, or {ITSELF}"
+        f"the exported model accepts only {rows} examples, because {size} became a Python number in "
+        f"forward; use x.shape[0] directly, or {ITSELF}"
     )
 
 
 def _output_names(module: nn.Module, call: Call) -> list[str]:
-    """Return a name for each tensor that the module returns, none of which an input or a parameter has.
+    """Return a name for each output tensor, different from all inputs and parameters.
 
-    Raises `ConfigError` if forward does not take the example, or not twice as many examples.
+    Raises `ConfigError` if forward rejects the example, or a batch of twice its size.
     """
     found: dict[str, Tensor] = {}
     reason: Exception | None = None
@@ -202,15 +207,15 @@ def _output_names(module: nn.Module, call: Call) -> list[str]:
                 reason = error
                 continue
             raise ConfigError(
-                f"{type(module).__name__} does not take example ({first_line(error)}); give what forward takes"
+                f"{type(module).__name__} rejects example ({first_line(error)}); pass a valid input"
             ) from error
     if reason is not None:
         raise ConfigError(
-            f"{type(module).__name__} takes example, but not twice as many ({first_line(reason)}); the first axis "
-            "of an input is the batch, of any size"
+            f"{type(module).__name__} accepts example, but not a batch of twice its size ({first_line(reason)}); "
+            "the first axis of an input must be the batch, of any size"
         )
     if not found:
-        raise ConfigError(f"{type(module).__name__} returns no tensor; return the scores of its examples")
+        raise ConfigError(f"{type(module).__name__} returns no tensor; return one, such as scores of the examples")
     taken = {*call.names, *module.state_dict(keep_vars=True)}
     names = []
     for name in found:
@@ -222,8 +227,8 @@ def _output_names(module: nn.Module, call: Call) -> list[str]:
 
 
 def _export(module: nn.Module, call: Call, outputs: list[str], *, dynamo: bool) -> tuple[Any, Written]:
-    """Export in training mode, unoptimized: only so batch norms, dropouts and names are kept."""
-    import onnx  # noqa: PLC0415 - who has torch alone trains without it
+    """Export in training mode without optimizations, to keep batch norms, dropouts and names."""
+    import onnx  # noqa: PLC0415 - not needed to train with torch alone
 
     options: dict[str, Any] = {
         "dynamo": False,
@@ -250,7 +255,7 @@ def _export(module: nn.Module, call: Call, outputs: list[str], *, dynamo: bool) 
             )
         except ImportError as error:
             raise ConfigError(
-                "torch's newer exporter needs onnxscript; pip install onnxscript, or give exporter='legacy'"
+                "torch's newer exporter needs onnxscript; run pip install onnxscript, or use exporter='legacy'"
             ) from error
         except Exception as error:
             way = f"{_UNPACKED}, or {ITSELF}" if written.packed else ITSELF
@@ -262,7 +267,7 @@ def _export(module: nn.Module, call: Call, outputs: list[str], *, dynamo: bool) 
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Keep quiet what torch says of training mode, which is meant, and of its own deprecations and steps."""
+    """Suppress torch's warnings about training mode, deprecations and its own progress."""
     loggers = logging.root.manager.loggerDict.items()
     handlers = [
         handler for name, one in loggers if name.startswith("torch") for handler in getattr(one, "handlers", ())
@@ -270,7 +275,7 @@ def _silent() -> Iterator[None]:
     levels, said = [handler.level for handler in handlers], io.StringIO()
     for handler in handlers:
         handler.setLevel(logging.CRITICAL)
-    # The older exporter prints a graph that it cannot write, in C++: past the redirected outputs.
+    # The legacy exporter prints a failing graph from C++, bypassing the redirected outputs.
     printed = mock.patch.object(torch._C, "_jit_onnx_log")  # noqa: SLF001
     try:
         with (
@@ -287,7 +292,7 @@ def _silent() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return what an exporter's error says in brackets, without what it says of its own steps, colours and C++."""
+    """Return an exporter's error in brackets, without internal steps, colours and C++ details."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
     said = _OWN.sub("", first_line(error)).strip(" .,:")
@@ -295,19 +300,19 @@ def _reason(error: Exception) -> str:
 
 
 _UNPACKED = (
-    "leave out pack_padded_sequence, and take the last step of each example by "
+    "remove pack_padded_sequence, and select the last step of each example with "
     "h[torch.arange(h.shape[0]), length - 1]"
 )
 
 _OWN = re.compile(r"\x1b\[\d*m|\. Please feel free to .*|\s*\[Caused by the value .*|^Unsupported: ")
-"""Colours, where to report an error, and the graph around a node: of no use to who exports."""
+"""Parts of an error that do not help the user: colours, bug report advice, graph context."""
 
 _NATIVE = re.compile(r"std::|::_M_|\.(cpp|cc|h):\d|INTERNAL ASSERT|C\+\+")
-"""Words that only the authors of torch can read."""
+"""Words that mark an error as internal to torch."""
 
 
 def _own(module: nn.Module, call: Call) -> set[int]:
-    """Return the places of outputs that are parameters or buffers: they have names already."""
+    """Return the indices of outputs that are parameters or buffers, which already have names."""
 
     def use(copied: nn.Module) -> set[int]:
         held = {id(tensor) for tensor in (*copied.parameters(), *copied.buffers())}
@@ -319,15 +324,15 @@ def _own(module: nn.Module, call: Call) -> set[int]:
 
 
 def _flattened(forward: Any, call: Call, written: Written, own: set[int]) -> Any:
-    """Return a forward of the call's tensors one by one, which returns those of the outputs in a tuple.
+    """Wrap `forward` as a function from separate tensors to a tensor or tuple of outputs.
 
-    `own` are the places of outputs to copy.
+    `own` are the indices of outputs to copy.
     """
 
     def flattened(*tensors: Tensor) -> Any:
         with torch.enable_grad(), written:
             found = list(flat(call.of(forward, tensors)).values())
-        # An exporter gives a tensor one name only.
+        # An exporter supports one name per tensor.
         named = {id(tensor) for tensor in tensors}
         for place, tensor in enumerate(found):
             if place in own or id(tensor) in named:
@@ -340,11 +345,12 @@ def _flattened(forward: Any, call: Call, written: Written, own: set[int]) -> Any
 
 
 def _restore(proto: Any, module: nn.Module, moved: set[str]) -> set[str]:
-    """Give the file what exporters lose: the module's names and first values, and what is not trained in it.
+    """Restore in the file what exporters lose: names, initial values and frozen tensors.
 
-    Returns the names of the running statistics of its batch norms; `moved` is what forward changes.
-    The newer one calls a tied weight by its last name, and copies the running statistics of a norm that is used
-    twice. The older one moves them as it traces.
+    Return the names of the batch norms' running statistics. `moved` are the tensors that forward
+    changes. The newer exporter uses the last name of a tied weight, and copies the running
+    statistics of a norm that is used twice. The legacy exporter changes running statistics while it
+    traces.
     """
     from onnx import helper, numpy_helper  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""The gradients of an exported module, held against torch's."""
+"""Compares the gradients of an exported module with torch's."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -21,58 +21,58 @@ from edgeasync.sdk.torch_written import Written
 from edgeasync.training.graph_check import check_graph
 
 Gradients = dict[str, npt.NDArray[np.float32]]
-"""By parameter."""
+"""Arrays by parameter name."""
 
 APART_MAX = 1e-3
-"""How far a parameter's gradient may be off torch's, as a share of its largest value: sums in another order."""
+"""Tolerance of a gradient relative to its largest value, since sums are in another order."""
 
 NOISE = 1e-5
-"""How far it may be off as a share of the largest gradient of all."""
+"""Tolerance relative to the largest gradient of all parameters."""
 
 SPREADS = 4.0
-"""How far it may be off as a multiple of what torch's own moves by if parameters move by `NUDGE`."""
+"""Tolerance as a multiple of the change in torch's gradient when parameters move by `NUDGE`."""
 
 NUDGE = 1e-6
-"""A few units in float32's last place."""
+"""A few units in the last place of float32."""
 
 MOVED = 0.05
-"""How far from their first values parameters are moved, as a share: one that is 0 hides what is behind it."""
+"""Relative change applied to parameters before the comparison, since zeros would hide errors."""
 
 ROWS_MIN = 8
-"""Examples: with two of them a batch norm has next to no gradient."""
+"""Minimum number of examples; with two, a batch norm has almost no gradient."""
 
 LARGE = 2.0**20
-"""A factor of the loss: if gradients do not grow with it, something cuts them off."""
+"""A factor of the loss: gradients that do not scale with it are clipped somewhere."""
 
 UNCLIPPED = (
-    "which no file can hold; to clip gradients, leave it out and give the stage clip_by_global_norm before the "
-    "optimizer, or train the module itself, by edgeasync.torch.model"
+    "which an exported model cannot express; to clip gradients, remove it and use the stage clip_by_global_norm "
+    "before the optimizer, or train the module itself with edgeasync.torch.model"
 )
 
-ITSELF = "train the module itself, by edgeasync.torch.model"
+ITSELF = "train the module itself with edgeasync.torch.model"
 
 POINTS, POINTS_MAX = 2, 6
-"""At how many points gradients are compared, and how many are drawn for that: some have a kink nearby."""
+"""Number of points to compare, and of points to draw, since some are near a kink."""
 
 
 def check_export(module: nn.Module, call: Call, outputs: list[str], content: bytes, written: Written) -> None:
-    """Raise `GraphError` unless training graphs have the module's names, and train for each output as it does."""
+    """Raise `GraphError` unless the training graphs match the module's names and gradients."""
     graphs, refused = _build(content, outputs)
     for output, graph in graphs.items():
         session = open_session(without_chance(graph.model))
-        # What a graph does not train is a constant in it.
+        # Parameters that a graph does not train are constants in it.
         trained = {parameter.name for parameter in graph.spec.parameters}
         for point in _points(_Scene(module, call, outputs.index(output), trained)):
             if point.random:
                 raise GraphError(
-                    f"{type(module).__name__} gives other gradients each time, by random numbers that nothing "
-                    "repeats or by what it keeps between calls, so the exported model cannot be compared with it; "
+                    f"{type(module).__name__} returns different gradients at each call, because of its own random "
+                    "numbers or of state between calls, so the exported model cannot be compared with it; "
                     f"{ITSELF}"
                 )
             if point.clipped:
                 raise GraphError(
-                    f"{type(module).__name__} clips gradients on their way back, by a hook or a function of its "
-                    f"own, {UNCLIPPED}"
+                    f"{type(module).__name__} clips gradients in the backward pass, with a hook or a custom "
+                    f"function, {UNCLIPPED}"
                 )
             results = _run(session, point)
             _compare(point, results, written)
@@ -82,7 +82,7 @@ def check_export(module: nn.Module, call: Call, outputs: list[str], content: byt
 
 
 def evaluates_alike(module: nn.Module, call: Call, content: bytes) -> bool:
-    """Return whether a file for inference predicts as the module in evaluation mode, for the user's example."""
+    """Return whether the inference model predicts like the module in evaluation mode."""
     feeds = {name: tensor.numpy() for name, tensor in zip(call.names, call.tensors, strict=True)}
     session = open_session(without_chance(export_model(content, {})))
     read = {entry.name for entry in session.get_inputs()}
@@ -101,9 +101,9 @@ def evaluates_alike(module: nn.Module, call: Call, content: bytes) -> bool:
 
 
 def _build(content: bytes, outputs: list[str]) -> tuple[dict[str, TrainingGraph], list[GraphError]]:
-    """Return a training graph for each output that can be trained, and why others cannot be.
+    """Build a training graph for each output that can be trained; return also the other errors.
 
-    Raises `GraphError` if there is none.
+    Raises `GraphError` if no output can be trained.
     """
     graphs, refused = {}, []
     for output in outputs:
@@ -127,18 +127,18 @@ def _check_names(module: nn.Module, graphs: dict[str, TrainingGraph], refused: l
         raise refused[0]
     if missing := [name for name, _ in module.named_parameters() if name in trained - found]:
         raise GraphError(
-            f"no gradient reaches {', '.join(missing)} of {type(module).__name__}; use each parameter in forward "
-            f"where a gradient reaches it, or give {argument('freeze', *missing)}"
+            f"no gradient reaches {', '.join(missing)} of {type(module).__name__}; use these parameters in "
+            f"forward, or pass {argument('freeze', *missing)}"
         )
     if more := found - trained:
         raise GraphError(
-            f"the exported model trains {min(more)!r}, which is no trained parameter of {type(module).__name__}; "
-            f"{ITSELF}"
+            f"the exported model trains {min(more)!r}, which is not a trained parameter of "
+            f"{type(module).__name__}; {ITSELF}"
         )
 
 
 class _Scene(NamedTuple):
-    """A module, how it is called, the place of the output to train, and the parameters that may be moved."""
+    """A module, its call, the index of the trained output, and the parameters that may move."""
 
     module: nn.Module
     call: Call
@@ -147,9 +147,11 @@ class _Scene(NamedTuple):
 
 
 class _Point(NamedTuple):
-    """Arrays by name, torch's gradients there, how far these move by themselves, and what a forward changes.
+    """A point at which gradients are compared.
 
-    `random` is whether torch gives other gradients each time, `clipped` whether they do not grow with the loss.
+    `feeds` are the arrays by name, `gradients` torch's gradients, `spreads` their change under
+    `NUDGE`, and `moved` the tensors that a forward pass changes. `random` means that torch's
+    gradients differ at each call, `clipped` that they do not scale with the loss.
     """
 
     feeds: dict[str, npt.NDArray[Any]]
@@ -160,19 +162,19 @@ class _Point(NamedTuple):
     clipped: bool
 
     def allowed(self, name: str) -> float:
-        """Return how far a gradient may be off, but for how far it moves by itself."""
+        """Return the tolerance of a gradient, not counting its spread."""
         largest = max(float(np.abs(gradient).max(initial=0.0)) for gradient in self.gradients.values())
         own = float(np.abs(self.gradients[name]).max(initial=0.0))
         return max(APART_MAX * own, NOISE * largest, 1e-12)
 
     @property
     def unrest(self) -> float:
-        """How far any gradient moves by itself, as a share of how far it may be off."""
+        """The largest ratio of a gradient's spread to its tolerance."""
         return max(float(spread.max(initial=0.0)) / self.allowed(name) for name, spread in self.spreads.items())
 
 
 def _points(scene: _Scene) -> Iterator[_Point]:
-    """Yield points with finite gradients, calm ones or else the calmest; raises `GraphError` if there are none."""
+    """Yield points with finite gradients, the most stable ones; raises `GraphError` without any."""
     restless: list[_Point] = []
     calm = 0
     trouble = "they are not finite"
@@ -180,7 +182,7 @@ def _points(scene: _Scene) -> Iterator[_Point]:
         for kind in _KINDS:
             try:
                 point = _point(scene, number, kind)
-            except Exception as error:  # noqa: BLE001 - a module may refuse examples by any error
+            except Exception as error:  # noqa: BLE001 - a module may raise any error
                 trouble = first_line(error)
                 continue
             if not all(np.isfinite(value).all() for value in (*point.gradients.values(), *point.spreads.values())):
@@ -195,25 +197,25 @@ def _points(scene: _Scene) -> Iterator[_Point]:
             break
     if not calm and not restless:
         raise GraphError(
-            f"{type(scene.module).__name__} has no gradients, neither at random examples nor near those of "
-            f"example ({trouble}); give an example that it can be trained on"
+            f"{type(scene.module).__name__} has no finite gradients, at random examples or near the values of "
+            f"example ({trouble}); pass an example that it can be trained on"
         )
     if not calm:
         yield min(restless, key=lambda point: point.unrest)
 
 
 _KINDS = ("random", "near", "positive")
-"""Examples are random; or near those of the user; or random and positive, as a logarithm wants them."""
+"""Kinds of examples: random, near the user's example, or random and positive (for logarithms)."""
 
 
 def _point(scene: _Scene, number: int, kind: str) -> _Point:
-    """Return a point; raises what the module raises."""
+    """Create a point; raises the module's errors."""
     generator = np.random.Generator(np.random.PCG64([number, _KINDS.index(kind)]))
     before, batch = [tuple([_drawn(tensor, kind, generator) for tensor in scene.call.tensors]) for _ in range(2)]
 
     def use(module: nn.Module) -> _Point:
         _move(module, scene.moved, MOVED, generator)
-        # The first forward of a module may be another: a batch norm may average over the batches so far.
+        # The first forward pass may differ: a batch norm may average over the batches so far.
         shape = tuple(_returned(scene, module, before).shape)
         state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
         feeds = dict(zip(scene.call.names, [tensor.numpy() for tensor in batch], strict=True))
@@ -243,9 +245,9 @@ def _falls_short(found: npt.NDArray[np.float32], expected: npt.NDArray[np.float3
 
 
 def _moved(module: nn.Module, before: dict[str, Tensor]) -> Gradients:
-    """Return the parameters and buffers of floating-point values that a forward has changed.
+    """Return the floating-point parameters and buffers that a forward pass has changed.
 
-    Buffers that are not in the module's state dict are left out: the module computes them.
+    Buffers outside the module's state dict are skipped, because the module computes them.
     """
     return {
         name: tensor.detach().numpy().copy()
@@ -255,7 +257,7 @@ def _moved(module: nn.Module, before: dict[str, Tensor]) -> Gradients:
 
 
 def moving(module: nn.Module, call: Call) -> set[str]:
-    """Return the names of parameters and buffers that forward changes, at examples near the user's."""
+    """Return the names of tensors that forward changes, at examples near the user's."""
 
     def use(module: nn.Module) -> set[str]:
         generator = np.random.Generator(np.random.PCG64(0))
@@ -271,7 +273,7 @@ def moving(module: nn.Module, call: Call) -> set[str]:
 
 
 def _drawn(example: Tensor, kind: str, generator: np.random.Generator) -> Tensor:
-    """Return a batch like the example's."""
+    """Draw a batch with the shape and dtype of the example."""
     rows = max(len(example), ROWS_MIN)
     near = example.repeat(-(-rows // len(example)), *[1] * (example.ndim - 1))[:rows].clone()
     if example.is_floating_point():
@@ -287,7 +289,7 @@ def _drawn(example: Tensor, kind: str, generator: np.random.Generator) -> Tensor
 
 
 def _move(module: nn.Module, names: set[str], share: float, generator: np.random.Generator) -> None:
-    """Move what is trained by a share of its size."""
+    """Add noise to the parameters in `names`, relative to their size."""
     with torch.no_grad():
         for name, tensor in module.named_parameters():
             if name in names:
@@ -296,14 +298,14 @@ def _move(module: nn.Module, names: set[str], share: float, generator: np.random
 
 
 def _returned(scene: _Scene, module: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    # Copies: forward may change its input.
+    # Clones, because forward may change its input.
     return list(flat(scene.call.of(module, tuple([tensor.clone() for tensor in batch]))).values())[scene.place]
 
 
 def _gradients(
     scene: _Scene, module: nn.Module, batch: tuple[Tensor, ...], target: Tensor, factor: float = 1.0
 ) -> Gradients:
-    """Return torch's gradients of a mean squared error, times a factor."""
+    """Return torch's gradients of `factor` times the mean squared error."""
     trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
     loss = factor * nn.functional.mse_loss(_returned(scene, module, batch), target)
     own: Sequence[Tensor | None] = [None] * len(trained)
@@ -316,7 +318,7 @@ def _gradients(
 
 
 def _run(session: Any, point: _Point) -> Gradients:
-    """Return the gradients of a training graph by parameter, and its running statistics by their own names."""
+    """Run a training graph; return gradients by parameter, and its running statistics."""
     feeds = {
         entry.name: point.feeds[entry.name].astype(np.int64 if entry.type == "tensor(int64)" else np.float32)
         for entry in session.get_inputs()
@@ -327,7 +329,7 @@ def _run(session: Any, point: _Point) -> Gradients:
     except Exception as error:
         rows = len(point.feeds["target"])
         raise GraphError(
-            f"the exported model does not run on {rows} examples ({native_reason(error)}); {ITSELF}"
+            f"the exported model fails on {rows} examples ({native_reason(error)}); {ITSELF}"
         ) from error
     return {
         parameter_of(name) if name.endswith(GRADIENT) else name: value
@@ -337,12 +339,12 @@ def _run(session: Any, point: _Point) -> Gradients:
 
 def _compare(point: _Point, results: Gradients, written: Written) -> None:
     for name, gradient in point.gradients.items():
-        # A parameter that the output does not depend on is none of its training graph's.
+        # A parameter that the output does not depend on is not in its training graph.
         apart = float(np.abs(results.get(name, np.float32(0.0)) - gradient).max(initial=0.0))
         if not apart <= point.allowed(name) + SPREADS * float(point.spreads[name].max(initial=0.0)):
             raise GraphError(
-                f"the gradient of {name!r} in the exported model is {apart:.2g} off torch's, where its largest is "
-                f"{np.abs(gradient).max():.2g}; {written.advice}{ITSELF}"
+                f"the gradient of {name!r} in the exported model differs from torch's by {apart:.2g}, where its "
+                f"largest value is {np.abs(gradient).max():.2g}; {written.advice}{ITSELF}"
             )
 
 
@@ -350,6 +352,6 @@ def _compare_statistic(name: str, expected: npt.NDArray[np.float32], found: npt.
     apart = float(np.abs(found - expected).max(initial=0.0))
     if not apart <= APART_MAX * max(float(np.abs(expected).max(initial=0.0)), NOISE):
         raise GraphError(
-            f"the running statistic {name!r} in the exported model is {apart:.2g} off torch's, where its largest "
-            f"is {np.abs(expected).max():.2g}; {ITSELF}"
+            f"the running statistic {name!r} in the exported model differs from torch's by {apart:.2g}, where its "
+            f"largest value is {np.abs(expected).max():.2g}; {ITSELF}"
         )

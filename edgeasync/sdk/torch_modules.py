@@ -1,4 +1,4 @@
-"""torch modules: which of their tensors travel and which stay, and how those are read and written."""
+"""The tensors of torch modules: which are exchanged, which are frozen, and how to copy them."""
 
 import copy
 import io
@@ -22,44 +22,44 @@ LOG = logging.getLogger("edgeasync.join")
 
 
 def dump_states(kept: Sequence[Any]) -> npt.NDArray[np.uint8]:
-    """Return the states of optimizers and the like as an array of bytes."""
+    """Serialize the state dicts of optimizers and similar objects as an array of bytes."""
     content = io.BytesIO()
     torch.save([one.state_dict() for one in kept], content)
     return np.frombuffer(content.getvalue(), np.uint8)
 
 
 def load_states(kept: Sequence[Any], content: npt.NDArray[np.uint8]) -> None:
-    """Restore what `dump_states` returned; raises `ValueError` if it is of other things."""
+    """Restore what `dump_states` returned; raises `ValueError` if it does not fit the objects."""
     try:
         states = torch.load(io.BytesIO(content.tobytes()), weights_only=True)
         for one, state in zip(kept, states, strict=True):
             one.load_state_dict(state)
     except Exception as error:
-        raise ValueError(f"what was kept cannot be read: {error}") from error
+        raise ValueError(f"the saved state cannot be restored: {error}") from error
 
 
 def is_trained(tensor: Tensor) -> bool:
-    """Return whether a tensor is a parameter that is trained."""
+    """Return whether a tensor is a parameter to train."""
     return isinstance(tensor, nn.Parameter) and tensor.requires_grad
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
-    """Return names for a sentence: the first ones, and how many more there are."""
+    """Join names for a sentence: the first ones, and the number of others."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def check_alone() -> None:
-    """Raise `ConfigError` if this process is one of several that train one module."""
+    """Raise `ConfigError` if this process belongs to a torch process group of several."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
-            f"this process is one of {dist.get_world_size()} in a process group of torch, and an exchange would "
-            "change the model of this one alone; train without a process group, and let each process join"
+            f"this process is one of {dist.get_world_size()} in a torch process group, and an exchange would "
+            "change its model only; train without a process group, and let each process join"
         )
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module that `torch.compile`, `DataParallel` or its like has wrapped, or the module itself."""
+    """Return the module inside wrappers such as `torch.compile` or `DataParallel`."""
     parallel = nn.DataParallel, nn.parallel.DistributedDataParallel
     while True:
         inner = getattr(module, "_orig_mod", module.module if isinstance(module, parallel) else None)
@@ -69,26 +69,26 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def copy_of(module: nn.Module) -> nn.Module:
-    """Return a copy of a module, with the hooks of its parameters.
+    """Return a copy of a module, including the hooks of its parameters.
 
-    Tensors that forward keeps or computes each time, as a pruned weight, are copied as they are now. Raises
-    `ConfigError` for a module that cannot be copied.
+    Computed tensors, such as a pruned weight, are copied with their current values. Raises
+    `ConfigError` if the module cannot be copied.
     """
-    # torch does not copy a tensor that it has computed.
+    # torch does not copy computed tensors.
     computed = {
         id(value): value.detach().clone()
         for part in module.modules()
-        for value in (*vars(part).values(), *part._buffers.values())  # noqa: SLF001 - those outside the state, too
+        for value in (*vars(part).values(), *part._buffers.values())  # noqa: SLF001 - includes non-persistent ones
         if isinstance(value, Tensor) and not value.is_leaf
     }
     try:
         copied = copy.deepcopy(module, computed)
     except Exception as error:
         raise ConfigError(
-            f"{type(module).__name__} cannot be copied ({first_line(error)}); give it before its first forward"
+            f"{type(module).__name__} cannot be copied ({first_line(error)}); pass it before its first forward"
         ) from error
     for (_, tensor), (_, other) in zip(module.named_parameters(), copied.named_parameters(), strict=True):
-        for hook in (tensor._backward_hooks or {}).values():  # noqa: SLF001 - torch says them nowhere else
+        for hook in (tensor._backward_hooks or {}).values():  # noqa: SLF001 - no public attribute
             other.register_hook(hook)
         for hook in (getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values():
             other.register_post_accumulate_grad_hook(hook)
@@ -96,10 +96,10 @@ def copy_of(module: nn.Module) -> nn.Module:
 
 
 def training(module: nn.Module) -> nn.Module:
-    """Return a module in training mode.
+    """Set a module to training mode, and return it.
 
-    In a module that is already in it, parts may be in evaluation mode on purpose, as the norms of a tuned
-    backbone: they stay so.
+    If the module is already in training mode, submodules in evaluation mode stay in it, for example
+    the norms of a tuned backbone.
     """
     kept = [part for part in module.modules() if module.training and not part.training]
     module.train()
@@ -109,7 +109,7 @@ def training(module: nn.Module) -> nn.Module:
 
 
 def hooked(module: nn.Module) -> list[str]:
-    """Return the names of parameters whose gradients a hook changes or reads."""
+    """Return the names of parameters with gradient hooks."""
     return [
         name
         for name, tensor in module.named_parameters()
@@ -118,23 +118,22 @@ def hooked(module: nn.Module) -> list[str]:
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error of torch says, without the rest."""
+    """Return the first line of a torch error."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's parameters, frozen ones too, then its floating buffers, by the names of the plain module.
+    """Return a module's parameters, including frozen ones, and floating-point buffers, by name.
 
-    Buffers that are not in the module's state dict are left out: the module computes them.
-
-    Raises `ConfigError` for a lazy module that has not seen a batch.
+    Names are those of the unwrapped module. Buffers outside the state dict are skipped, because the
+    module computes them. Raises `ConfigError` for a lazy module that has not processed a batch.
     """
     module = unwrapped(module)
     tensors: dict[str, Tensor] = dict(module.named_parameters())
     left_out = {
         f"{prefix}.{name}".removeprefix(".")
         for prefix, part in module.named_modules()
-        for name in part._non_persistent_buffers_set  # noqa: SLF001 - torch says it nowhere else
+        for name in part._non_persistent_buffers_set  # noqa: SLF001 - no public attribute
     }
     tensors |= {
         name: tensor
@@ -154,25 +153,25 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def exchanged_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that take part: those that are trained, then floating buffers."""
+    """Return the exchanged tensors: trained parameters, then floating-point buffers."""
     found = {
         name: tensor
         for name, tensor in tensors_of(module).items()
         if is_trained(tensor) or not isinstance(tensor, nn.Parameter)
     }
     if not any(is_trained(tensor) for tensor in found.values()):
-        raise ConfigError(f"{type(module).__name__} has no parameters that can be trained")
+        raise ConfigError(f"{type(module).__name__} has no trainable parameters")
     for name, tensor in found.items():
         if not isinstance(tensor, nn.Parameter) and not tensor.isfinite().all():
             raise ConfigError(
-                f"the buffer {name!r} has values that are not finite, which cannot be averaged; register it with "
-                "persistent=False, or make it a mask of booleans"
+                f"the buffer {name!r} contains values that are not finite, which cannot be averaged; register it "
+                "with persistent=False, or use a boolean mask"
             )
     return found
 
 
 def parameters_of(module: nn.Module) -> list[Parameter]:
-    """Return the names, shapes and roles of what takes part."""
+    """Return names, shapes and roles of the exchanged tensors."""
     return [
         Parameter(name, tuple(tensor.shape), "trained" if is_trained(tensor) else "statistic")
         for name, tensor in exchanged_of(module).items()
@@ -180,21 +179,21 @@ def parameters_of(module: nn.Module) -> list[Parameter]:
 
 
 def frozen_of(module: nn.Module) -> Frozen | None:
-    """Return the checksum of a module's tensors that stay here, `None` if there are none or one cannot be read."""
+    """Return the checksum of a module's frozen tensors; `None` if there are none or on failure."""
     try:
         return frozen_checksum(
             "torch",
             [FrozenArray(name, tensor.shape, _pieces_of(tensor)) for name, tensor in _staying_in(module).items()],
         )
     except (NotImplementedError, RuntimeError, TypeError) as error:
-        LOG.warning("the frozen parameters cannot be compared with those of other devices: %s", error)
+        LOG.warning("cannot compare the frozen parameters with those of other devices: %s", error)
         return None
 
 
 def _staying_in(module: nn.Module) -> dict[str, Tensor]:
-    """Return frozen parameters, and persistent buffers that are not of floats: tables, masks, quantized weights.
+    """Return frozen parameters and persistent buffers of other dtypes, such as tables and masks.
 
-    A buffer of a single value counts something, as a batch norm's batches.
+    Buffers with a single value are skipped, because they are counters, like a batch norm's.
     """
     found = {
         name: tensor
@@ -202,7 +201,7 @@ def _staying_in(module: nn.Module) -> dict[str, Tensor]:
         if isinstance(tensor, nn.Parameter) and not tensor.requires_grad
     }
     for prefix, part in unwrapped(module).named_modules():
-        for name, tensor in part._buffers.items():  # noqa: SLF001 - only there it says what is persistent
+        for name, tensor in part._buffers.items():  # noqa: SLF001 - to check which are persistent
             if tensor is None or tensor.is_floating_point() or tensor.numel() < 2:
                 continue
             if name not in part._non_persistent_buffers_set:  # noqa: SLF001
@@ -211,9 +210,9 @@ def _staying_in(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _pieces_of(tensor: Tensor) -> Iterator[npt.NDArray[Any]]:
-    """Yield a tensor's values in pieces, of floats as float32."""
+    """Yield a tensor's values in pieces, floats as float32."""
     if hasattr(tensor, "full_tensor"):
-        raise TypeError("a part of a parameter is in another process")
+        raise TypeError("a parameter is sharded over several processes")
     flat = tensor.detach().reshape(-1)
     for start in range(0, len(flat), PIECE):
         piece = flat[start : start + PIECE].cpu()

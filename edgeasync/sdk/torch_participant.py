@@ -1,4 +1,4 @@
-"""A torch module in a session, and the optimizers that step it."""
+"""A torch module in a session, with the optimizers that step it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,22 +17,25 @@ from edgeasync.sdk.torch_steps import Optimizers, watch_steps
 
 
 class TorchParticipant(AddingParticipant):
-    """A module in a session, and its optimizer if it is known.
+    """A torch module in a session, and its optimizer if it is known.
 
-    Its trained parameters take part, each once, however many names it has. So do the floating buffers of its state
-    dict, as statistics. Frozen parameters and other buffers stay as they are.
+    The session exchanges the module's trained parameters, each once even if it has several names.
+    It also exchanges the floating-point buffers in the state dict, as statistics. Frozen parameters
+    and other buffers are not exchanged.
 
-    The session follows a loop that replaces a tensor by one of the same shape, or freezes a parameter. If the loop
-    unfreezes, adds, removes or resizes parameters after `join`, the next step raises `ModelMismatchError`. If its
-    optimizer no longer steps the module's parameters, the next step raises `ConfigError`.
+    The loop may replace a tensor by one of the same shape, or freeze a parameter. If it unfreezes,
+    adds, removes or resizes parameters after `join`, the next step raises `ModelMismatchError`. If
+    its optimizer no longer steps the module's parameters, the next step raises `ConfigError`.
     """
 
     def __init__(self, module: nn.Module, optimizer: object = None, also: Sequence[Any] = ()) -> None:
         if optimizer is not None and not isinstance(optimizer, Optimizer):
-            raise ConfigError(f"optimizer is {type(optimizer).__name__}; give one of torch.optim")
+            raise ConfigError(f"optimizer is {type(optimizer).__name__}; pass a torch.optim optimizer")
         for one in also:
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
-                raise ConfigError(f"also has a {type(one).__name__}; give what has state_dict and load_state_dict")
+                raise ConfigError(
+                    f"also has a {type(one).__name__}; pass objects with state_dict and load_state_dict"
+                )
         check_alone()
         self._kept = [*([] if optimizer is None else [optimizer]), *also]
         self._exchanged = Exchanged(module)
@@ -43,43 +46,43 @@ class TorchParticipant(AddingParticipant):
 
     @property
     def rounds(self) -> bool:
-        """Whether the module rounds the values that it is given."""
+        """Whether the module rounds the values that are written to it."""
         return rounds(self._exchanged.tensors)
 
     @property
     def has_unsent(self) -> bool:
-        """Whether an optimizer has stepped the module since the session read it last."""
+        """Whether an optimizer has stepped the module since the session's last read."""
         return self._optimizers.has_unsent
 
     def note_step(self) -> None:
-        """Look at the module after a step that counts; raises `ModelMismatchError` or `ConfigError`."""
+        """Check the module after a step that counts; may raise an error about it."""
         check_alone()
         self._follow()
         self._optimizers.note_counted()
 
     def read(self, arrays: Arrays) -> None:
-        """Copy the module's values into these arrays."""
+        """Copy the module's values into `arrays`."""
         self.begin_read(arrays)()
 
     def begin_read(self, arrays: Arrays) -> Callable[[], None]:
-        """Copy the module's values as they are now; return what fills the arrays, in any thread."""
+        """Copy the module's current values; return a function that fills `arrays` in any thread."""
         check_alone()
         self._follow()
         return self._copies.begin_read(self._exchanged.tensors, arrays)
 
     def write(self, arrays: Arrays) -> None:
-        """Copy these arrays' values into the module."""
+        """Copy the values of `arrays` into the module."""
         self._follow()
         self._optimizers.begin_write()
         self._copies.write(self._exchanged.tensors, arrays)
         self._optimizers.end_write()
 
     def stage(self, arrays: Arrays) -> None:
-        """Prepare the next `add`, of the same arrays; called in another thread than the loop's."""
+        """Prepare the next `add` of the same arrays; called outside the loop's thread."""
         self._copies.stage(arrays)
 
     def add(self, arrays: Arrays) -> None:
-        """Add these arrays to the module's parameters; its statistics are replaced."""
+        """Add `arrays` to the module's parameters, and replace its statistics."""
         self._follow()
         self._optimizers.begin_write()
         trained = {parameter.name for parameter in self.parameters if parameter.role == "trained"}
@@ -90,18 +93,21 @@ class TorchParticipant(AddingParticipant):
         self._optimizers.note_replaced(self._exchanged.follow())
 
     def pending(self) -> str | None:
-        """Return the name of a tensor whose value a backward pass still needs, or None.
+        """Return the name of a tensor that a backward pass still needs, or `None`.
 
         Call this after every optimizer step.
         """
         return self._exchanged.saved.pending(self._optimizers.stepped())
 
     def reset_optimizer(self) -> None:
-        """Forget the state of the optimizers that have stepped, but for their groups: schedules continue."""
+        """Reset the state of the optimizers, but keep their groups, so that schedules continue."""
         self._optimizers.reset()
 
     def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_step` after each step of the optimizer or, without one, of any that has these parameters."""
+        """Call `on_step` after each step of the optimizer.
+
+        Without a known optimizer, every optimizer of these parameters counts.
+        """
 
         def stepped(optimizer: Optimizer) -> None:
             if self._optimizers.counts(optimizer):
@@ -110,10 +116,10 @@ class TorchParticipant(AddingParticipant):
         return watch_steps(stepped)
 
     def state(self) -> TrainerState:
-        """Return the state of the optimizer, and of what else resumes, as an array of bytes."""
+        """Serialize the state of the optimizer and of other objects to resume."""
         return {"torch": dump_states(self._kept)} if self._kept else {}
 
     def restore(self, state: TrainerState) -> None:
-        """Resume from such a state; raises `ValueError` if it is of other things."""
+        """Restore what `state` returned; raises `ValueError` if it does not fit these objects."""
         if self._kept and "torch" in state:
             load_states(self._kept, state["torch"])

@@ -1,4 +1,4 @@
-"""Which tensors a backward pass still needs: an exchange must not change them."""
+"""Detects tensors that a backward pass still needs, which an exchange must not change."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -12,27 +12,27 @@ from edgeasync.sdk.torch_modules import listed
 LOG = logging.getLogger("edgeasync.join")
 
 STEPS_PENDING_MAX = 64
-"""After this number of steps in a row with another backward pass pending, fewer graphs count as pending."""
+"""After this number of consecutive steps with a pending backward pass, fewer graphs count."""
 
 _USE_COUNT = methodcaller("_use_count")
 
 
 class SavedTensors:
-    """Tells which tensors autograd still needs: another backward pass is to come.
+    """Detects which tensors autograd still needs for a backward pass.
 
-    Until its backward, a graph refers to the tensors that it needs. What the optimizer that has just stepped owns
-    does not matter: torch refuses to run a graph that is older than the step.
+    Until its backward pass, a graph refers to the tensors that it needs. Tensors of the optimizer
+    that has just stepped do not count, since torch refuses to run a graph older than the step.
 
-    Graphs that never run refer to tensors, too. So if there is something pending after each of
-    `STEPS_PENDING_MAX` steps in a row, graphs that were there when their owner stepped no longer count. If that
-    does not help, what was pending all the time is no longer waited for.
+    Graphs that never run also refer to tensors. If tensors are pending after each of
+    `STEPS_PENDING_MAX` consecutive steps, graphs that existed when their owner stepped no longer
+    count. If this does not help, tensors that were pending all the time are ignored.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._names = list(tensors)
         self._tensors = list(tensors.values())
-        # A graph, even one that has run, refers to the accumulator, and that to the parameter. Keeping the
-        # accumulator makes this one reference constant.
+        # Even after its backward pass, a graph refers to the accumulator, which refers to the
+        # parameter. Keeping the accumulator makes this one reference constant.
         self._accumulators = [_accumulator_of(one) for one in self._tensors if one.requires_grad]
         self._owners = [_owners_of(name, tensors) for name in self._names]
         self._usual = [1 + one.requires_grad for one in self._tensors]
@@ -42,7 +42,7 @@ class SavedTensors:
         self._is_strict = True
 
     def pending(self, stepped: Iterable[Tensor]) -> str | None:
-        """Return the name of a tensor that is still needed, or None, after a step of the optimizer of these."""
+        """Return the name of a tensor still needed after the step of `stepped`, or `None`."""
         counts = list(map(_USE_COUNT, self._tensors))
         if counts == self._usual:
             self._steps = 0
@@ -69,14 +69,17 @@ class SavedTensors:
         self._ignored |= self._always or found
         LOG.warning(
             "exchanges change %s although a backward pass may still need it: one was pending after each of %d "
-            "steps; if that pass runs, join without optimizer, so that the session sees every optimizer's steps",
+            "steps; if that pass runs, join without optimizer, so that the session tracks every optimizer's steps",
             listed(sorted(map(repr, self._always or found))), 2 * STEPS_PENDING_MAX,
         )  # fmt: skip
         return None
 
 
 def _owners_of(name: str, tensors: Mapping[str, Tensor]) -> set[int]:
-    """Return the parameters whose optimizer owns a tensor: itself or, of a buffer, those of the nearest module."""
+    """Return the ids of the parameters whose optimizer owns a tensor.
+
+    A parameter owns itself. A buffer belongs to the parameters of the nearest module.
+    """
     if isinstance(tensors[name], nn.Parameter):
         return {id(tensors[name])}
     while name:
@@ -89,7 +92,7 @@ def _owners_of(name: str, tensors: Mapping[str, Tensor]) -> set[int]:
 
 
 def _accumulator_of(parameter: Tensor) -> object:
-    """Return the node that adds to a parameter's gradient, in all graphs that it is part of."""
+    """Return the autograd node that accumulates a parameter's gradient in all graphs."""
     with torch.enable_grad():
         node = parameter.view_as(parameter).grad_fn
     assert node is not None

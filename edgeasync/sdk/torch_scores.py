@@ -1,4 +1,4 @@
-"""Whether what a torch module returns can be the scores that its loss takes."""
+"""Checks whether a torch module's output suits its loss."""
 
 import inspect
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from edgeasync.scores import SCALES, are_bounded, drawn
 from edgeasync.sdk.torch_modules import copy_of
 
 Scores = Literal["classes", "answers", "logarithms", "probabilities"]
-"""Scores of classes or of yes-or-no answers, logarithms of the probabilities of classes, or probabilities."""
+"""Kinds of scores: of classes, of binary answers, log-probabilities, or probabilities."""
 
 _TAKING: dict[object, Scores] = {
     nn.CrossEntropyLoss: "classes",
@@ -28,14 +28,14 @@ _TAKING: dict[object, Scores] = {
 }
 
 _APART_MAX = 0.05
-"""The logarithm of the sum of an example's probabilities may be this far from 0, as some models add an epsilon."""
+"""Tolerance of the logarithm of summed probabilities, since some models add an epsilon."""
 
 ROWS = 8
-"""Examples that a module is tried with."""
+"""Number of examples for the check."""
 
 
 def scores_of(loss: Any, *, whole_targets: bool) -> Scores | None:
-    """Return what a loss of torch takes; without a loss it is cross entropy, for whole targets."""
+    """Return the scores that a torch loss expects; `None` as loss means cross entropy."""
     if loss is None:
         return "classes" if whole_targets else None
     loss = getattr(loss, "func", loss)  # of functools.partial
@@ -43,12 +43,11 @@ def scores_of(loss: Any, *, whole_targets: bool) -> Scores | None:
 
 
 def check_scores(module: nn.Module, returned: Callable[[nn.Module], Any], scores: Scores) -> None:
-    """Raise `ConfigError` if a module returns other values than its loss takes.
+    """Raise `ConfigError` if a module's output does not suit its loss.
 
-    Scores of classes are several, and scores are no probabilities.
-
-    `returned` gives what a module returns for a few examples. A copy runs in training mode, with random parameters
-    from small to large. A module that does not run so is left to training.
+    Class scores, for example, must not be probabilities, and there must be at least two. `returned` calls
+    the module on a few examples. A copy runs in training mode, with random parameters from small to
+    large. A module that fails in this check is accepted; training will report the error.
     """
     name = type(module).__name__
     own, runs = _runs(module, returned)
@@ -57,39 +56,42 @@ def check_scores(module: nn.Module, returned: Callable[[nn.Module], Any], scores
     if scores == "probabilities":
         if own.min() < 0 or own.max() > 1:
             raise ConfigError(
-                f"{name} returns values that are not between 0 and 1, and the loss takes probabilities; give "
-                "edgeasync.torch.model the loss torch.nn.BCEWithLogitsLoss(), which takes scores"
+                f"{name} returns values outside 0 to 1, but the loss expects probabilities; pass the loss "
+                "torch.nn.BCEWithLogitsLoss() to edgeasync.torch.model, which expects scores"
             )
         return
     if scores == "logarithms":
         if own.ndim == 1 or own.logsumexp(1).abs().max() > _APART_MAX:
             way = (
-                "end in log_softmax in place of what makes probabilities"
+                "end the module with log_softmax instead of probabilities"
                 if are_bounded(runs)
-                else "give edgeasync.torch.model the loss torch.nn.CrossEntropyLoss(), which takes scores"
+                else "pass the loss torch.nn.CrossEntropyLoss() to edgeasync.torch.model, which expects scores"
             )
             raise ConfigError(
-                f"{name} returns values that are no logarithms of probabilities, which the loss takes; {way}"
+                f"{name} returns values that are not log-probabilities, which the loss expects; {way}"
             )
         return
     if scores == "classes" and (own.ndim == 1 or own.shape[1] == 1):
         raise ConfigError(
-            f"{name} returns shape {tuple(own.shape)}, one score for each example, and cross entropy needs one "
-            "for each class (its loss would be 0 for ever); return one for each class, or give "
-            "edgeasync.torch.model the loss torch.nn.BCEWithLogitsLoss(), with the labels 0 and 1"
+            f"{name} returns shape {tuple(own.shape)}, one score per example, but cross entropy needs one score "
+            "per class (with one its loss is always 0); return one per class, or pass the loss "
+            "torch.nn.BCEWithLogitsLoss() to edgeasync.torch.model and use the labels 0 and 1"
         )
     if are_bounded(runs):
-        instead = "return these" if scores == "classes" else "return these, or give it torch.nn.BCELoss()"
+        instead = "return the scores" if scores == "classes" else "return the scores, or use torch.nn.BCELoss()"
         raise ConfigError(
-            f"{name} returns values between 0 and 1 whatever its parameters are, as a softmax or a sigmoid does, "
-            f"and the loss takes the scores before that; {instead}"
+            f"{name} always returns values between 0 and 1, as after a softmax or a sigmoid, but the loss expects "
+            f"the scores before that; {instead}"
         )
 
 
 def _runs(
     module: nn.Module, returned: Callable[[nn.Module], Any]
 ) -> tuple[Tensor | None, list["np.ndarray[Any, np.dtype[np.floating]]"]]:
-    """Return what a module returns with its own parameters, and then with others; nothing if it does not run."""
+    """Return the output with the module's own parameters, and outputs with random ones.
+
+    Return `None` and an empty list if the module fails.
+    """
     tried, runs = copy_of(module).train(), []
     devices = {tensor.device for tensor in tried.parameters() if tensor.device.type == "cuda"}
     with torch.random.fork_rng(devices), torch.no_grad():
@@ -103,6 +105,6 @@ def _runs(
                 for name, tensor in tried.named_parameters():
                     tensor.copy_(torch.from_numpy(drawn(values[name], scale, generator)))
                 runs.append(returned(tried).float().cpu().numpy())
-        except Exception:  # noqa: BLE001 - what is wrong with a module shows in training
+        except Exception:  # noqa: BLE001 - training will report the error
             return None, []
     return own, runs

@@ -1,4 +1,4 @@
-"""The optimizers of a session: whose steps count, and what goes wrong if they do not reach the module."""
+"""Tracks the optimizers of a session, and reports steps that do not reach the module."""
 
 import logging
 import threading
@@ -16,16 +16,18 @@ from edgeasync.sdk.torch_modules import listed
 LOG = logging.getLogger("edgeasync.join")
 
 STEPS_UNSEEN_MAX = 16
-"""The session warns after this number of optimizer steps if none of them counted."""
+"""Number of consecutive uncounted optimizer steps after which the session warns."""
 
 _watchers: list[Callable[[Optimizer], None]] = []
-"""What to call after each step of any optimizer. It is replaced, never changed: any thread may be reading it."""
+"""Functions to call after each optimizer step; never modified, since any thread may read it."""
 
-_watchers_lock = threading.RLock()  # the collector may end one while another begins
+_watchers_lock = threading.RLock()  # reentrant, because the garbage collector may call `end`
 
 
 def watch_steps(watcher: Callable[[Optimizer], None]) -> Callable[[], None]:
-    """Call `watcher` with every optimizer of torch that has stepped, in any thread; return what ends that.
+    """Call `watcher` after each step of any torch optimizer, in any thread.
+
+    Return a function that ends this.
 
     >>> import torch
     >>> from edgeasync.torch import watch_steps
@@ -36,7 +38,7 @@ def watch_steps(watcher: Callable[[Optimizer], None]) -> Callable[[], None]:
     >>> len(stepped)
     1
     """
-    global _watchers  # noqa: PLW0603 - torch has one list of hooks for all optimizers, too
+    global _watchers  # noqa: PLW0603 - torch's hooks are global, too
     with _watchers_lock:
         _watchers = [*_watchers, watcher]
 
@@ -53,18 +55,18 @@ def _tell_watchers(optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noq
         watcher(optimizer)
 
 
-# Once, and for good: torch's own list must not change while another thread goes through it.
+# Registered once: torch's own list must not change while another thread iterates over it.
 register_optimizer_step_post_hook(_tell_watchers)
 
 
 class Optimizers:
-    """The optimizers that step what a session exchanges: the one that was given or, without one, any that does."""
+    """The optimizers that step the exchanged parameters: the user's or, by default, any."""
 
     def __init__(self, given: Optimizer | None, exchanged: Exchanged) -> None:
         self._given = given
         self._exchanged = exchanged
         self._used: list[Optimizer] = [] if given is None else [given]
-        # An optimizer that was given may train the module indirectly, as by float32 copies of its parameters.
+        # A known optimizer may train the module indirectly, for example through float32 copies.
         self._is_trusted = given is not None and not self._owns(given)
         self._stepped: Optimizer | None = None
         self._left: Optimizer | None = None
@@ -74,10 +76,10 @@ class Optimizers:
         self._sums: list[float] = []
         self._has_stepped = self._is_told = False
         self.has_unsent = False
-        """Whether one has stepped the module since the last step that counted."""
+        """Whether an optimizer has stepped the module since the last step that counted."""
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Note a step, and return whether it counts, or `note_counted` is to raise an error about it."""
+        """Record a step; return whether the session must process it."""
         if not self._is_seen(optimizer):
             return False
         self._stepped, self._has_stepped, self.has_unsent = optimizer, True, True
@@ -87,7 +89,9 @@ class Optimizers:
         if self._given is not None and optimizer is not self._given:
             if self._trains_module(optimizer):
                 self.has_unsent = True
-                self._note_unseen("were of the optimizer that join was given; join again with the one that trains")
+                self._note_unseen(
+                    "came from the optimizer passed to join; join again with the optimizer that trains"
+                )
             return False
         if self._owns(optimizer) or self._is_trusted:
             self._steps_unseen = 0
@@ -101,13 +105,13 @@ class Optimizers:
             return True
         if not self._used:
             self._note_unseen(
-                "stepped the module that joined; give join the module that you train, and its parameters to the "
-                "optimizer"
+                "stepped the module that joined; pass the module that you train to join, and its parameters to "
+                "the optimizer"
             )
         return False
 
     def _note_unseen(self, what: str) -> None:
-        """Note that an optimizer has made a step that does not count; warn if there have been many in a row."""
+        """Record an optimizer step that does not count; warn after many in a row."""
         self._steps_unseen += 1
         if self._steps_unseen == STEPS_UNSEEN_MAX:
             LOG.warning("nothing is exchanged: none of the last %d optimizer steps %s", STEPS_UNSEEN_MAX, what)
@@ -116,23 +120,26 @@ class Optimizers:
         return any(id(tensor) in self._exchanged.trained for tensor in _parameters_in(optimizer))
 
     def _trains_module(self, optimizer: Optimizer) -> bool:
-        """Return whether an optimizer steps any parameter that the module has now, exchanged or not."""
+        """Return whether an optimizer steps any parameter of the module, exchanged or not."""
         trained = {id(tensor) for tensor in self._exchanged.module.parameters() if tensor.requires_grad}
         return any(id(tensor) in trained for tensor in _parameters_in(optimizer))
 
     def stepped(self) -> Iterator[Tensor]:
-        """Yield what the optimizer owns that has just stepped."""
+        """Yield the parameters of the optimizer that has just stepped."""
         if self._stepped is not None:
             yield from _parameters_in(self._stepped)
 
     def note_replaced(self, names: set[str]) -> None:
-        """Note that the loop has replaced these parameters: in a while an optimizer should step the new ones."""
+        """Record replaced parameters; an optimizer should soon step the new ones."""
         if names:
             self._replaced |= names
             self._reads_to_judge = STEPS_UNSEEN_MAX
 
     def note_counted(self) -> None:
-        """Warn of replaced parameters that no optimizer steps; raises `ConfigError` for an optimizer of none."""
+        """Warn about replaced parameters without an optimizer.
+
+        Raises `ConfigError` for an optimizer that steps no exchanged parameter.
+        """
         self._steps_unseen = 0
         self.has_unsent = False
         if self._replaced:
@@ -152,21 +159,21 @@ class Optimizers:
         owned = {id(tensor) for optimizer in self._used for tensor in _parameters_in(optimizer)}
         tensors = self._exchanged.tensors
         if left := [repr(name) for name in sorted(self._replaced) if id(tensors[name]) not in owned]:
-            LOG.warning("no optimizer steps %s, since it was replaced; give it to an optimizer", listed(left))
+            LOG.warning("no optimizer steps %s, which was replaced; add it to an optimizer", listed(left))
         self._replaced.clear()
 
     def begin_write(self) -> None:
-        """Warn if the optimizer that was given has stepped, and the module is as the last exchange left it."""
+        """Warn if the known optimizer has stepped without changing the module."""
         if self._is_trusted and self._has_stepped and not self._is_told and self._sums == self._sums_now():
             self._is_told = True
             LOG.warning(
-                "nothing is exchanged: the steps of the optimizer that join was given do not change the module; "
-                "give join the module that you train"
+                "nothing is exchanged: the steps of the optimizer passed to join do not change the module; "
+                "pass the module that you train to join"
             )
         self._has_stepped = False
 
     def end_write(self) -> None:
-        """Note what an exchange has left in the module."""
+        """Record the module's values after an exchange."""
         if self._is_trusted:
             self._sums = self._sums_now()
 
@@ -174,11 +181,11 @@ class Optimizers:
         sums = [tensor.detach().double().sum() for tensor in self._exchanged.tensors.values()]
         if len({one.device for one in sums}) > 1:
             sums = [one.cpu() for one in sums]
-        found: list[float] = torch.stack(sums).tolist()  # one wait for a GPU, not one for each tensor
+        found: list[float] = torch.stack(sums).tolist()  # a single wait for the GPU
         return found
 
     def reset(self) -> None:
-        """Forget their state of what is exchanged, but not their groups: schedules continue."""
+        """Reset the state of exchanged parameters; keep the groups, so that schedules continue."""
         for optimizer in self._used:
             for tensor in list(optimizer.state):
                 if id(tensor) in self._exchanged.trained:

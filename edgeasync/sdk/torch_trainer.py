@@ -1,4 +1,4 @@
-"""A trainer of a torch module, and the module whose parameters it trains."""
+"""Trains a torch module whose parameters are stored in a vector."""
 
 import contextlib
 import logging
@@ -32,7 +32,7 @@ LOG = logging.getLogger("edgeasync.torch")
 
 
 class TorchTrainer:
-    """Trains a module by an optimizer of torch; a step reads its loss alone."""
+    """Trains a module with a torch optimizer; each step transfers only the loss from the device."""
 
     def __init__(
         self,
@@ -58,22 +58,22 @@ class TorchTrainer:
         self._told = False
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: from now on train this vector in place."""
+        """Begin an assignment: train this vector in place from now on."""
         self.spec.check(parameters)
         self._held.begin(parameters)
         if not self._keeps:
             self.reset()
 
     def reset(self) -> None:
-        """Forget the optimizer's state."""
+        """Reset the optimizer's state."""
         self._optimizer.state.clear()
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the learning rate of every group by this factor; the groups themselves keep theirs."""
+        """Scale the learning rate of every group in each step; the groups keep their own rates."""
         self._factor = factor
 
     def step(self) -> StepResult:
-        """Take one step of the optimizer, on one batch."""
+        """Train one batch."""
         x, targets = next(self._stream)
         y = tensor_of(targets, self._held.device)
         self._optimizer.zero_grad()
@@ -88,12 +88,12 @@ class TorchTrainer:
         return StepResult(float(loss.detach()), len(y))
 
     def flush(self) -> None:
-        """Copy the parameters to the vector, where they are not views of it."""
+        """Copy the parameters into the vector, unless they are views of it."""
         self._held.flush()
 
     @contextlib.contextmanager
     def _scaled(self) -> Iterator[None]:
-        """Reduce the groups' learning rates for one step."""
+        """Scale the groups' learning rates for one step."""
         if self._factor == 1.0:
             yield
             return
@@ -107,11 +107,11 @@ class TorchTrainer:
                 group["lr"] = rate
 
     def _fits(self, found: Any, targets: npt.NDArray[Any]) -> bool:
-        """Return whether metrics can be told of what the module returned; says so once if they cannot."""
+        """Return whether metrics can be computed from an output; log once if not."""
         if not (fits := are_scores(found, targets)) and not self._told:
             self._told = True
             LOG.warning(
-                "metrics: the module's output is not one tensor of scores for the targets, so there are none"
+                "metrics: none are reported, because the output is not one tensor of scores for the targets"
             )
         return fits
 
@@ -122,7 +122,7 @@ class TorchTrainer:
             if len(x) > 1 or not _has_norms(self._held.module):
                 raise
             raise DataError(
-                "a batch norm cannot learn from a batch of one example; give more data, and a batch_size over 2"
+                "a batch norm cannot train on a batch of one example; use more data, and a batch_size above 2"
             ) from error
 
     def metrics(self) -> Mapping[str, float]:
@@ -130,14 +130,14 @@ class TorchTrainer:
         return {} if self._meter is None else self._meter.take()
 
     def state(self) -> TrainerState:
-        """Return the place in the data, torch's random numbers, and the optimizer's state if it is kept."""
+        """Return the data position, torch's random state and, if kept, the optimizer's state."""
         state = {"batches": self._stream.state(), "random": torch.get_rng_state().numpy()}
         return state | {"optimizer": dump_states([self._optimizer])} if self._keeps else state
 
     def restore(self, state: TrainerState) -> None:
-        """Resume from a state; raises `ValueError` for the state of another trainer or of other data."""
+        """Restore a state; raises `ValueError` if it belongs to another trainer or other data."""
         if state.keys() != self.state().keys():
-            raise ValueError("a state of other arrays than this trainer's")
+            raise ValueError("the state contains other arrays than this trainer's")
         self._stream.restore(state["batches"])
         if self._keeps:
             load_states([self._optimizer], state["optimizer"])
@@ -145,10 +145,10 @@ class TorchTrainer:
 
 
 class HeldModule:
-    """A module whose parameters are those of a vector.
+    """A module whose parameters are stored in a vector.
 
-    On a CPU they are float32 views of it. Elsewhere they are copied at the beginning of an assignment, and by
-    `flush`.
+    On a CPU they are float32 views of it. On other devices they are copied at the start of an
+    assignment and by `flush`.
     """
 
     def __init__(self, spec: ParameterSpec, module: nn.Module) -> None:
@@ -156,16 +156,16 @@ class HeldModule:
         self._spec = spec
         self._tensors = exchanged_of(module)
         self.device = next(iter(self._tensors.values())).device
-        """Where it computes."""
+        """The device that computes."""
         self.shares_memory = self.device.type == "cpu"
         self._copies = Copies()
         self._vector: Vector | None = None
         self._rounding: Rounding | None = None
         self._is_ahead = False
-        """Whether steps have changed the module since the vector had its values."""
+        """Whether steps have changed the module since the last copy to the vector."""
 
     def begin(self, vector: Vector) -> None:
-        """Take the values of a vector."""
+        """Load the values of a vector."""
         arrays = self._spec.views(vector)
         if not self.shares_memory:
             self._copies.write(self._tensors, arrays)
@@ -177,11 +177,11 @@ class HeldModule:
         self._vector = vector
 
     def note_step(self) -> None:
-        """Note that a step has changed the module."""
+        """Record that a step has changed the module."""
         self._is_ahead = not self.shares_memory
 
     def flush(self) -> None:
-        """Copy the parameters to the vector, where they are not views of it."""
+        """Copy the parameters into the vector, unless they are views of it."""
         if self._is_ahead:
             assert self._vector is not None
             self._read(self._vector)
@@ -194,10 +194,10 @@ class HeldModule:
 
 
 class _NoneAlone(Batches):
-    """Batches of which the last takes an example from the one before it, so that its own is not alone."""
+    """Batches whose last one borrows an example if it would contain only one."""
 
     def draw(self) -> npt.NDArray[np.int64]:
-        """Draw the next batch: the numbers of its examples."""
+        """Return the indices of the next batch's examples."""
         chosen, left = super().draw(), self.per_epoch - self._next
         if left > 1:
             return chosen
@@ -205,9 +205,9 @@ class _NoneAlone(Batches):
 
 
 def _stream(data: Dataset, batch_size: int, seed: int, *, norms: bool) -> Batches:
-    """Return batches, each of two examples or more if there are batch norms, which do not take one alone.
+    """Return batches; with batch norms each has at least two examples.
 
-    With a `batch_size` of 2 one may be alone: nobody can give it one.
+    This is not possible with a `batch_size` of 2.
     """
     if not norms or batch_size < 3 or len(data) < batch_size or len(data) % batch_size != 1:
         return batches(data, batch_size, seed)
@@ -219,12 +219,12 @@ def _has_norms(module: nn.Module) -> bool:
 
 
 def tensor_of(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array as a tensor on a device."""
+    """Convert an array to a tensor on a device."""
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
 
 def returned(module: nn.Module, x: Features, device: torch.device) -> Any:
-    """Return what a module makes of examples; several inputs are given by their names."""
+    """Call a module on examples; several inputs are passed by name."""
     if isinstance(x, Inputs):
         return module(**{name: tensor_of(array, device) for name, array in x.arrays.items()})
     return module(tensor_of(x, device))

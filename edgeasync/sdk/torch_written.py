@@ -1,4 +1,4 @@
-"""What a forward is written as for an exporter, so that the file keeps what the exporter would lose."""
+"""Rewrites torch calls during an export, so that the file keeps what the exporter would lose."""
 
 import traceback
 from collections.abc import Callable
@@ -15,35 +15,36 @@ _OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 class Written(TorchFunctionMode):  # type: ignore[misc]
-    """Writes a `detach` wherever gradients stop without one, and dropouts and bags of embeddings in plain parts.
+    """Rewrites calls that exporters lose: stopped gradients, dropouts and embedding bags.
 
-    A `torch.no_grad`, a padding row of an embedding and the like leave nothing in a file. Dropouts of whole
-    channels become masks that draw for good, also where nothing is trained: here they are made of a plain one.
-    It notes what stops gradients. `kept` is whether the exporter writes a `detach`.
+    Wherever gradients stop, for example by `torch.no_grad` or the padding row of an embedding, a
+    `detach` is inserted. Exporters write channel dropouts as masks that stay random in inference,
+    so they are built from a plain dropout. Embedding bags are written as sums. The object records
+    what stopped gradients; `kept` means that the exporter supports `detach`.
     """
 
     def __init__(self, *, kept: bool) -> None:
         super().__init__()
         self.stopped: set[str] = set()
-        """What has stopped gradients: `detach`, `detach_`, `data`, `no_grad` or `padding_idx`."""
+        """The causes of stopped gradients: `detach`, `detach_`, `data`, `no_grad` or `padding_idx`."""
         self.counted = False
-        """Whether `len` has made a number of a batch."""
+        """Whether `len` was called on a tensor."""
         self.packed = False
         """Whether sequences were packed."""
         self._kept = kept
 
     @property
     def advice(self) -> str:
-        """What may help where gradients differ, with the word that goes before another way."""
+        """Advice if gradients differ, to precede the general advice."""
         if self.lost:
-            return "the older exporter does not write where torch stops gradients: "
+            return "the legacy exporter does not write where torch stops gradients: "
         if "detach_" in self.stopped:
-            return "exporters leave out detach_(): write h = h.detach() for h.detach_(), or "
+            return "exporters ignore detach_(): write h = h.detach() instead of h.detach_(), or "
         return ""
 
     @property
     def lost(self) -> set[str]:
-        """What stops gradients and is not written."""
+        """The causes of stopped gradients that the file will not contain."""
         return set() if self._kept else self.stopped
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -84,7 +85,7 @@ class Written(TorchFunctionMode):  # type: ignore[misc]
 
 
 def _bag(ids: Tensor, table: Tensor, offsets: Tensor | None = None, **options: Any) -> Tensor:
-    """Return the sum or the mean of each row of embeddings, of those that are no padding."""
+    """Return the sum or mean of each row of embeddings, without padding."""
     mode, padding, weights = [options.get(name) for name in ("mode", "padding_idx", "per_sample_weights")]
     changed = options.get("max_norm") is not None or options.get("scale_grad_by_freq")
     if ids.ndim != 2 or offsets is not None or mode not in ("sum", "mean") or changed:
@@ -104,7 +105,7 @@ def _is(ids: Tensor, table: Tensor, row: int) -> Tensor:
 
 
 def _channels(unbatched: int) -> Callable[..., Tensor]:
-    """Return a dropout of whole channels, whose input has this number of axes where it has none for a batch."""
+    """Return a channel dropout for inputs that have `unbatched` axes without a batch."""
 
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: ARG001, FBT001, FBT002
         return x * _mask(x, 1 if x.ndim == unbatched else 2, p, training=training)
@@ -113,13 +114,16 @@ def _channels(unbatched: int) -> Callable[..., Tensor]:
 
 
 def _mask(x: Tensor, axes: int, p: float, *, training: bool) -> Tensor:
-    """Return a dropout of ones, the same along all axes of `x` but the first ones."""
+    """Return a dropout mask that is constant along all but the first `axes` axes of `x`."""
     first = x[(slice(None),) * axes + (slice(1),) * (x.ndim - axes)]
     return functional.dropout(torch.ones_like(first), p, training)
 
 
 def _alpha(axes: int | None) -> Callable[..., Tensor]:
-    """Return a dropout that keeps mean and variance (Klambauer et al. 2017), of values or whole channels."""
+    """Return a dropout that keeps mean and variance (Klambauer et al. 2017).
+
+    It drops single values, or whole channels if `axes` is set.
+    """
 
     def dropout(x: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:  # noqa: ARG001, FBT001, FBT002
         if not training or p in (0.0, 1.0):
@@ -127,7 +131,7 @@ def _alpha(axes: int | None) -> Callable[..., Tensor]:
         mask = _mask(x, x.ndim if axes is None else axes, p, training=True)
         scale = ((1 - p) * (1 + p * _SATURATED**2)) ** -0.5
         shift = -scale * _SATURATED * p
-        # Where nothing is trained the mask is 1.
+        # In inference the mask is 1.
         kept = torch.where(mask > 1, scale * x + shift, x)
         return torch.where(mask == 0, torch.full_like(x, scale * _SATURATED + shift), kept)
 
@@ -135,7 +139,7 @@ def _alpha(axes: int | None) -> Callable[..., Tensor]:
 
 
 _SATURATED = -1.7580993408473766
-"""What SELU comes to far below 0."""
+"""The limit of SELU for large negative inputs."""
 
 _DROPOUTS = {
     functional.dropout1d: _channels(2),
@@ -150,7 +154,7 @@ _DROPOUTS = {
 
 
 class Branches(TorchFunctionMode):  # type: ignore[misc]
-    """Notes where forward asks a tensor for yes or no, and turns one of the answers round."""
+    """Records where forward converts a tensor to a bool, and can invert one of the results."""
 
     def __init__(self, turned: int | None = None) -> None:
         super().__init__()
@@ -169,13 +173,16 @@ _ASKING = frozenset({"__bool__", "__contains__", "allclose", "equal", "is_nonzer
 
 
 def _place() -> str:
-    """Return the file and line of the module's own code that is being run."""
+    """Return the file and line of the module's code that is running."""
     frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_OUTSIDE)]
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
 
 
 def decided(run: Callable[[], list[Tensor]]) -> str | None:
-    """Return where the results of `run` depend on a tensor's yes or no; a mere guard does not count."""
+    """Return where a bool of a tensor changes the results of `run`, or `None`.
+
+    Mere guards, which raise an error if inverted, do not count.
+    """
     with Branches() as asked:
         results = run()
     for number, place in enumerate(asked.places[:BRANCHES_MAX]):
@@ -191,4 +198,4 @@ def decided(run: Callable[[], list[Tensor]]) -> str | None:
 
 
 BRANCHES_MAX = 32
-"""How many answers are turned round."""
+"""Number of bools that are inverted."""

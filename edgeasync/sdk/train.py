@@ -1,4 +1,4 @@
-"""`train`: a hub in this process and its workers, from one call to a trained model."""
+"""`train`: runs a hub and its workers in one call, and returns the trained model."""
 
 import asyncio
 import concurrent.futures
@@ -41,7 +41,7 @@ from edgeasync.temporary import TemporaryFolder
 LOG = logging.getLogger("edgeasync.train")
 
 DEFAULT_EPOCHS = 10.0
-"""How long `train` trains if nothing is said."""
+"""Passes over the data if `until` is not set."""
 
 
 @show_keywords
@@ -63,19 +63,24 @@ async def train_async(
     topology: Literal["star", "ring", "all_to_all"] = "star",
     **training: Unpack[TrainingKeywords],
 ) -> Run:
-    """Train a model with several workers, and return the run. docs/train/python.md explains each argument.
+    """Train a model with several workers and return the run; see docs/train/python.md.
 
-    `train` blocks; `train_async` runs on its caller's loop. An interrupt leaves the newest version in `run`.
+    `train` blocks; `train_async` runs on the caller's event loop. After an interrupt `run` contains
+    the newest version.
 
-    - `model`: layers of `edgeasync.nn`, an ONNX file, or a model of your own: see docs/train/models.md.
-    - `data`: a `Dataset`, a tuple `(x, y)`, or a file of them, split at random; or a list with each worker's.
-    - `until`: by default 10 passes over them. `evaluate`: held-out data, or a function of the named arrays.
-    - `settings`: other tables of a hub's settings file: `{"codec": {"push": "int8"}}`.
-    - `engine`: workers are "tasks" of this process, "processes", or actors on "ray".
-    - `topology`: "ring" or "all_to_all" averages without a hub, by `settings={"peer": {...}}`, keys of `[peer]`.
-    - The keywords after it say how workers train, and what for.
+    - `model`: layers of `edgeasync.nn`, an ONNX file or your own model (docs/train/models.md).
+    - `data`: a `Dataset`, a tuple `(x, y)` or a file, which is split at random; or a list with each
+      worker's data.
+    - `until`: when to stop; by default after 10 passes over the data.
+    - `evaluate`: held-out data, or a function of the named arrays.
+    - `settings`: other tables of a hub's settings file, such as `{"codec": {"push": "int8"}}`.
+    - `engine`: where workers run: "tasks" of this process, "processes", or actors on "ray".
+    - `topology`: "ring" or "all_to_all" to train without a hub; set keys of `[peer]` with
+      `settings={"peer": {...}}`.
+    - The keywords after `topology` configure local training and the training graph.
 
-    Raises an `EdgeAsyncError` if something does not fit. What a model, a trainer or `evaluate` raises comes out.
+    Raises an `EdgeAsyncError` for invalid arguments. Errors of a model, a trainer or `evaluate` are
+    raised unchanged.
 
     >>> import numpy as np
     >>> from edgeasync import Stop, train
@@ -105,7 +110,7 @@ train = blocking(train_async, "train")
 
 
 class _Place(NamedTuple):
-    """Where workers run, and whether a folder that is continued may name code."""
+    """Where workers run, and whether the run's folder may name code."""
 
     engine: Engine
     ray_address: str | None
@@ -113,7 +118,7 @@ class _Place(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """What a call of `train` wants trained."""
+    """The arguments of a call of `train`."""
 
     model: object
     data: object
@@ -126,7 +131,7 @@ class _Job(NamedTuple):
     training: TrainingKeywords
 
     def plan_peers(self, topology: str, *, apart: bool) -> PeerPlan:
-        """Return the plan of a training without a hub."""
+        """Plan a run without a hub."""
         return plan_peers(
             self.model,
             split(self.data, self.workers, self.seed),
@@ -141,7 +146,7 @@ class _Job(NamedTuple):
         )
 
     def plan_run(self, parts: Sequence[Share], policy: Policy | None, *, kept: bool) -> HubPlan:
-        """Return the plan of a run, whose folder is `kept` or removed in the end."""
+        """Plan a run; a temporary folder is not `kept`."""
         check_epochs(self.until, parts)
         plan = plan_run(
             self.model,
@@ -154,7 +159,7 @@ class _Job(NamedTuple):
             seed=self.seed,
             settings=self.settings,
         )
-        # Nobody resumes a folder that is removed.
+        # A temporary folder is never resumed.
         return plan if kept else replace(plan, recordable=is_recordable(plan.sections.policy))
 
 
@@ -182,12 +187,12 @@ async def _train_with_hub(
 
 class _Begin(Protocol):
     async def __call__(self, folder: Path, *, kept: bool) -> Run:
-        """Train in a folder, which is `kept` or lives as long as the run that is returned."""
+        """Train in a folder, which is `kept` or deleted with the returned run."""
         ...
 
 
 async def _in_folder(run: str | Path | None, begin: _Begin) -> Run:
-    """Train in the folder of a run, or in one that is removed with the run."""
+    """Train in the run's folder, or in a temporary one that is deleted with the run."""
     folder, remove = _folder(run)
     try:
         with _cancelled_at_exit():
@@ -203,14 +208,14 @@ async def _in_folder(run: str | Path | None, begin: _Begin) -> Run:
 
 @contextlib.contextmanager
 def _cancelled_at_exit() -> Iterator[None]:
-    """Cancel this task if the program ends meanwhile."""
+    """Cancel this task if the program exits meanwhile."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     done: concurrent.futures.Future[None] = concurrent.futures.Future()
     assert task is not None
 
     def stop() -> None:
-        LOG.warning("the program ends, and so does its training; wait for it, by Thread.join for example")
-        with contextlib.suppress(RuntimeError):  # the loop has just been closed
+        LOG.warning("the program exits, which ends training; wait for it, for example with Thread.join")
+        with contextlib.suppress(RuntimeError):  # the loop has just closed
             loop.call_soon_threadsafe(task.cancel)
 
     stop_at_exit(done, stop, lambda: None)
@@ -223,7 +228,7 @@ def _cancelled_at_exit() -> Iterator[None]:
 async def _serve(
     plan: HubPlan, workers: Workers, observer: Observer, listening: asyncio.Event, *, trust_code: bool
 ) -> Run:
-    """Run the hub on this loop and its workers wherever they are; return the run."""
+    """Run the hub on this loop, and its workers; return the run."""
     reason = "interrupted"
     try:
         async with workers:
@@ -248,7 +253,7 @@ async def _serve(
 
 
 def _result(plan: HubPlan, hub: HubRuntime, observer: Observer, reason: str) -> Run:
-    """Return the run, as the hub has left it."""
+    """Build the run from the hub's final state."""
     spec, core = plan.prepared.spec, hub.core
     vector, version = load_model(hub.model_file, spec)
     last = core.policy_engine.state.evaluations.last
@@ -267,7 +272,7 @@ def _result(plan: HubPlan, hub: HubRuntime, observer: Observer, reason: str) -> 
 
 
 def _folder(run: str | Path | None) -> tuple[Path, Callable[[], None] | None]:
-    """Return the run's folder and, if it is a temporary one, what removes it."""
+    """Return the run's folder and, for a temporary one, a function that deletes it."""
     if run is not None:
         return as_path(run, "run"), None
     kept = TemporaryFolder("run-")

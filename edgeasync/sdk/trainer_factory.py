@@ -1,4 +1,4 @@
-"""What a device of an `Agent` trains: its data by the hub's model or one of its own, or a trainer of the user."""
+"""Creates the trainer of an `Agent`'s device, from its data and a model or the user's trainer."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,14 +22,15 @@ from edgeasync.training.trainer import Trainer
 
 
 class OwnTraining(NamedTuple):
-    """What an agent's user decides about how its devices train.
+    """The user's choices about how an agent's devices train.
 
-    - `model`: what a device trains on its data; `None` means what the hub's welcome says.
-    - `initial` makes the parameters that it begins with, if not the hub's.
-    - `local` changes the hub's settings of local training.
-    - Another `loss` of the hub's graph is refused.
-    - `validation` are data or a function, or the share of its own data that is kept back.
-    - `epochs` are its passes over its data between two exchanges. After `passes` it takes no more steps.
+    - `model`: the model to train; `None` means the hub's model.
+    - `initial`: creates the initial parameters, if they are not the hub's.
+    - `local`: changes the hub's settings of local training.
+    - `loss`: the expected loss of the hub's graph; another one is refused.
+    - `validation`: data, a function, or the fraction of the device's data to hold out.
+    - `epochs`: passes over the data between two exchanges.
+    - `passes`: passes after which the device takes no more steps.
     """
 
     model: object
@@ -42,18 +43,18 @@ class OwnTraining(NamedTuple):
 
 
 class TrainerFactory:
-    """Makes the trainer of a device once its hub has said what to train, and evaluates that model."""
+    """Creates the trainer of a device once the hub has announced the model, and evaluates it."""
 
     def __init__(self, section: AgentSection, part: Share, own: OwnTraining) -> None:
         self._section = section
         self._own = own
         self.part, self._validation = hold_back(part, own.validation, section.seed)
-        """The device's data without what is kept back, or a trainer of the user's own."""
+        """The device's training data without validation data, or the user's trainer."""
         self._trainer: Any = None
         self._prepared: Prepared | None = None
 
     def make_trainer(self, agent: AgentRuntime, welcome: Welcome) -> Trainer:
-        """Return the trainer, and let each update tell the loss on the validation data, if there are some."""
+        """Create the trainer; with validation data each update reports the validation loss."""
         part = self.part
         if not isinstance(part, Dataset):
             self._watch_own(agent, welcome)
@@ -77,30 +78,32 @@ class TrainerFactory:
         self._watch_own(agent, welcome)
         if self._own.epochs is not None:
             local = chosen[-1]
-            batch_size = getattr(trainer, "batch_size", None) or local.batch_size  # a graph may have a fixed one
+            batch_size = getattr(trainer, "batch_size", None) or local.batch_size  # fixed in some graphs
             accumulates = self._prepared is None or self._prepared.accumulates
             batches = local.accumulation_steps if accumulates else 1
             local = replace(local, batch_size=batch_size, accumulation_steps=batches)
             agent.training.local_steps = local.steps_of(self._own.epochs, len(part))
         if self._own.passes is None:
             return trainer
-        fixed = getattr(trainer, "batch_size", None) or 1  # of a graph that takes full batches alone
+        fixed = getattr(trainer, "batch_size", None) or 1  # some graphs accept only full batches
         return PassesTrainer(trainer, self._own.passes * (len(part) // fixed * fixed))
 
     def _check_loss(self, found: str | None) -> None:
         loss = self._own.loss
         if loss is not None and found is not None and kind_of(loss) != found:
             wanted = kind_of(loss)
-            raise ConfigError(f"the hub's model has the loss {found}, this device {wanted}: give both the same")
+            raise ConfigError(
+                f"the hub's model has the loss {found}, but this device {wanted}; use the same on both"
+            )
 
     def _watch_own(self, agent: AgentRuntime, welcome: Welcome) -> None:
-        """Let each update tell the loss of this device's own parameters, if it can measure that."""
+        """Make each update report its validation loss, if there are validation data."""
         if self._validation is not None:
             evaluate = self.evaluator(self._validation, "validation", welcome)
             agent.training.validate = lambda vector: evaluate(vector).loss
 
     def evaluator(self, data: object, name: str, welcome: Welcome) -> Evaluator:
-        """Return what evaluates a vector on data, or by a function; raises `ConfigError` and `DataError`."""
+        """Create an evaluator from data or a function; raises `ConfigError` or `DataError`."""
         if self._prepared is not None:
             return self._prepared.evaluator(data, name)
         if callable(data):
@@ -110,6 +113,8 @@ class TrainerFactory:
             return NumpyEvaluator(model, as_dataset(data, name))
         trainer = self._trainer
         if isinstance(model, CodeModel) or trainer is None:
-            raise ConfigError(f"only Python code can evaluate this: give {name} a function of the named arrays")
+            raise ConfigError(
+                f"this model cannot be evaluated on data: pass {name} as a function of the named arrays"
+            )
         dataset = as_dataset(data, name)
         return lambda vector: trainer.evaluate(vector, dataset)

@@ -1,4 +1,4 @@
-"""A training loop that stays the user's own: what it has with a hub and without one."""
+"""Base of sessions in a user's training loop, with a hub or without one."""
 
 import asyncio
 import contextlib
@@ -21,25 +21,25 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 ENDING_S = 10.0
-"""How long what serves a loop may take to end."""
+"""How long the thread behind a loop may take to end."""
 
 LOOK_EVERY_S = 1.0
-"""How often a session looks whether it is connected."""
+"""Interval at which a session checks its connection."""
 
 WARN_EVERY_S = 60.0
-"""How often a session that trains alone warns."""
+"""Interval of warnings while a session trains alone."""
 
 LOST = "the connection is lost"
 
 OVERWRITTEN = "modified by an inplace operation"
-"""What torch says of a backward pass whose parameters were changed."""
+"""Part of torch's error if a parameter changed before the backward pass that needs it."""
 
 
 class UserLoop(Service):
-    """A loop that counts its steps for what exchanges the model, and takes the models that come.
+    """A session in a user's loop: counts steps, and loads new models into the loop's model.
 
-    The model changes only inside `step`, or inside the optimizer's own `step` where that is watched, and all at
-    once.
+    The model changes only inside `step`, or inside the `step` of a watched optimizer, and all
+    arrays change together.
     """
 
     def __init__(self, participant: Participant, *, keep_optimizer_state: bool | None) -> None:
@@ -54,28 +54,28 @@ class UserLoop(Service):
         self._trouble = LOST
         self._is_begun = False
         self.steps_since_exchange = 0
-        """Steps since the newest model came."""
+        """Steps since the newest model was loaded."""
         self.exchanges = 0
-        """How many models this loop has taken."""
+        """The number of models that this loop has loaded."""
         self.version: int | None = None
-        """The number of the version that this loop trains from; `None` before the first."""
+        """The version that this loop trains from; `None` before the first model."""
 
     @property
     def steps(self) -> int:
-        """Steps of this loop that are, or will be, part of an exchange; of all starts if it has a state folder."""
+        """Steps that are or will be part of an exchange; with a state folder, of all starts."""
         return self._loop_state.steps
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended: the hub has finished, or the session was left."""
+        """Whether the run has ended: the hub has finished, or the session has ended."""
         lockstep = self._lockstep
         return self._done.done() or (lockstep is not None and lockstep.over)
 
     @property
     def connected(self) -> bool:
-        """Whether the session is connected to its hub or, without a hub, to at least one other device.
+        """Whether the session is connected to its hub or, without a hub, to another device.
 
-        While it is not, the loop trains alone. The log warns when that begins, and once a minute.
+        Otherwise the loop trains alone. The log warns when this begins, and once a minute.
         """
         return not self.finished and self._is_connected
 
@@ -87,19 +87,20 @@ class UserLoop(Service):
     @property
     @abstractmethod
     def _lockstep(self) -> Lockstep | None:
-        """What hands the loop's steps over, once there is something to train."""
+        """The trainer that passes the loop's steps to the worker, once a model is known."""
 
     # -- the loop --------------------------------------------------------------------------------------------
 
     def step(self, loss: float | None = None, examples: int = 0) -> None:
-        """Count one step of the optimizer; call this after it, unless the session watches the optimizer.
+        """Count one optimizer step; call this after it, unless the session watches the optimizer.
 
-        `loss` is the step's mean loss, and `examples` the number of examples in it. Once an exchange is due, this
-        takes part in it; if nobody is in reach, the loop trains on. Raises what the session has ended with, if it
-        failed.
+        `loss` is the step's mean loss, and `examples` its number of examples. If an exchange is
+        due, it takes place in this call. If no connection exists, the loop trains on. Raises the
+        error of a failed session.
 
-        While another backward pass still needs the model's values, as between the steps of a GAN's two optimizers,
-        a step does not count by itself: the next one that counts has its change, too.
+        While another backward pass still needs the model's values, as between the steps of a GAN's
+        two optimizers, the step does not count. Its change becomes part of the next step that
+        counts.
         """
         if self._participant.pending() is None:
             self._count(loss, examples)
@@ -123,19 +124,20 @@ class UserLoop(Service):
         self._take_model(lockstep)
 
     def note(self, loss: float | None = None, examples: int = 0, *, score: float | None = None) -> None:
-        """Say what the next step's mean loss and its number of examples are, where the optimizer is watched.
+        """Set the mean loss and number of examples of the next step, if the optimizer is watched.
 
-        `score` is the loss of the model on examples kept for that. The next update has the last one that was said:
-        by it the hub's policies `take` and `behind_max` compare devices.
+        `score` is the model's loss on validation examples. The next update reports the last score,
+        by which the hub's policies `take` and `behind_max` compare devices.
         """
         self._noted = None if loss is None else float(loss), examples
         self._score = self._score if score is None else float(score)
 
     def batches(self, loader: Iterable[Item]) -> "LoopBatches[Item]":
-        """Return a loader's batches: each pass over them is one over the loader, and ends early if the run ends.
+        """Iterate over a loader's batches; each pass ends early if the run ends.
 
-        With a hub and a state folder, a script that was killed resumes behind the batch of its last update, in the
-        same order: the passes before that one have no batches. A pass raises `DataError` if the loader has none.
+        With a hub and a state folder, a killed script resumes after the batch of its last update,
+        in the same order; earlier passes are empty. A pass raises `DataError` if the loader returns
+        no batches.
         """
         return LoopBatches(self, loader)
 
@@ -147,15 +149,15 @@ class UserLoop(Service):
 
     @abstractmethod
     def evaluate(self, function: Callable[[], Found]) -> Found:
-        """Call a function while the model has the newest values that all share."""
+        """Call `function` with the newest shared values loaded into the model."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Exchange nothing until `resume`."""
+        """Stop exchanging until `resume`."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Return after an `abort`."""
+        """Resume exchanges after `abort`."""
 
     # -- how it runs -----------------------------------------------------------------------------------------
 
@@ -176,7 +178,7 @@ class UserLoop(Service):
                 if self._participant.has_unsent:
                     self._count()
                 if not self.steps and self._is_begun and not self.finished and not self._aborted:
-                    LOG.warning("the session ends, and counted no step of the loop")
+                    LOG.warning("the session has ended without counting any step of the loop")
                 self._send_last_steps()
         except BaseException as failure:
             error = failure
@@ -185,10 +187,10 @@ class UserLoop(Service):
             super().__exit__(kind, error, trace)
 
     def _stop_with_program(self) -> None:
-        """Ask it to end; the loop, which may have failed, does not send its last steps."""
+        """Stop without pushing the last steps, because the loop may have failed."""
         if self.steps_since_exchange and not self.finished:
             LOG.warning(
-                "the program ends before its session: the last %d steps were not sent; use `with join(...)`",
+                "the program exits before its session ends: the last %d steps are lost; use `with join(...)`",
                 self.steps_since_exchange,
             )
         super()._stop_with_program()
@@ -223,10 +225,10 @@ class UserLoop(Service):
 
     @abstractmethod
     def _send_last_steps(self) -> None:
-        """Exchange the steps since the last exchange, and wait for that for a while."""
+        """Exchange the steps since the last exchange, and wait a limited time for the answer."""
 
     def _take_model(self, lockstep: Lockstep) -> bool:
-        """Take a model if there is a new one; return whether there was."""
+        """Load a new model, if there is one; return whether there was."""
         if not lockstep.take_model():
             return False
         self.steps_since_exchange = 0
@@ -237,14 +239,14 @@ class UserLoop(Service):
 
 
 class LoopBatches(Generic[Item]):
-    """The batches of a loader, for as many passes as a loop or a framework's trainer takes."""
+    """The batches of a loader; each iteration is one pass over it."""
 
     def __init__(self, session: UserLoop, loader: Iterable[Item]) -> None:
         self._session = session
         self._loader = loader
 
     def __iter__(self) -> Iterator[Item]:
-        return self._session._pass(self._loader)  # noqa: SLF001 - it is the session's own
+        return self._session._pass(self._loader)  # noqa: SLF001 - part of the session
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]

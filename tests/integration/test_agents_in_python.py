@@ -193,7 +193,7 @@ def test_an_agent_without_a_model_says_so(tmp_path):
     arrays = dict(MODEL.spec.views(MODEL.initial(0)))
     with Hub(arrays, run=tmp_path, bind=ANYWHERE) as hub, Agent(hub.address, trainer=trainer()) as agent:
         until(lambda: agent.updates_answered, "an update")
-        with pytest.raises(ConfigError, match="give evaluate a function of the named arrays"):
+        with pytest.raises(ConfigError, match="pass evaluate as a function of the named arrays"):
             agent.evaluate(DATA)
 
 
@@ -320,14 +320,14 @@ def test_epochs_and_batches_of_a_device_override_the_hubs(tmp_path):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"data": DATA, "workers": 0}, "workers is 0; give 1 or more"),
+        ({"data": DATA, "workers": 0}, "workers is 0; pass 1 or more"),
         ({"data": [DATA, DATA], "workers": 3}, "workers is 3, but the list has 2 entries"),
         ({"data": []}, "the list is empty"),
-        ({"trainer": Awaited(), "workers": 2}, "workers is 2, but there is one trainer: give a list"),
-        ({"data": DATA, "workers": 2, "name": "pi/1"}, "the part after '/' is the worker's number"),
-        ({"data": DATA, "epochs": 0}, "epochs are passes over data: give a number over 0"),
-        ({"trainer": Awaited(), "epochs": 1}, "epochs are passes over data: .* not a trainer"),
-        ({"trainer": [Awaited()] * 2}, "workers 1 and 2 have one trainer object: make another one"),
+        ({"trainer": Awaited(), "workers": 2}, "workers is 2, but there is one trainer: pass a list"),
+        ({"data": DATA, "workers": 2, "name": "pi/1"}, "several workers add '/' and a number"),
+        ({"data": DATA, "epochs": 0}, "epochs counts passes over data: pass a number above 0"),
+        ({"trainer": Awaited(), "epochs": 1}, "epochs counts passes over data: .* instead of a trainer"),
+        ({"trainer": [Awaited()] * 2}, "workers 1 and 2 share a trainer object: create one for each"),
     ],
 )
 def test_a_mistake_says_what_to_give(given, words):
@@ -339,7 +339,7 @@ def test_a_mistake_says_what_to_give(given, words):
 async def test_a_wait_on_the_own_loop_says_what_to_write(tmp_path):
     async with Hub(MODEL, run=tmp_path, bind=ANYWHERE) as hub, Agent(hub.address, DATA) as agent:
         for wait, words in (
-            (hub.wait, r"wait\(\) would hold up the loop .* write `await hub\.wait_async\(\)`"),
+            (hub.wait, r"wait\(\) would block the loop .* write `await hub\.wait_async\(\)`"),
             (lambda: hub.wait_for(1), r"write `await hub\.wait_for_async\(devices\)`"),
             (agent.wait, r"write `await agent\.wait_async\(\)`"),
             (agent.wait_until_joined, r"write `await asyncio\.to_thread\(agent\.wait_until_joined\)`"),

@@ -55,7 +55,7 @@ def test_a_step_at_a_time(make, caplog):
         assert losses[-1] < 0.7 * losses[0]
         steps = list(history["local_steps"])[:-1]  # the last update has what is left
         assert steps == ([3] * 11 + [6, 11, 11] if steps_per_epoch else [11] * 6), "never more than twice as many"
-    assert "warm_up_epochs is ignored: give steps_per_epoch" in caplog.text
+    assert "warm_up_epochs is ignored: set steps_per_epoch" in caplog.text
 
 
 @pytest.mark.parametrize(("of", "name"), [(communication, "join"), (JoinedLoop, "_send_last_steps")])
@@ -88,7 +88,7 @@ def test_the_hub_tells_what_is_over_a_threshold_and_exchanges_more_often():
 @pytest.mark.parametrize(
     ("metrics", "losses", "wanted"),
     [
-        (["loss"], [1.0, 3.0, 3.5, 1.0, 4.0], ["the loss is 3, and", "the loss is 4, and"]),
+        (["loss"], [1.0, 3.0, 3.5, 1.0, 4.0], ["the loss is 3 (", "the loss is 4 ("]),
         (["loss_variance"], [1.0, 1.1, 1.0, 9.0], ["the loss_variance is 11.9"]),
         (["loss", "loss_variance"], [1.0, math.nan], ["the loss is nan", "the loss_variance is inf"]),
         (["loss_variance"], [1.0] * 20, []),
@@ -129,7 +129,7 @@ def test_a_long_gradient_is_told():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"divergence_metrics": ["speed"]}, "divergence_metrics has 'speed'"),
+        ({"divergence_metrics": ["speed"]}, "divergence_metrics contains 'speed'"),
         ({"alert_threshold": -1.0}, "alert_threshold is -1.0"),
         ({"remediation_strategy": "pray"}, "remediation_strategy is 'pray'"),
     ],

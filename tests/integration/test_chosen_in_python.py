@@ -109,7 +109,7 @@ def test_a_refusal_can_be_followed_in_python_and_at_the_command(make, tmp_path, 
 @pytest.mark.parametrize("name", ["output", "train", "freeze"])
 def test_a_model_that_is_no_graph_has_nothing_to_choose(name, tmp_path):
     model = SoftmaxModel(inputs=3, classes=2)
-    with pytest.raises(ConfigError, match=f"{name} is for ONNX models and layers of edgeasync.nn"):
+    with pytest.raises(ConfigError, match=f"{name} requires an ONNX model or layers of edgeasync.nn"):
         train(model, (X, Y[:, 0]), **{name: "a"})
     with pytest.raises(
         ConfigError,
@@ -118,5 +118,5 @@ def test_a_model_that_is_no_graph_has_nothing_to_choose(name, tmp_path):
         Agent("tcp://127.0.0.1:1", (X, Y), **{name: "a"})
     with pytest.raises(ConfigError, match=f"`?{name}`?"):
         train(written(tmp_path), (X, Y), loss="bce_with_logits", **{name: 3})
-    with pytest.raises(ConfigError, match="said by the arguments model, loss, output, train, freeze"):
+    with pytest.raises(ConfigError, match="use the arguments model, loss, output, train, freeze"):
         train(written(tmp_path), (X, Y), settings={"model": {name: "a"}})

@@ -63,8 +63,8 @@ def test_a_worker_that_is_killed_comes_back(temporary, tmp_path, caplog):
         until=Stop(when=kills.until),
     )  # fmt: skip
     assert run.accuracy > 0.8
-    assert run.reason == "Stop(when=) said so"
-    assert "worker-2 died, it was ended by signal 9, Killed; it comes back" in caplog.text
+    assert run.reason == "Stop(when=...) returned true"
+    assert "worker-2 died, it was killed by signal 9, Killed; restarting it" in caplog.text
     comings = [type(event) for event in run.events if getattr(event, "device", "") == "worker-2"]
     assert comings == [events.Join, events.Leave, events.Join]
     assert not workers_of(os.getpid())
@@ -184,13 +184,13 @@ def test_workers_come_back_when_what_forks_them_dies(temporary, tmp_path, caplog
         callbacks=[seen.append],
     )
     assert run.updates >= 200
-    assert "worker-1 died, it was ended by signal 9, Killed; it comes back" in caplog.text
+    assert "worker-1 died, it was killed by signal 9, Killed; restarting it" in caplog.text
     assert not workers_of(os.getpid())
 
 
 def test_a_worker_that_dies_every_time_is_a_clear_error(temporary):
     with pytest.raises(
-        EdgeAsyncError, match=r"worker-1 died 4 times within \d+ s, at last it ended with exit code 3"
+        EdgeAsyncError, match=r"worker-1 died 4 times within \d+ s, last: it ended with exit code 3"
     ):
         train(ARRAYS, [Exits()], until=Stop(updates=1), engine="processes")
 
@@ -199,7 +199,7 @@ def test_what_cannot_be_handed_to_a_process_is_told(temporary):
     trainer = Still()
     trainer.lock = threading.Lock()
     with pytest.raises(
-        ConfigError, match=r"the trainer of worker-1 cannot be handed to a process: .*lock.* `begin`"
+        ConfigError, match=r"the trainer of worker-1 cannot be pickled for a process: .*lock.* `begin`"
     ):
         train(ARRAYS, [trainer], until=Stop(updates=1), engine="processes")
 
@@ -207,10 +207,10 @@ def test_what_cannot_be_handed_to_a_process_is_told(temporary):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"engine": "threads"}, "engine is 'threads'; give one of 'tasks', 'processes', 'ray'"),
-        ({"ray_address": "auto"}, "ray_address goes with engine='ray'; the engine is 'tasks'"),
-        ({"engine": "processes"}, "the package cloudpickle; install it by pip install 'edgeasync\\[processes\\]'"),
-        ({"engine": "ray"}, "engine='ray' needs Ray; install it by pip install 'edgeasync\\[ray\\]'"),
+        ({"engine": "threads"}, "engine is 'threads'; choose one of 'tasks', 'processes', 'ray'"),
+        ({"ray_address": "auto"}, "ray_address requires engine='ray', but engine is 'tasks'"),
+        ({"engine": "processes"}, "the package cloudpickle; run pip install 'edgeasync\\[processes\\]'"),
+        ({"engine": "ray"}, "engine='ray' needs Ray; run pip install 'edgeasync\\[ray\\]'"),
     ],
     ids=["engine", "address", "no cloudpickle", "no Ray"],
 )

@@ -114,7 +114,7 @@ def test_what_is_not_known_is_nan_and_empty(tmp_path):
         assert math.isnan(history[name][1])
     history.to_csv(tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_text().splitlines()[2].split(",")[5:7] == ["", ""]
-    with pytest.raises(KeyError, match="there is no such column; there are time, version"):
+    with pytest.raises(KeyError, match="unknown column; the columns are time, version"):
         history["losses"]
 
 

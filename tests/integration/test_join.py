@@ -126,12 +126,12 @@ def test_the_loop_ends_with_the_run(tmp_path):
 
 def test_another_model_is_told_by_the_array(hub):
     with pytest.raises(
-        ModelMismatchError, match=r"'w' is trained of shape \(5,\) here, trained of \(6,\) at the hub"
+        ModelMismatchError, match=r"'w' is trained of shape \(5,\) here, but trained of \(6,\) at the hub"
     ):
         join(hub.address, {"w": np.zeros(5, np.float32)}, timeout_s=PATIENCE_S)
     with pytest.raises(ModelMismatchError, match="your model has an array 'b'"):
         join(hub.address, {"w": np.zeros(6, np.float32), "b": np.zeros(1, np.float32)}, timeout_s=PATIENCE_S)
-    with pytest.raises(edgeasync.EdgeAsyncError, match="model is int; give a torch"):
+    with pytest.raises(edgeasync.EdgeAsyncError, match="model is int; pass a torch"):
         join(hub.address, 3)
 
 
@@ -165,7 +165,7 @@ def test_without_a_hub_the_loop_trains_on(caplog):
     with join("tcp://127.0.0.1:9", model, timeout_s=0.2) as session:
         take_steps(model, session, 3)
         assert (session.steps, session.version) == (0, None)
-    assert "the loop trains by itself" in caplog.text
+    assert "the loop trains alone" in caplog.text
     assert (model["w"][1:] > 0).all()
 
 
@@ -298,7 +298,7 @@ def test_a_network_joins_with_its_statistics(tmp_path):
         assert session.exchanges == 3
         for name, array in hub.snapshot().items():
             np.testing.assert_allclose(array, network.arrays[name], rtol=1e-4, atol=1e-6)
-        with pytest.raises(TimeoutError, match="devices are live"):
+        with pytest.raises(TimeoutError, match="devices are still live"):
             hub.wait_until_left(timeout_s=0.01)
         session.abort()
         hub.wait_until_left(PATIENCE_S)

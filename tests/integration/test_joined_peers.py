@@ -189,12 +189,12 @@ def test_what_keeps_a_loop_from_listening_is_raised(tmp_path):
     ("arguments", "said"),
     [
         ({"topology": "circle"}, "topology is 'circle'"),
-        ({"topology": "star"}, "peers goes with topology"),
-        ({"peers": None}, "which peers"),
+        ({"topology": "star"}, "peers requires topology"),
+        ({"peers": None}, "join without a hub needs the file"),
         ({"state": None}, "needs state"),
-        ({"hub": "tcp://127.0.0.1:5555"}, "hub is for a loop with a hub"),
-        ({"own_start": True}, "own_start is for a loop with a hub"),
-        ({"steps_max": 3}, "steps_max is for edgeasync.Peer: a loop of your own trains and ends as you write it"),
+        ({"hub": "tcp://127.0.0.1:5555"}, "hub requires a hub"),
+        ({"own_start": True}, "own_start requires a hub"),
+        ({"steps_max": 3}, "steps_max is for edgeasync.Peer: your loop decides how it trains"),
         ({"threads": 2}, "threads is for edgeasync.Peer"),
         ({"round_step": 3}, "round_step"),
         ({"codec": "top_k(0.1)"}, "top_k"),
@@ -212,7 +212,7 @@ def test_what_a_loop_without_a_hub_cannot_do(tmp_path):
     with join(model={"w": np.zeros(3, np.float32)}, **how(tmp_path, 0, lease_s=0.2)) as session:
         with pytest.raises(ConfigError, match="call join again"):
             session.abort()
-        with pytest.raises(ConfigError, match="all models count the same"):
+        with pytest.raises(ConfigError, match="all models have the same weight"):
             session.note(score=1.0)
 
 
@@ -254,10 +254,10 @@ def test_averagers_agree_without_a_hub(tmp_path, policy):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"delay": 3}, "delay is for averages through a hub"),
-        ({"preempt": True}, "preempt is for averages through a hub"),
+        ({"delay": 3}, "delay requires a hub"),
+        ({"preempt": True}, "preempt requires a hub"),
         ({"averaging_policy": "adaptive"}, "'iterations' or 'time'"),
-        ({"topology": "star"}, "peers goes with topology"),
+        ({"topology": "star"}, "peers requires topology"),
     ],
 )
 def test_mistakes_of_an_averager(arguments, said):

@@ -126,11 +126,11 @@ def test_workers_that_diverge_do_not_wait_for_rounds(tmp_path, amounts, engine):
     [
         ({"topology": "circle"}, "topology is 'circle'"),
         ({"callbacks": [print]}, "callbacks"),
-        ({"until": Stop(accuracy=0.9)}, "nobody sees the whole training"),
-        ({"settings": {"codec": {}}}, "settings of a peer alone"),
+        ({"until": Stop(accuracy=0.9)}, "without a hub only epochs, minutes and updates work"),
+        ({"settings": {"codec": {}}}, "without a hub only the table peer applies"),
         ({"settings": {"peer": {"codec": "top_k(0.1)"}}}, "codec"),
         ({"settings": {"peer": {"peers": "x"}}}, "peer.peers"),
-        ({"workers": 1}, "2 to 64 workers"),
+        ({"workers": 1}, "workers must be from 2 to 64"),
         ({"engine": "ray"}, "'tasks' or 'processes'"),
     ],
 )
@@ -142,7 +142,7 @@ def test_mistakes_of_train(arguments, said):
 
 @pytest.mark.parametrize("topology", ["star", "ring"])
 def test_a_trainer_of_another_model_is_refused(topology):
-    with pytest.raises(ModelMismatchError, match="trainer 1 has other arrays than the model"):
+    with pytest.raises(ModelMismatchError, match="the arrays of trainer 1 differ from the model"):
         train({"w": [1.0]}, [Adds(), Adds()], topology=topology, until=Stop(updates=10))
 
 
@@ -258,7 +258,7 @@ def test_a_folder_for_workers_that_cannot_be_written_is_told_and_removed(tempora
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(np, "save", full)
-    with pytest.raises(StorageError, match="No space left on device; free space, or let TMPDIR be another folder"):
+    with pytest.raises(StorageError, match="No space left on device; free space, or set TMPDIR to another folder"):
         train(SMALL, DATA, workers=2, topology="ring", until=Stop(updates=1))
 
 
@@ -306,7 +306,7 @@ def test_a_second_call_on_the_folder_continues(tmp_path):
 def test_a_folder_of_a_hubs_run_is_refused_and_left_as_it_is(tmp_path):
     kept = train(SMALL, DATA, workers=2, run=tmp_path / "run", until=Stop(updates=5))
     content = (tmp_path / "run" / MODEL_FILE).read_bytes()
-    with pytest.raises(ConfigError, match=r"holds a hub's run, .*; choose another folder"):
+    with pytest.raises(ConfigError, match=r"contains a run with a hub, .*; choose another folder"):
         train(SMALL, DATA, workers=2, run=tmp_path / "run", until=Stop(updates=5), topology="ring")
     assert (tmp_path / "run" / MODEL_FILE).read_bytes() == content
     assert Run.open(tmp_path / "run").version == kept.version
@@ -342,7 +342,7 @@ def test_a_disk_that_is_full_at_the_end_costs_no_model(tmp_path, monkeypatch, ca
     monkeypatch.setattr(peers, "save_model", full)
     run, _ = add(tmp_path / "run")
     assert (SMALL.spec.flatten(run.arrays) > 0.0).all()
-    assert "free space or fix its rights; what was trained is in run.arrays alone" in caplog.text
+    assert "free space or fix its rights; the trained model is in run.arrays only" in caplog.text
 
 
 def test_what_was_trained_before_a_worker_failed_is_in_the_folder(tmp_path):

@@ -114,7 +114,7 @@ if repetitions("clusters of Ray"):
         assert float(accuracy) > 0.85
         assert joins in (["['worker-1', 'worker-1', 'worker-2']"], ["['worker-1', 'worker-2', 'worker-2']"])
         assert "died, " in done.stderr
-        assert "; it comes back" in done.stderr
+        assert "; restarting it" in done.stderr
         assert Run.open(tmp_path / "run").version > 40
 
     def test_what_a_worker_raises_comes_out_with_its_name(run_script):
@@ -125,4 +125,4 @@ if repetitions("clusters of Ray"):
     def test_a_cluster_that_is_not_there_is_told_at_once(run_script):
         done = run_script(NOWHERE)
         assert done.returncode == 1
-        assert "no Ray cluster is reached at 127.0.0.1:1: " in done.stderr.splitlines()[-1]
+        assert "cannot reach a Ray cluster at 127.0.0.1:1: " in done.stderr.splitlines()[-1]

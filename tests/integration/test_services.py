@@ -41,7 +41,7 @@ def test_a_hub_and_two_agents_by_with(tmp_path):
     assert kinds >= {events.Join, events.Leave, events.Update, events.Version, events.Evaluation, events.End}
     with pytest.raises(EdgeAsyncError, match=r"this Hub has ended; read its run with Run\.open\(hub\.path\)"):
         hub.status()
-    with pytest.raises(EdgeAsyncError, match="this Hub was run before"):
+    with pytest.raises(EdgeAsyncError, match="this Hub has already run"):
         hub.start()
 
 
@@ -65,7 +65,7 @@ async def test_events_on_the_callers_loop(tmp_path):
 def test_an_agent_waits_for_its_hub_and_for_its_return(tmp_path):
     address = free_address()
     with Agent(address, DATA, name="a", state=tmp_path / "a") as agent:
-        with pytest.raises(TimeoutError, match=r"no hub let this device in within 0\.1 s"):
+        with pytest.raises(TimeoutError, match=r"no hub accepted this device within 0\.1 s"):
             agent.wait_until_joined(0.1)
         for _ in range(2):
             with Hub(MODEL, run=tmp_path / "run", bind=address) as hub:
@@ -94,7 +94,7 @@ def test_a_run_that_is_finished_ends_its_agents(tmp_path, way):
             until(lambda: hub.status()["updates_applied"] >= 5, "updates")
             hub.finish("good enough")
         assert agent.wait(PATIENCE_S) == "the hub has finished training"
-        assert hub.wait(PATIENCE_S) == ("good enough" if way == "finish" else "Stop(when=) said so")
+        assert hub.wait(PATIENCE_S) == ("good enough" if way == "finish" else "Stop(when=...) returned true")
         hub.finish("too late")
     with Hub(MODEL, run=tmp_path, bind=ANYWHERE) as hub, Agent(hub.address, DATA):
         done = hub.status()["updates_applied"]
@@ -122,20 +122,20 @@ def test_mistakes_are_told_at_once(tmp_path):
             Hub(MODEL, run=tmp_path / "one", bind=ANYWHERE).start()
         with pytest.raises(DataError, match="no such file"), Agent(hub.address, "missing.npz"):
             pass
-    with pytest.raises(ConfigError, match=r"until\.epochs: a hub has no data"):
+    with pytest.raises(ConfigError, match=r"until\.epochs does not work with Hub, which has no data"):
         Hub(MODEL, run=tmp_path, until=Stop(epochs=1))
     with (
-        pytest.raises(ConfigError, match=r"layers .* input_shape=\(64,\) for Hub"),
+        pytest.raises(ConfigError, match=r"layers .* input_shape=\(64,\) to Hub"),
         Hub(nn.Linear(4, 2), run=tmp_path / "3"),
     ):
         pass
-    with pytest.raises(ConfigError, match="give one of the two"):
+    with pytest.raises(ConfigError, match="pass exactly one of data and trainer"):
         Agent("tcp://127.0.0.1:5555")
     with pytest.raises(ConfigError, match="enrol needs a folder"):
         Agent(data=DATA, enrol="token").start()
     with pytest.raises(ConfigError, match="spool = 'full' needs a folder"):
         Agent("tcp://127.0.0.1:5555", DATA, spool="full").start()
-    with pytest.raises(ConfigError, match="device_id is said by an argument of its own"):
+    with pytest.raises(ConfigError, match="device_id is not a setting of"):
         Agent("tcp://127.0.0.1:5555", DATA, device_id="a")
     with pytest.raises(ConfigError, match="local_step_max"):
         Agent("tcp://127.0.0.1:5555", DATA, local_step_max=3)
@@ -271,7 +271,7 @@ def test_an_update_tells_the_loss_of_the_devices_own_parameters(tmp_path, valida
 
 @pytest.mark.parametrize(
     ("validation", "sentence"),
-    [(1.5, "validation is 1.5 of 200 examples"), (0, "validation is 0 of"), (0.001, "keep back at least one")],
+    [(1.5, "validation is 1.5 of 200 examples"), (0, "validation is 0 of"), (0.001, "hold out at least one")],
 )
 def test_a_share_that_leaves_nothing_is_refused(validation, sentence):
     with (

@@ -269,7 +269,7 @@ def test_a_function_evaluates_and_when_ends():
         evaluate=lambda arrays: float(np.abs(arrays["weight"]).sum()),
         until=Stop(when=lambda progress: found.append(progress) or progress.version >= 5),
     )
-    assert run.reason == "Stop(when=) said so"
+    assert run.reason == "Stop(when=...) returned true"
     assert [progress.version for progress in found][:5] == [1, 2, 3, 4, 5]
     assert run.loss == pytest.approx(float(np.abs(run.arrays["weight"]).sum()))
 
@@ -363,7 +363,7 @@ def test_callbacks_disturb_nothing(caplog):
     assert time.monotonic() - began_s < PATIENCE_S
     (record,) = caplog.records
     assert "Odd failed on Join(" in record.message, "once, though two devices joined"
-    assert [event.reason for event in told] == ["Stop(when=) said so"]
+    assert [event.reason for event in told] == ["Stop(when=...) returned true"]
 
 
 def test_ready_callbacks_end_a_run_and_keep_its_best_model(tmp_path):
@@ -438,23 +438,23 @@ MISTAKES = {
     "no data file": ({"data": "missing.npz"}, DataError, r"missing\.npz: no such file"),
     "empty": ({"data": []}, ConfigError, "the list is empty"),
     "NaN": ({"data": (np.full((4, 4), np.nan), [0, 1, 0, 1])}, DataError, "the data: x has values that are not"),
-    "kind of data": ({"data": 3}, DataError, "the data is int; give a Dataset"),
+    "kind of data": ({"data": 3}, DataError, "the data is int; pass a Dataset"),
     "features": ({"data": (np.eye(3), [0, 1, 0]), "workers": 1}, DataError, "3 features"),
-    "workers": ({"workers": 0}, ConfigError, "workers is 0; give 1 or more"),
+    "workers": ({"workers": 0}, ConfigError, "workers is 0; pass 1 or more"),
     "too many workers": ({"workers": 9}, DataError, "4 examples"),
     "two counts": ({"data": [DATA], "workers": 2}, ConfigError, "workers is 2, but the list has 1 entries"),
-    "no end": ({"until": Stop()}, ConfigError, "until says nothing"),
+    "no end": ({"until": Stop()}, ConfigError, "until has no condition"),
     "end": ({"until": Stop(updates=0)}, ConfigError, "until"),
     "batch": ({"batch_size": 0}, ConfigError, "batch_size"),
     "section": ({"settings": {"codecs": {}}}, ConfigError, "codecs"),
-    "said twice": ({"settings": {"hub": {"stop": {}}}}, ConfigError, "hub.stop: that is said by an argument"),
+    "said twice": ({"settings": {"hub": {"stop": {}}}}, ConfigError, "not contain hub.stop: use an argument"),
     "data said twice": (
         {"settings": {"evaluation": {"data": "held-out.npz"}}},
         ConfigError,
-        "evaluation.data: that is said by the argument evaluate",
+        "evaluation.data: use the argument evaluate",
     ),
     "accuracy": ({"until": Stop(accuracy=0.9)}, ConfigError, "accuracy"),
-    "loss": ({"loss": "mse"}, ConfigError, "has the loss cross_entropy"),
+    "loss": ({"loss": "mse"}, ConfigError, "always uses the loss cross_entropy"),
     "metrics": ({"metrics": ["precision"]}, ConfigError, "precision"),
     "metric of values": ({"metrics": [MAE()]}, ConfigError, "mae does not apply to the loss cross_entropy"),
     "metrics of one's own": ({"model": Own(), "metrics": ["f1"]}, ConfigError, "the model Own tells no scores"),
@@ -469,19 +469,19 @@ MISTAKES = {
     "passes of trainers": (
         {"model": ARRAYS, "data": [trainer_of(SMALL, DATA)], "until": None},
         ConfigError,
-        r"do not say how much data they have; give Stop\(updates=\.\.\.\)",
+        r"your own trainers do not report their size; use Stop\(updates=\.\.\.\)",
     ),
     "one trainer": (
         {"model": ARRAYS, "data": [trainer_of(SMALL, DATA), *[trainer_of(SMALL, DATA)] * 2]},
         ConfigError,
-        "workers 2 and 3 have one trainer object: make another one for each worker",
+        "workers 2 and 3 share a trainer object: create one for each worker",
     ),
     "classes": ({"model": Scores(), "evaluate": DATA}, ConfigError, r"predict returned shape \(1, 2\) for 1"),
     "no evaluation": ({"evaluate": lambda _: "good"}, ConfigError, "evaluate returned str; return a loss"),
-    "percent": ({"evaluate": lambda _: (0.1, 95.0)}, ConfigError, "accuracy 95; return a share from 0 to 1"),
-    "until": ({"until": 100}, ConfigError, r"until is int; give Stop\(updates=100\)"),
-    "policy": ({"policy": "quorum"}, ConfigError, "policy is str; give a Policy"),
-    "settings": ({"settings": "hub.toml"}, ConfigError, "settings is str; give a table"),
+    "percent": ({"evaluate": lambda _: (0.1, 95.0)}, ConfigError, "accuracy 95; return a fraction from 0 to 1"),
+    "until": ({"until": 100}, ConfigError, r"until is int; pass a Stop such as Stop\(updates=100\)"),
+    "policy": ({"policy": "quorum"}, ConfigError, "policy is str; pass a Policy"),
+    "settings": ({"settings": "hub.toml"}, ConfigError, "settings is str; pass a dict of tables"),
     "unknown loss": ({"loss": "nll"}, ConfigError, "loss"),
     "optimizer": ({"optimizer": SGD}, ConfigError, "optimizer is <class .*; give SGD"),
     "callbacks": ({"callbacks": print}, ConfigError, "callbacks is builtin_function_or_method; give a list"),
@@ -491,7 +491,7 @@ MISTAKES = {
     "trainer": (
         {"model": ARRAYS, "data": [trainer_of(SoftmaxModel(inputs=4, classes=3), DATA)]},
         ModelMismatchError,
-        "trainer 1 has other arrays",
+        "the arrays of trainer 1 differ",
     ),
 }  # fmt: skip
 

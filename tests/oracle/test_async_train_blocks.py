@@ -130,11 +130,17 @@ def test_a_loss_of_torch_is_edgeasyncs_with_its_arguments(theirs, meant):
 @pytest.mark.parametrize(
     ("theirs", "told"),
     [
-        (torch.nn.CrossEntropyLoss(reduction="sum"), "CrossEntropyLoss has reduction='sum'; a loss is the mean"),
+        (
+            torch.nn.CrossEntropyLoss(reduction="sum"),
+            "CrossEntropyLoss has reduction='sum', but the loss must be a mean",
+        ),
         (torch.nn.MSELoss(reduction="none"), "MSELoss has reduction='none'"),
-        (torch.nn.BCEWithLogitsLoss(torch.ones(3)), "BCEWithLogitsLoss has a weight, which only torch itself"),
+        (
+            torch.nn.BCEWithLogitsLoss(torch.ones(3)),
+            "BCEWithLogitsLoss has a weight, which is supported only for torch modules",
+        ),
         (torch.nn.BCEWithLogitsLoss(pos_weight=torch.zeros(1)), "BCEWithLogitsLoss has a pos_weight"),
-        (torch.nn.NLLLoss(), "loss_fn is NLLLoss; for a model that is not torch's"),
+        (torch.nn.NLLLoss(), "loss_fn is NLLLoss; for a model that is not a torch module"),
     ],
 )
 def test_a_loss_of_torch_without_a_counterpart_is_refused(theirs, told):

@@ -93,9 +93,9 @@ def test_a_module_with_bagua_leaves_and_returns(monkeypatch):
     while session.exchanges == exchanges:  # the hub is on its way
         train(module, loader(of=10), optimizer)
     algorithm.stop(module)
-    with pytest.raises(ConfigError, match="another model"):
+    with pytest.raises(ConfigError, match="does not average this model"):
         algorithm.abort(network())
-    with pytest.raises(ConfigError, match="AsyncModelAverager takes other models"):
+    with pytest.raises(ConfigError, match="use AsyncModelAverager for other models"):
         module.with_edgeasync([], algorithm)
 
 

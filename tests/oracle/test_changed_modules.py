@@ -219,7 +219,7 @@ def test_another_optimizer_than_the_one_that_was_given_is_told_in_the_log(tmp_pa
         for _ in range(2 * STEPS_UNSEEN_MAX):
             optimizer.step()
         assert session.steps == 0
-    assert sum("join again with the one that trains" in record.message for record in caplog.records) == 1
+    assert sum("join again with the optimizer that trains" in record.message for record in caplog.records) == 1
     assert session.steps == 1, "the last steps are sent together"
 
 
@@ -230,7 +230,7 @@ def test_an_optimizer_that_trains_a_copy_of_the_module_is_told_in_the_log(tmp_pa
     with hub, join(hub.address, module, optimizer, timeout_s=PATIENCE_S) as session:
         while session.exchanges < 3:
             optimizer.step()
-    assert "the steps of the optimizer that join was given do not change the module" in caplog.text
+    assert "the steps of the optimizer passed to join do not change the module" in caplog.text
 
 
 def test_the_last_steps_of_another_optimizer_than_the_one_that_was_given_are_sent(tmp_path):
@@ -254,14 +254,14 @@ def test_a_replaced_layer_that_no_optimizer_steps_is_told_in_the_log(tmp_path, c
         replace_head(module)
         for _ in range(2 * STEPS_UNSEEN_MAX):
             optimizer.step()
-    assert caplog.text.count("no optimizer steps '2.bias', '2.weight', since it was replaced") == 1
+    assert caplog.text.count("no optimizer steps '2.bias', '2.weight', which was replaced") == 1
 
 
 @pytest.mark.parametrize("join_or_serve", [TorchParticipant, edgeasync.torch.model])
 def test_a_buffer_that_is_not_finite_is_named(join_or_serve):
     module = make()
     module.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
-    with pytest.raises(ConfigError, match=r"'mask' has values that are not finite.*persistent=False"):
+    with pytest.raises(ConfigError, match=r"'mask' contains values that are not finite.*persistent=False"):
         join_or_serve(module)
 
 
@@ -331,7 +331,7 @@ def test_the_last_value_of_a_buffer_that_changes_its_shape_is_exchanged(caplog):
     for rows in (4, 5):
         module.cache = torch.zeros(rows)
         assert values_of(held)["cache"].tolist() == [1.0, 1.0, 1.0]
-    assert caplog.text.count("the buffer 'cache' has changed its shape or is gone") == 1
+    assert caplog.text.count("buffer 'cache' was resized or removed") == 1
 
 
 # -- wrappers -------------------------------------------------------------------------------------------------

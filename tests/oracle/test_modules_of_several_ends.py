@@ -329,8 +329,9 @@ def test_a_module_that_is_refused_trains_by_either_advice():
     example = normal(ROWS, 4), normal(ROWS, 1)
     with pytest.raises(GraphError) as caught:
         edgeasync.torch.to_onnx(Undone(), example)
-    assert "write h = h.detach() for h.detach_(), or train the module itself, by edgeasync.torch.model" in str(
-        caught.value
+    assert (
+        "write h = h.detach() instead of h.detach_(), or train the module itself with edgeasync.torch.model"
+        in str(caught.value)
     )
     edgeasync.torch.to_onnx(Done(), example)
     data = edgeasync.Dataset.of({"x": example[0].numpy(), "scale": example[1].numpy()}, LABELS.numpy())

@@ -15,7 +15,7 @@ from tests.support.programs.processes import PATIENCE_S
 nn, dist = torch.nn, torch.distributed
 
 RANKS = 2
-REFUSED = f"this process is one of {RANKS} in a process group of torch"
+REFUSED = f"this process is one of {RANKS} in a torch process group"
 
 
 def make():

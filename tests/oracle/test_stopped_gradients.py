@@ -128,7 +128,7 @@ def test_a_random_graph_is_as_in_torch_or_refused(seed, exporter):
     x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(seed))
     proto, refusal = exported(module, x, exporter)
     if exporter == "legacy" and refusal:
-        assert "give exporter='dynamo'" in refusal
+        assert "use exporter='dynamo'" in refusal
         return
     assert not refusal
     graph = assert_as_torch(module, proto, x, seed)
@@ -217,7 +217,7 @@ class Noisy(Base):
 
 KEPT = [Detached, WithoutGrad, Decorated, Nested, OfTheWeight, WithDropout, Noisy]
 OLDER = (
-    "the older exporter does not write where torch stops gradients: give exporter='dynamo', or train the module"
+    "the legacy exporter does not write where torch stops gradients: use exporter='dynamo', or train the module"
 )
 
 
@@ -225,17 +225,17 @@ OLDER = (
 def test_a_stop_is_kept_by_the_newer_exporter_and_the_older_one_is_refused(kind):
     torch.manual_seed(0)
     module, x = kind(), torch.randn(8, WIDTH)
-    with pytest.raises(GraphError, match="give exporter='dynamo', or" if kind is Noisy else OLDER):
+    with pytest.raises(GraphError, match="use exporter='dynamo', or" if kind is Noisy else OLDER):
         edgeasync.torch.to_onnx(module, torch.zeros(2, WIDTH), exporter="legacy")
     proto = edgeasync.torch.to_onnx(module, torch.zeros(2, WIDTH))
     if kind not in (WithDropout, Noisy):
         assert_as_torch(module, proto, x)
 
 
-LOST_BY_BOTH = "the older exporter does not write where torch stops gradients: train the module itself"
+LOST_BY_BOTH = "the legacy exporter does not write where torch stops gradients: train the module itself"
 LOST = {
-    InPlace: r"exporters leave out detach_\(\): write h = h.detach\(\) for h.detach_\(\), or train the module",
-    OwnFunction: r"off torch's, where its largest is \S+; train the module itself, by edgeasync.torch.model",
+    InPlace: r"exporters ignore detach_\(\): write h = h.detach\(\) instead of h.detach_\(\), or train the module",
+    OwnFunction: r"where its largest value is \S+; train the module itself with edgeasync.torch.model",
 }
 
 

@@ -53,7 +53,7 @@ OF_ANSWERS = {"torch's": nn.BCEWithLogitsLoss(), "a function": F.binary_cross_en
 @pytest.mark.parametrize("ending", PROBABILITIES.values(), ids=PROBABILITIES)
 def test_probabilities_are_no_scores_of_classes(ending, loss):
     with pytest.raises(
-        ConfigError, match=r"returns values between 0 and 1 .* takes the scores before that; return t"
+        ConfigError, match=r"always returns values between 0 and 1, .* expects the scores before that; return t"
     ):
         trained(Ends(ending), LABELS, loss)
 
@@ -61,32 +61,40 @@ def test_probabilities_are_no_scores_of_classes(ending, loss):
 @pytest.mark.parametrize("loss", OF_ANSWERS.values(), ids=OF_ANSWERS)
 @pytest.mark.parametrize("ending", [PROBABILITIES["sigmoid"], PROBABILITIES["a distance's exponential"]])
 def test_probabilities_are_no_scores_of_answers(ending, loss):
-    with pytest.raises(ConfigError, match=r"or give it torch\.nn\.BCELoss"):
+    with pytest.raises(ConfigError, match=r"or use torch\.nn\.BCELoss"):
         trained(Ends(ending, 1), ANSWERS, loss)
     assert trained(Ends(ending, 1), ANSWERS, nn.BCELoss()).updates >= 3
 
 
 @pytest.mark.parametrize("y", [ANSWERS, ANSWERS * 0], ids=["both", "only zeros"])
 def test_one_score_is_refused_for_classes(y):
-    with pytest.raises(
-        ConfigError, match=r"one score for each example, and cross .* torch.nn.BCEWithLogitsLoss\(\)"
-    ):
+    with pytest.raises(ConfigError, match=r"one score per example, but cross .* torch.nn.BCEWithLogitsLoss\(\)"):
         trained(nn.Linear(4, 1), y)
     assert trained(nn.Linear(4, 1), y, nn.BCEWithLogitsLoss()).updates >= 3
 
 
 LOG_SOFTMAX, SOFTMAX, SCORES = (lambda _, z: z.log_softmax(1)), PROBABILITIES["softmax"], (lambda _, z: z)
 MISTAKEN = {
-    "scores for logarithms": (SCORES, LABELS, nn.NLLLoss(), "no logarithms .* the loss torch.nn.CrossEntropyLoss"),
-    "by a function": (SCORES, LABELS, functools.partial(F.nll_loss), "no logarithms of probabilities"),
-    "probabilities for logarithms": (SOFTMAX, LABELS, nn.NLLLoss(), "end in log_softmax in place of what makes p"),
-    "scores for probabilities": (SCORES, np.eye(3)[LABELS], nn.BCELoss(), "not between 0 and 1, .*BCEWithLogits"),
-    "a sum": (SCORES, LABELS, nn.CrossEntropyLoss(reduction="sum"), "no mean of a batch, .* reduction='mean'"),
+    "scores for logarithms": (
+        SCORES,
+        LABELS,
+        nn.NLLLoss(),
+        "not log-probabilities, .* the loss torch.nn.CrossEntropyLoss",
+    ),
+    "by a function": (SCORES, LABELS, functools.partial(F.nll_loss), "not log-probabilities"),
+    "probabilities for logarithms": (SOFTMAX, LABELS, nn.NLLLoss(), "end the module with log_softmax"),
+    "scores for probabilities": (SCORES, np.eye(3)[LABELS], nn.BCELoss(), "outside 0 to 1, .*BCEWithLogits"),
+    "a sum": (
+        SCORES,
+        LABELS,
+        nn.CrossEntropyLoss(reduction="sum"),
+        "does not return the mean of a batch; .* reduction='mean'",
+    ),
     "a loss for each": (
         SCORES,
         LABELS,
         functools.partial(F.cross_entropy, reduction="none"),
-        "no mean of a batch",
+        "does not return the mean of a batch",
     ),
 }
 

@@ -121,5 +121,5 @@ def test_so_is_a_hole_in_the_place_of_a_manifest(tmp_path, little_memory):
 def test_and_a_picture_that_says_it_is_longer_than_memory(tmp_path, little_memory):
     (found,) = [path for path in FINDINGS if path.name == "picture.a-chunk-of-gigabytes"]
     shutil.copy(found, tmp_path / "picture.png")
-    with pytest.raises(DataError, match=r"picture\.png: not a picture"):
+    with pytest.raises(DataError, match=r"picture\.png: not a readable image"):
         read_picture(tmp_path / "picture.png")

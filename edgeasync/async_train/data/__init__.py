@@ -1,4 +1,4 @@
-"""Datasets, loaders and transforms. Nothing is downloaded: files are read where they lie."""
+"""Datasets, loaders and transforms. Files are read in place; nothing is downloaded."""
 
 from edgeasync.async_train.data import transforms
 from edgeasync.async_train.data.convert import as_dataset, batch_size_of

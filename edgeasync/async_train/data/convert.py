@@ -1,4 +1,4 @@
-"""What programs give as data, as edgeasync trains on it."""
+"""Converts data of programs to edgeasync's datasets."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,13 +12,14 @@ from edgeasync.errors import DataError
 
 
 def as_dataset(data: Any) -> Dataset:
-    """Return data as an `edgeasync.Dataset`.
+    """Convert data to an `edgeasync.Dataset`.
 
-    - A `DataLoader` of ours gives its dataset, without its order.
-    - A dataset whose examples lie in files, such as `ImageFolder`, is read as it is trained on, again each time.
-    - Another dataset is read once, with its transforms. Of another loader, such as torch's, all batches of a pass
-      are read.
-    - An `edgeasync.Dataset`, a pair of arrays and the path of a file are as for `edgeasync.train`.
+    - `DataLoader`: its dataset is used, without the loader's order.
+    - Datasets with examples in files, such as `ImageFolder`: files are read during training, in
+      every pass.
+    - Other datasets are read once, with their transforms. Other loaders, such as torch's, are read
+      for one pass.
+    - An `edgeasync.Dataset`, a pair of arrays or a file path: as for `edgeasync.train`.
 
     Raises `DataError` for anything else.
 
@@ -40,23 +41,23 @@ def as_dataset(data: Any) -> Dataset:
         return Dataset.of(*take(data, np.arange(len(data))))
     if isinstance(data, Iterable):
         return _read(data)
-    raise DataError(f"data is {type(data).__name__}; give a dataset, a loader, or a tuple (x, y) of arrays")
+    raise DataError(f"data is {type(data).__name__}; pass a dataset, a loader, or a tuple (x, y) of arrays")
 
 
 def batch_size_of(data: object) -> int | None:
-    """Return the batch size of a loader, `None` of anything else."""
+    """Return the batch size of a loader, or `None` for anything else."""
     found = getattr(data, "batch_size", None)
     return found if isinstance(found, int) and found >= 1 else None
 
 
 def _read(batches: Iterable[Any]) -> Dataset:
-    """Read one pass of a loader; raises `DataError` unless it gives pairs."""
+    """Read one pass of a loader; raises `DataError` unless it returns pairs."""
     xs, ys = [], []
     for batch in batches:
         if not (isinstance(batch, tuple | list) and len(batch) == 2):
-            raise DataError(f"the loader gives {type(batch).__name__}; it must give pairs (inputs, targets)")
+            raise DataError(f"the loader returns {type(batch).__name__}; it must return pairs (inputs, targets)")
         xs.append(np.asarray(batch[0]))
         ys.append(np.asarray(batch[1]))
     if not xs:
-        raise DataError("the loader gave no batch; give at least one example")
+        raise DataError("the loader returned no batch; it needs at least one example")
     return Dataset.of(np.concatenate(xs), np.concatenate(ys))

@@ -1,4 +1,4 @@
-"""Folders of pictures, a folder for each class; needs Pillow: pip install 'edgeasync[images]'."""
+"""Datasets of images in one folder per class; needs Pillow: pip install 'edgeasync[images]'."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,20 +13,20 @@ from edgeasync.errors import DataError
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 PIXELS_MAX = 1 << 26
-"""A larger picture, of 64 million pixels, is not unpacked."""
+"""Limit of an image's size, 64 megapixels; larger images are not decoded."""
 
 
 class ImageFolder:
-    """Pictures float32 (3, height, width) and the numbers of their classes, by the folders' names in order.
+    """Images in one folder per class, as float32 (3, height, width) with class numbers.
 
-    Only names are read at first; a picture is read each time it is looked at. A `transform` is given a picture,
-    uint8 (height, width, 3).
+    Classes are numbered in the order of their folders' names. Only file names are read at first; an
+    image is decoded at each access. `transform` receives an image as uint8 (height, width, 3).
 
-    Raises `DataError` for a folder without pictures and, at a look, for a file that is none.
+    Raises `DataError` if there are no images or, at an access, if a file is not an image.
     """
 
     lazy = True
-    """Its examples are read when they are looked at."""
+    """Whether examples are read at each access."""
 
     def __init__(self, root: str | Path, transform: Callable[[Any], Any] | None = None) -> None:
         pillow()
@@ -40,7 +40,7 @@ class ImageFolder:
         ]
         if not self.samples:
             raise DataError(
-                f"{folder}: no pictures; put a folder for each class there, with its {', '.join(SUFFIXES)}"
+                f"{folder}: no images found; create one folder per class with {', '.join(SUFFIXES)} files"
             )
         self.targets = [number for _, number in self.samples]
         self._transform = ToTensor() if transform is None else transform
@@ -54,24 +54,26 @@ class ImageFolder:
 
 
 class ImageNet(ImageFolder):
-    """ImageNet as `ImageFolder` reads it: the classes are folders in `root/train` and `root/val`."""
+    """ImageNet as an `ImageFolder`, with class folders in `root/train` and `root/val`."""
 
     def __init__(
         self, root: str | Path, split: str = "train", transform: Callable[[Any], Any] | None = None
     ) -> None:
         if split not in ("train", "val"):
-            raise DataError(f"split is {split!r}; give 'train' or 'val'")
+            raise DataError(f"split is {split!r}; choose 'train' or 'val'")
         super().__init__(Path(root) / split, transform)
 
 
 def read_picture(path: Path) -> npt.NDArray[np.uint8]:
-    """Read a picture as uint8 (height, width, 3); raises `DataError` for a file that is none, or too large."""
+    """Read an image as uint8 (height, width, 3); raises `DataError` if invalid or too large."""
     image = pillow()
     try:
         with image.open(path) as opened:
             width, height = opened.size
             if width * height > PIXELS_MAX:
-                raise DataError(f"{path}: {width} x {height} pixels; make it smaller, at most {PIXELS_MAX} in all")
+                raise DataError(
+                    f"{path}: {width} x {height} pixels; reduce it to at most {PIXELS_MAX} pixels in all"
+                )
             return np.asarray(opened.convert("RGB"))
     except (
         MemoryError,
@@ -81,4 +83,4 @@ def read_picture(path: Path) -> npt.NDArray[np.uint8]:
         image.DecompressionBombError,
         image.DecompressionBombWarning,
     ) as error:
-        raise DataError(f"{path}: not a picture that can be read ({error}); remove or replace it") from error
+        raise DataError(f"{path}: not a readable image ({error}); remove or replace it") from error

@@ -1,4 +1,4 @@
-"""Batches of a dataset, and parts of one. A dataset has a length and items: pairs of an example and its target."""
+"""Batches and subsets of datasets; a dataset has a length and items (example, target)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ class Subset:
         self.indices = np.asarray(indices, np.int64).ravel()
         count = len(self.dataset)
         if self.indices.size and not -count <= self.indices.min() <= self.indices.max() < count:
-            raise DataError(f"indices go beyond the {count} examples of the dataset")
+            raise DataError(f"indices are out of range: the dataset has {count} examples")
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -36,20 +36,21 @@ class Subset:
 
     @property
     def targets(self) -> Any:
-        """The targets, if the dataset has them apart from its examples."""
+        """The targets, if the dataset stores them separately."""
         return np.asarray(self.dataset.targets)[self.indices]  # type: ignore[union-attr]
 
     @property
     def lazy(self) -> bool:
-        """Whether examples are read when they are looked at."""
+        """Whether examples are read at each access."""
         return bool(getattr(self.dataset, "lazy", False))
 
 
 class DataLoader:
     """The batches of a dataset, in a new order at each pass if `shuffle`.
 
-    - `dataset`: one of this module, an `edgeasync.Dataset`, a pair of arrays, or anything with a length and items.
-    - `seed`: of the order; `epoch` counts the passes begun, and may be set.
+    - `dataset`: a dataset of this module, an `edgeasync.Dataset`, a pair of arrays, or any object
+      with a length and items.
+    - `seed`: seed of the order; `epoch` counts the passes begun, and may be set.
     - `num_workers` and `pin_memory` are ignored.
 
     >>> import numpy as np
@@ -62,7 +63,7 @@ class DataLoader:
         self,
         dataset: Any,
         batch_size: int = 1,
-        shuffle: bool = False,  # noqa: FBT001, FBT002 - as torch has it
+        shuffle: bool = False,  # noqa: FBT001, FBT002 - like torch
         *,
         num_workers: int = 0,
         pin_memory: bool = False,
@@ -70,7 +71,7 @@ class DataLoader:
         seed: int = 0,
     ) -> None:
         if batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size}; give 1 or more")
+            raise ConfigError(f"batch_size is {batch_size}; pass 1 or more")
         ignore("DataLoader", "examples are read in this process", num_workers=num_workers or None)
         ignore("DataLoader", "arrays stay in ordinary memory", pin_memory=pin_memory or None)
         self.dataset = Dataset.of(*dataset) if isinstance(dataset, tuple) else dataset
@@ -101,7 +102,7 @@ def item(dataset: Any, index: int) -> tuple[Any, Any]:
 
 
 def take(dataset: Any, indices: npt.NDArray[np.int64]) -> tuple[Any, Any]:
-    """Return the examples and targets at some indices as arrays; raises `DataError` if shapes differ."""
+    """Return examples and targets at `indices` as arrays; raises `DataError` if shapes differ."""
     if isinstance(dataset, Dataset):
         return dataset.features[indices], dataset.y[indices]
     examples, targets = zip(*[item(dataset, int(index)) for index in indices], strict=True)
@@ -109,14 +110,14 @@ def take(dataset: Any, indices: npt.NDArray[np.int64]) -> tuple[Any, Any]:
 
 
 def stack(examples: Sequence[Any]) -> npt.NDArray[Any]:
-    """Return examples as one array, float32 unless they are whole numbers."""
+    """Stack examples in one array, float32 unless they are integers."""
     try:
         found = np.stack([np.asarray(example) for example in examples])
     except ValueError:
         shapes = sorted({np.shape(example) for example in examples})
         raise DataError(
-            f"examples have the shapes {shapes[0]} and {shapes[-1]}: a batch needs one; for pictures put "
-            "transforms.Resize and CenterCrop first"
+            f"examples have the shapes {shapes[0]} and {shapes[-1]}, but a batch needs equal shapes; for images "
+            "use transforms.Resize and CenterCrop first"
         ) from None
     return found if found.dtype.kind in "iu" else found.astype(np.float32, copy=False)
 

@@ -1,4 +1,4 @@
-"""MNIST, and other pictures in IDX files, where they lie."""
+"""MNIST and other images in IDX files, read in place."""
 
 import gzip
 import math
@@ -16,20 +16,21 @@ from edgeasync.async_train.ignored import ignore
 from edgeasync.errors import DataError
 
 BYTES_MAX = 1 << 30
-"""A file that says it has more values is not believed."""
+"""A file whose header announces more values is rejected."""
 
 SIDE_MAX = 4096
-"""A file that says it has larger pictures is not believed."""
+"""A file whose header announces larger images is rejected."""
 
 
 class MNIST:
-    """Handwritten digits: pictures float32 (1, 28, 28) from 0 to 1, and their classes.
+    """Handwritten digits as float32 (1, 28, 28) from 0 to 1, with class numbers.
 
-    `root`, or `root/MNIST/raw`, has four files `train-images-idx3-ubyte`, `train-labels-idx1-ubyte`,
-    `t10k-images-idx3-ubyte` and `t10k-labels-idx1-ubyte`, plain or as `.gz`. Other pictures in such files are
-    read, too. A `transform` is given a picture, uint8 (28, 28). `download` is ignored.
+    `root` or `root/MNIST/raw` contains four files `train-images-idx3-ubyte`,
+    `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and `t10k-labels-idx1-ubyte`, plain or as
+    `.gz`. Other images in such files can be read, too. `transform` receives an image as uint8 (28,
+    28). `download` is ignored.
 
-    Raises `DataError` for files that are missing, or are not sound.
+    Raises `DataError` for missing or damaged files.
     """
 
     lazy = False
@@ -37,19 +38,19 @@ class MNIST:
     def __init__(
         self,
         root: str | Path,
-        train: bool = True,  # noqa: FBT001, FBT002 - as torchvision has it
+        train: bool = True,  # noqa: FBT001, FBT002 - like torchvision
         transform: Callable[[Any], Any] | None = None,
         *,
         download: bool = False,
     ) -> None:
-        ignore("MNIST", "nothing is downloaded, files are read where they lie", download=download or None)
+        ignore("MNIST", "files are read in place, nothing is downloaded", download=download or None)
         part = "train" if train else "t10k"
         self.data = read_idx(_find(Path(root).expanduser(), f"{part}-images-idx3-ubyte"), 3)
         path = _find(Path(root).expanduser(), f"{part}-labels-idx1-ubyte")
         self.targets = read_idx(path, 1).astype(np.int64)
         if len(self.targets) != len(self.data):
             raise DataError(
-                f"{path}: {len(self.targets)} labels for {len(self.data)} pictures; get both files again"
+                f"{path}: {len(self.targets)} labels for {len(self.data)} images; download both files again"
             )
         self._transform = ToTensor() if transform is None else transform
 
@@ -66,18 +67,18 @@ def _find(root: Path, name: str) -> Path:
         if path.is_file():
             return path
     raise DataError(
-        f"{tried[0]}: no such file; nothing is downloaded, so put the file there, plain or as {name}.gz, or into "
+        f"{tried[0]}: no such file; download it and store it there, plain or as {name}.gz, or in "
         f"{root / 'MNIST' / 'raw'}"
     )
 
 
 def read_idx(path: Path, axes: int) -> npt.NDArray[np.uint8]:
-    """Read an IDX file of bytes with this number of axes; raises `DataError` unless it is sound."""
+    """Read an IDX file of bytes with `axes` axes; raises `DataError` if it is damaged."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             return _read(cast("BinaryIO", file), axes, path)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: not a whole gzip file ({error}); get it again") from error
+        raise DataError(f"{path}: truncated or damaged gzip file ({error}); download it again") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
@@ -85,14 +86,14 @@ def read_idx(path: Path, axes: int) -> npt.NDArray[np.uint8]:
 def _read(file: BinaryIO, axes: int, path: Path) -> npt.NDArray[np.uint8]:
     header = file.read(4 + 4 * axes)
     if len(header) < 4 + 4 * axes or header[:4] != bytes([0, 0, 8, axes]):
-        raise DataError(f"{path}: not an IDX file of bytes with {axes} axes; get it again")
+        raise DataError(f"{path}: not an IDX file of bytes with {axes} axes; download it again")
     shape = struct.unpack(f">{axes}I", header[4:])
     size = math.prod(shape)
     if not size or size > BYTES_MAX or max(shape[1:], default=1) > SIDE_MAX:
-        raise DataError(f"{path}: says it has {' x '.join(map(str, shape))} values; get it again")
-    # No more is unpacked than the header says, whatever a packed file holds.
+        raise DataError(f"{path}: invalid shape {' x '.join(map(str, shape))} in the header; download it again")
+    # Never decompress more than the header announces.
     content = file.read(size + 1)
     if len(content) != size:
         found = "more" if len(content) > size else str(len(content))
-        raise DataError(f"{path}: says it has {size} values, and has {found}; get it again")
+        raise DataError(f"{path}: the header announces {size} values, found {found}; download it again")
     return np.frombuffer(content, np.uint8).reshape(shape)

@@ -1,7 +1,8 @@
-"""Transforms of pictures, before they are trained on.
+"""Transforms of images before training.
 
-A picture is uint8 (height, width) or (height, width, 3) up to `ToTensor`, and float32 (channels, height, width)
-after it. Random transforms draw from a seed: the same seed and looks give the same pictures.
+Before `ToTensor` an image is uint8 (height, width) or (height, width, 3), afterwards float32
+(channels, height, width). Random transforms are seeded: the same seed and order of accesses produce
+the same images.
 """
 
 import math
@@ -28,7 +29,7 @@ Picture = npt.NDArray[Any]
 
 
 class Compose:
-    """Transforms one after another.
+    """Applies transforms one after another.
 
     >>> import numpy as np
     >>> from edgeasync.async_train.data import transforms
@@ -41,14 +42,17 @@ class Compose:
         self._transforms = list(transforms)
 
     def __call__(self, picture: Any) -> Any:
-        """Apply all."""
+        """Apply all transforms."""
         for transform in self._transforms:
             picture = transform(picture)
         return picture
 
 
 class ToTensor:
-    """From a picture of bytes to float32 (channels, height, width) from 0 to 1; floats stay what they are."""
+    """Converts an image of bytes to float32 (channels, height, width) from 0 to 1.
+
+    Float images are only converted to float32.
+    """
 
     def __call__(self, picture: Any) -> Array:
         """Return the array."""
@@ -60,30 +64,30 @@ class ToTensor:
 
 
 class Normalize:
-    """`(value - mean) / std` for each channel."""
+    """Computes `(value - mean) / std` for each channel."""
 
     def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
         self._mean = np.asarray(mean, np.float32).reshape(-1, 1, 1)
         self._std = np.asarray(std, np.float32).reshape(-1, 1, 1)
         if not (self._std > 0).all():
-            raise ConfigError(f"std is {std!r}; give numbers above 0")
+            raise ConfigError(f"std is {std!r}; pass numbers above 0")
 
     def __call__(self, picture: Any) -> Array:
-        """Return the array; raises `DataError` for a picture of bytes, or of other channels."""
+        """Return the array; raises `DataError` for an image of bytes or with other channels."""
         values = np.asarray(picture)
         if values.dtype.kind != "f" or len(self._mean) not in (1, len(values)):
-            raise DataError(f"Normalize got {values.dtype} of shape {values.shape}; put ToTensor before it")
+            raise DataError(f"Normalize got {values.dtype} of shape {values.shape}; use ToTensor before it")
         return as_array((values - self._mean) / self._std)
 
 
 class Resize:
-    """To `(height, width)` or, with one number, to that length of the shorter side; needs Pillow."""
+    """Resizes to `(height, width)` or, with one number, to that shorter side; needs Pillow."""
 
     def __init__(self, size: int | Sequence[int]) -> None:
         self._size = size if isinstance(size, int) else (int(size[0]), int(size[1]))
 
     def __call__(self, picture: Any) -> Picture:
-        """Return the picture in its new size."""
+        """Return the resized image."""
         values = np.asarray(picture)
         if isinstance(self._size, tuple):
             return resized(values, *self._size)
@@ -93,13 +97,13 @@ class Resize:
 
 
 class CenterCrop:
-    """The middle of a picture; what is too small gets a black border."""
+    """Crops the center of an image; smaller images get a black border."""
 
     def __init__(self, size: int | Sequence[int]) -> None:
         self._size = _pair(size)
 
     def __call__(self, picture: Any) -> Picture:
-        """Return the middle."""
+        """Return the center."""
         values = np.asarray(picture)
         lacks = [max(0, want - have) for want, have in zip(self._size, _sides(values), strict=True)]
         if any(lacks):
@@ -111,7 +115,10 @@ class CenterCrop:
 
 
 class RandomResizedCrop:
-    """A part of the picture at random, of `scale` of its area and of sides in `ratio`, resized; needs Pillow."""
+    """Crops and resizes a random part of the image; needs Pillow.
+
+    The part has `scale` of the area, and an aspect ratio in `ratio`.
+    """
 
     def __init__(
         self,
@@ -125,7 +132,7 @@ class RandomResizedCrop:
         self._random = np.random.default_rng(seed)
 
     def __call__(self, picture: Any) -> Picture:
-        """Return the part; the whole picture if ten draws do not fit."""
+        """Return the part, or the whole image if ten draws do not fit."""
         values = np.asarray(picture)
         height, width = _sides(values)
         for _ in range(10):
@@ -139,14 +146,14 @@ class RandomResizedCrop:
 
 
 class RandomHorizontalFlip:
-    """The picture, or with probability `p` its mirror image."""
+    """Mirrors the image with probability `p`."""
 
     def __init__(self, p: float = 0.5, *, seed: int = 0) -> None:
         self._p = p
         self._random = np.random.default_rng(seed)
 
     def __call__(self, picture: Any) -> Picture:
-        """Return the picture."""
+        """Return the image or its mirror image."""
         values = np.asarray(picture)
         if self._random.random() >= self._p:
             return values
@@ -154,16 +161,16 @@ class RandomHorizontalFlip:
 
 
 def pillow() -> Any:
-    """Return Pillow's module of pictures; raises `ConfigError` if it is not installed."""
+    """Import Pillow's image module; raises `ConfigError` if it is not installed."""
     try:
-        from PIL import Image  # noqa: PLC0415 - a device without pictures has none
+        from PIL import Image  # noqa: PLC0415 - optional
     except ModuleNotFoundError:
-        raise ConfigError("pictures need the package Pillow: pip install 'edgeasync[images]'") from None
+        raise ConfigError("images need the package Pillow: run pip install 'edgeasync[images]'") from None
     return Image
 
 
 def resized(values: Picture, height: int, width: int) -> Picture:
-    """Return a picture in another size, by its neighbours' weighted mean."""
+    """Resize an image by bilinear interpolation."""
     if _sides(values) == (height, width):
         return values
     image = pillow()
@@ -175,7 +182,7 @@ def resized(values: Picture, height: int, width: int) -> Picture:
 
 
 def cropped(values: Picture, top: int, left: int, height: int, width: int) -> Picture:
-    """Return a part of a picture."""
+    """Crop an image."""
     part: list[slice] = [slice(None)] * values.ndim
     rows, columns = _axes(values)
     part[rows], part[columns] = slice(top, top + height), slice(left, left + width)

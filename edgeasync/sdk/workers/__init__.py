@@ -1,1 +1,1 @@
-"""The workers of `train`, by where they run: tasks of this process, processes of this machine, actors on Ray."""
+"""The workers of `train`: tasks of this process, processes of this machine, or Ray actors."""

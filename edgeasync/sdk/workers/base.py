@@ -1,4 +1,4 @@
-"""What the engines of `train` have in common: their shape, the agent of a worker, and how one comes back."""
+"""Base classes of the engines of `train`, the agent of a worker, and restarts after a crash."""
 
 import asyncio
 import logging
@@ -29,46 +29,46 @@ LOG = logging.getLogger("edgeasync.workers")
 
 DEATHS_MAX = 4
 DEATHS_S = 120.0
-"""A worker that has died `DEATHS_MAX` times within these seconds does not come back: it would die again."""
+"""A worker that dies `DEATHS_MAX` times within `DEATHS_S` seconds is not restarted."""
 
 END_S = 3.0
-"""How long a worker's process may take to end once its parent wants it to, or is gone."""
+"""How long a worker's process may take to end after its parent's request or exit."""
 
 MakeTrainer = Callable[[Dataset, int, int], Trainer]
-"""Makes a trainer from examples, a seed, and the number of threads that it may compute with."""
+"""Creates a trainer from examples, a seed and a number of threads."""
 
 Result = TypeVar("Result")
 
 
 class Workers(ABC):
-    """The workers of one run. `async with` prepares them, and at its end leaves nothing of them behind."""
+    """The workers of one run. `async with` prepares them and finally cleans up."""
 
     bind = ""
-    """Where the hub of these workers is to listen; known inside of `async with`."""
+    """The address that the workers' hub must listen on; known inside `async with`."""
     network: ZmqNetwork | None = None
-    """The network that the hub has to share with them, if any."""
+    """The network that the hub must share with them, if any."""
     keys: Path | None = None
-    """The hub's folder of keys, if they speak over a network."""
+    """The hub's key folder, if workers connect over a network."""
 
     @abstractmethod
     async def __aenter__(self) -> Self:
-        """Make ready what workers need; raises `ConfigError` for what cannot be handed to them."""
+        """Prepare the workers; raises `ConfigError` for objects that cannot be serialized."""
 
     @abstractmethod
     async def __aexit__(self, *_: object) -> None:
-        """Leave nothing behind."""
+        """Clean up."""
 
     @abstractmethod
     async def run(self, hub: HubRuntime) -> None:
-        """Train for a hub that listens, until all have ended; raise what one of them ended with."""
+        """Train for a listening hub until all workers have ended; raise the first error."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ask all workers to end, and begin none any more: the hub has ended. Called on the loop."""
+        """Stop all workers and start no more, because the hub has ended. Called on the loop."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
-    """Which worker is to train for which hub."""
+    """Which worker trains for which hub."""
 
     number: int
     address: str
@@ -76,12 +76,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
     seed: int
     threads: int = 1
     examples: int = 0
-    """How many it has, or 0 if nobody knows."""
+    """The number of its examples, or 0 if unknown."""
     token: str | None = None
 
     @property
     def end_s(self) -> float:
-        """How long it may take to end once it is to: what it has trained since its last update is lost anyway."""
+        """Time limit for ending; steps since the last update are lost anyway."""
         return END_S
 
     @property
@@ -95,7 +95,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
         network: ZmqNetwork | None = None,
         keys: DeviceKeys | None = None,
     ) -> AgentRuntime:
-        """Return the agent of this worker, not running yet. It is the same device in every call on a run."""
+        """Create the worker's agent, not running yet; its device id is the same in every call."""
         section = AgentSection(hub=self.address, enrol=self.token)
         identity = DeviceIdentity(self.name, f"{self.number:032x}", self.incarnation)
         return AgentRuntime(
@@ -107,7 +107,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
 
 
 class RevivedWorkers(Workers):
-    """Workers each of which comes back when it dies."""
+    """Workers that are restarted when they die."""
 
     def __init__(self, shares: Sequence[Share], make: MakeTrainer, seed: int) -> None:
         self._shares = shares
@@ -116,14 +116,14 @@ class RevivedWorkers(Workers):
         self._stopping = asyncio.Event()
 
     async def run(self, hub: HubRuntime) -> None:
-        """Keep all workers alive."""
+        """Run all workers, and restart those that die."""
         await run_together(
             keep_alive(worker_name(number), partial(self._live, hub, number))
             for number in range(1, len(self._shares) + 1)
         )
 
     def stop(self) -> None:
-        """Let the workers end."""
+        """Stop the workers."""
         self._stopping.set()
 
     def _job(self, hub: HubRuntime, number: int, deaths: int, threads: int = 1) -> Job:
@@ -139,11 +139,11 @@ class RevivedWorkers(Workers):
 
     @abstractmethod
     async def _live(self, hub: HubRuntime, number: int, deaths: int) -> None:
-        """Run a worker to its end; raises what it raised, or `WorkerDiedError` if it died."""
+        """Run a worker until it ends; raises its error, or `WorkerDiedError` if it died."""
 
 
 class WorkerDiedError(Exception):
-    """A worker ended without a word; the message says how."""
+    """A worker died without reporting an error; the message says how."""
 
 
 def worker_name(number: int) -> str:
@@ -152,7 +152,7 @@ def worker_name(number: int) -> str:
 
 
 def incarnation_of(hub: HubRuntime, number: int, deaths: int = 0) -> int:
-    """Return the incarnation of a worker: the one that this run knows or, after a death, the next one."""
+    """Return the incarnation of a worker: the hub's last one or, after a death, the next."""
     member = hub.core.members.members.get(worker_name(number))
     return (1 if member is None else member.incarnation) + (deaths > 0)
 
@@ -160,13 +160,13 @@ def incarnation_of(hub: HubRuntime, number: int, deaths: int = 0) -> int:
 def seed_of(seed: int, number: int, count: int, incarnation: int) -> int:
     """Return the seed of one of `count` workers.
 
-    One that comes back draws other batches: it does not see the first ones again and again.
+    A restarted worker has another seed, so that it does not repeat the first batches.
     """
     return seed + number - 1 + count * (incarnation - 1)
 
 
 class HasSeed(Protocol):
-    """What a worker's trainer is made by."""
+    """The settings with which a worker's trainer is created."""
 
     @property
     def seed(self) -> int:
@@ -174,29 +174,29 @@ class HasSeed(Protocol):
 
     @property
     def threads(self) -> int:
-        """How many threads a step may use."""
+        """The number of threads that a step may use."""
 
 
 def make_trainer(share: Share, make: MakeTrainer, job: HasSeed) -> Trainer:
-    """Return the trainer of a worker, made of its examples unless it is one already."""
+    """Create a worker's trainer from its examples, or return its own trainer."""
     return make(share, job.seed, job.threads) if isinstance(share, Dataset) else share
 
 
 def examples_of(share: Share) -> int:
-    """Return how many examples a worker has, or 0 if only its own trainer knows."""
+    """Return a worker's number of examples, or 0 if only its trainer knows."""
     return len(share) if isinstance(share, Dataset) else 0
 
 
 def note_worker(error: BaseException, name: str, trace: str = "") -> BaseException:
-    """Note on an error which worker it comes from, and the place there; return it."""
+    """Add the worker's name and traceback to an error as a note; return the error."""
     error.add_note(f"raised in {name}" + (f":\n{trace}" if trace else ""))
     return error
 
 
 async def keep_alive(name: str, live: Callable[[int], Awaitable[None]]) -> None:
-    """Let a worker live, and again whenever it has died, by `live(deaths)`.
+    """Run a worker with `live(deaths)`, and again each time it dies.
 
-    Raises what `live` raises, and `EdgeAsyncError` for a worker that dies again and again.
+    Raises the errors of `live`, and `EdgeAsyncError` for a worker that dies repeatedly.
     """
     died_s: list[float] = []
     while True:
@@ -207,14 +207,14 @@ async def keep_alive(name: str, live: Callable[[int], Awaitable[None]]) -> None:
             lasted_s = died_s[-1] - died_s[-DEATHS_MAX] if len(died_s) >= DEATHS_MAX else math.inf
             if lasted_s < DEATHS_S:
                 raise EdgeAsyncError(
-                    f"{name} died {DEATHS_MAX} times within {lasted_s:.0f} s, at last {died}; look at what it "
-                    "prints, and whether there is enough memory for all workers"
+                    f"{name} died {DEATHS_MAX} times within {lasted_s:.0f} s, last: {died}; check its output, and "
+                    "whether there is enough memory for all workers"
                 ) from None
-            LOG.warning("%s died, %s; it comes back", name, died)
+            LOG.warning("%s died, %s; restarting it", name, died)
 
 
 async def run_together(all_of_them: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines until all have ended. If one raises, cancel the others; raise what was raised first."""
+    """Run coroutines until all have ended; if one raises, cancel the others and raise its error."""
     try:
         async with asyncio.TaskGroup() as group:
             for each in all_of_them:
@@ -225,9 +225,9 @@ async def run_together(all_of_them: Iterable[Coroutine[Any, Any, None]]) -> None
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
-    """Return what `work` returns, from a thread.
+    """Run `work` in a thread and return its result.
 
-    Cancelled, wait for its end all the same: it may write what is to be removed next.
+    A cancellation still waits for `work`, which may write files that are removed next.
     """
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:

@@ -1,4 +1,4 @@
-"""A worker process of `engine="processes"`, which the forker starts. It ends with its program."""
+"""A worker process of `engine="processes"`, started by the forker; it ends with the program."""
 
 import asyncio
 import os
@@ -19,21 +19,21 @@ from edgeasync.sdk.workers.peer_job import PeerJob, note_end
 from edgeasync.sdk.workers.pickling import dump_error, load
 
 LOOK_S = 1.0
-"""How often it looks whether its parent lives: a copy of the program may hold the pipe open."""
+"""Interval at which it checks its parent, because a copy of the program may keep the pipe open."""
 
 
 def main(folder: Path, number: int, lifeline: int, program: int) -> None:
-    """Train until the hub has finished, or the program wants no more.
+    """Train until the hub has finished, or the program requests the end.
 
-    `folder` holds what the worker trains with. `lifeline` is a pipe to the process `program`, which writes to it
-    when the worker is to end.
+    `folder` contains the worker's files. `lifeline` is a pipe to the process `program`, which
+    writes to it to end the worker.
     """
     files = WorkerFiles(folder, number)
     agents: list[AgentRuntime | PeerRuntime] = []
 
     def on_end(*, orphaned: bool) -> None:
         if orphaned:
-            shutil.rmtree(folder, ignore_errors=True)  # nobody else would
+            shutil.rmtree(folder, ignore_errors=True)  # the program can no longer do this
         if agents:
             loop.call_soon_threadsafe(agents[0].request_stop)
             ended.wait(END_S if orphaned else job.end_s)
@@ -50,19 +50,19 @@ def main(folder: Path, number: int, lifeline: int, program: int) -> None:
         loop.run_until_complete(agent.run())
         if isinstance(agent, PeerRuntime):
             note_end(agent, folder, number)
-    except BaseException as error:  # noqa: BLE001 - it is raised in the parent
+    except BaseException as error:  # noqa: BLE001 - raised again in the parent
         files.put_result(dump_error(error))
     else:
         files.put_result(b"")
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # a local step that was abandoned holds up no end
+    os._exit(0)  # do not wait for an abandoned local step
 
 
 def watch(lifeline: int, program: int, on_end: Callable[..., None]) -> None:
-    """Call `on_end` once the program wants it, or is gone, or the forker is gone."""
+    """Call `on_end` once the program requests it, or if the program or the forker is gone."""
     forker = os.getppid()
     while os.getppid() == forker:
         if select.select([lifeline], [], [], LOOK_S)[0]:
-            return on_end(orphaned=not os.read(lifeline, 1))  # a program that lives says a word
+            return on_end(orphaned=not os.read(lifeline, 1))  # a living program writes a byte
     return on_end(orphaned=not Path(f"/proc/{program}").exists())

@@ -1,4 +1,4 @@
-"""Which engines `train` has, and the workers of each."""
+"""The engines of `train`, and the workers of each."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -11,20 +11,20 @@ from edgeasync.sdk.workers.base import Workers, examples_of
 from edgeasync.sdk.workers.tasks import TaskWorkers
 
 Engine = Literal["tasks", "processes", "ray"]
-"""Where workers run: in this process, in processes of this machine, or as actors on a Ray cluster."""
+"""Where workers run: in this process, in processes of this machine, or as actors on Ray."""
 
 
 def make_workers(
     engine: Engine, prepared: Prepared, shares: Sequence[Share], seed: int, ray_address: str | None
 ) -> Workers:
-    """Return the workers of a run, which do not run yet.
+    """Create the workers of a run, not running yet.
 
-    Raises `ConfigError`, and `ModelMismatchError` for a trainer of another model.
+    Raises `ConfigError`, or `ModelMismatchError` for a trainer of another model.
     """
     if engine not in get_args(Engine):
-        raise ConfigError(f"engine is {engine!r}; give one of {', '.join(map(repr, get_args(Engine)))}")
+        raise ConfigError(f"engine is {engine!r}; choose one of {', '.join(map(repr, get_args(Engine)))}")
     if ray_address is not None and engine != "ray":
-        raise ConfigError(f"ray_address goes with engine='ray'; the engine is {engine!r}")
+        raise ConfigError(f"ray_address requires engine='ray', but engine is {engine!r}")
     check_same_model(shares, prepared.spec)
     if engine == "tasks":
         trainers = [
@@ -33,9 +33,9 @@ def make_workers(
         ]
         return TaskWorkers(trainers, [examples_of(share) for share in shares])
     if engine == "processes":
-        from edgeasync.sdk.workers.processes import ProcessWorkers  # noqa: PLC0415 - only who needs it pays
+        from edgeasync.sdk.workers.processes import ProcessWorkers  # noqa: PLC0415 - only if needed
 
         return ProcessWorkers(shares, prepared.make_trainer, seed)
-    from edgeasync.sdk.workers.ray_actors import RayWorkers  # noqa: PLC0415 - only who needs it pays
+    from edgeasync.sdk.workers.ray_actors import RayWorkers  # noqa: PLC0415 - only if needed
 
     return RayWorkers(shares, prepared.make_trainer, seed, ray_address)

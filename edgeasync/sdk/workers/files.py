@@ -1,4 +1,4 @@
-"""The private folder by which `train` and its worker processes hand things to each other."""
+"""The private folder through which `train` and its worker processes exchange files."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,27 +17,27 @@ from edgeasync.sdk.workers.pickling import dump, load
 from edgeasync.temporary import TemporaryFolder
 
 MAKE_FILE = "make-trainer"
-"""What makes a trainer from examples, the same for all workers."""
+"""The pickled function that creates trainers, the same for all workers."""
 
 
 HUB_SOCKET = "hub"
-"""The local socket of the hub; those of peers have their numbers."""
+"""The local socket of the hub; the sockets of peers are named by number."""
 
 SOCKET_PATH_BYTES_MAX = 107
-"""Of Linux."""
+"""Linux's limit of a socket's path."""
 
 
 async def make_folder(write: Callable[[Path], None]) -> TemporaryFolder:
-    """Return a new folder that only this user can open, which `write` has filled; its path fits into a socket's.
+    """Create a private folder and fill it with `write`; its path is short enough for a socket.
 
-    Raises `ConfigError` or `StorageError`, and then leaves no folder behind.
+    Raises `ConfigError` or `StorageError`, and then removes the folder.
     """
     made = await in_thread(TemporaryFolder)
     folder = made.path
 
     def fill() -> None:
         if len(os.fsencode(folder / HUB_SOCKET)) > SOCKET_PATH_BYTES_MAX:
-            raise ConfigError(f"{folder}: too long for a socket's path; let TMPDIR be a shorter folder")
+            raise ConfigError(f"{folder}: too long for a socket's path; set TMPDIR to a shorter path")
         write(folder)
 
     try:
@@ -46,20 +46,20 @@ async def make_folder(write: Callable[[Path], None]) -> TemporaryFolder:
         made.remove()
         if isinstance(error, OSError):
             words = f"{folder}: cannot be written: {error.strerror}"
-            raise StorageError(f"{words}; free space, or let TMPDIR be another folder") from error
+            raise StorageError(f"{words}; free space, or set TMPDIR to another folder") from error
         raise
     return made
 
 
 def write_files(folder: Path, make: MakeTrainer, shares: Sequence[Share]) -> None:
-    """Write what workers' processes make their trainers of."""
+    """Write the files from which worker processes create their trainers."""
     (folder / MAKE_FILE).write_bytes(dump(make, "the model"))
     for number, share in enumerate(shares, 1):
         WorkerFiles(folder, number).put_share(share)
 
 
 class WorkerFiles:
-    """The files of one worker, in a folder of its own."""
+    """The files of one worker, in a separate folder."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self._folder = folder / worker_name(number)
@@ -70,7 +70,7 @@ class WorkerFiles:
         self._result = self._folder / "result"
 
     def put_share(self, share: Share) -> None:
-        """Write what the worker trains with; raises `ConfigError` for a trainer that cannot be handed over."""
+        """Write the worker's data or trainer; raises `ConfigError` if it cannot be pickled."""
         self._folder.mkdir()
         if not isinstance(share, Dataset):
             self._trainer.write_bytes(dump(share, f"the trainer of {self._name}"))
@@ -84,7 +84,7 @@ class WorkerFiles:
             np.save(self._y, share.y)
 
     def read_share(self) -> Share:
-        """Return what the worker trains with; examples stay on disk until they are used."""
+        """Read the worker's data or trainer; arrays are mapped from disk."""
         if self._trainer.exists():
             trainer: Share = load(self._trainer.read_bytes())
             return trainer
@@ -100,13 +100,13 @@ class WorkerFiles:
         return self._folder / f"x-{number}.npy"
 
     def put_result(self, content: bytes) -> None:
-        """Write how the worker ended: by an error or, without content, well."""
+        """Write how the worker ended: a pickled error, or empty content for success."""
         part = self._result.with_suffix(".part")
         part.write_bytes(content)
         part.replace(self._result)
 
     def take_result(self) -> bytes | None:
-        """Return how it ended, `None` if it died, and forget that."""
+        """Read and delete how the worker ended; `None` if it died."""
         try:
             content = self._result.read_bytes()
             self._result.unlink()

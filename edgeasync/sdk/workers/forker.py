@@ -1,11 +1,11 @@
-"""The process that the workers of `engine="processes"` are forked from, which only their parent starts.
+"""The process from which the workers of `engine="processes"` are forked, started by their parent.
 
     python -m edgeasync.sdk.workers.forker FOLDER REQUESTS PARENT
 
-It imports what all workers need, once, and has a single thread. `FOLDER` holds what they train with. `REQUESTS` is
-a socket to the process `PARENT`. A message is a worker's number: with a lifeline, begin this worker; without one,
-kill it. The answer is the number and the exit code, once the worker has ended. The forker ends when the parent
-closes the socket, or is gone.
+It imports once what all workers need, and has a single thread. `FOLDER` contains the workers'
+files. `REQUESTS` is a socket to the process `PARENT`. A request is a worker's number: with a
+lifeline it starts this worker, without one it kills it. When a worker has ended, the forker sends
+its number and exit code. The forker ends when the parent closes the socket or exits.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from edgeasync.sdk.workers.files import MAKE_FILE
 MESSAGE_BYTES_MAX = 64
 
 NEEDED = {b"edgeasync.torch": ("torch._dynamo", "edgeasync.torch")}
-"""By a name in what is handed to workers, modules that each would import. None of them starts a thread."""
+"""Modules to import early, by a name in the pickled objects; importing them starts no thread."""
 
 
 def serve(folder: Path, requests: socket.socket, parent: int) -> None:
-    """Fork a worker for each request, and answer how it has ended."""
+    """Fork a worker for each request, and report its exit code."""
     content = (folder / MAKE_FILE).read_bytes()
     for name in (name for mark, names in NEEDED.items() if mark in content for name in names):
         importlib.import_module(name)
@@ -59,7 +59,7 @@ def serve(folder: Path, requests: socket.socket, parent: int) -> None:
 
 def _answer(requests: socket.socket, number: int, pid: int) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    with contextlib.suppress(ConnectionError):  # the parent is gone, which the loop notices
+    with contextlib.suppress(ConnectionError):  # the parent is gone; the loop will notice
         requests.send(f"{number} {code}".encode())
 
 
@@ -69,8 +69,8 @@ def _begin(folder: Path, requests: socket.socket, number: int, lifeline: int, pa
     if not pid:
         try:
             requests.close()
-            Path("/proc/self/comm").write_text(worker_name(number))  # as `top` shows it
-            np.random.seed()  # noqa: NPY002 - or numpy's own generator draws the same in all workers
+            Path("/proc/self/comm").write_text(worker_name(number))  # the name that `top` shows
+            np.random.seed()  # noqa: NPY002 - otherwise numpy draws the same numbers in all workers
             main(folder, number, lifeline, parent)
         finally:
             os._exit(1)

@@ -1,4 +1,4 @@
-"""What a worker of `train` needs to know to be a peer of the others."""
+"""Settings that `train` passes to a worker in a run without a hub."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ INITIAL_FILE = "initial.npy"
 
 
 class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
-    """Which worker is to train with which others. `secret` is the worker's own key, which nobody else has."""
+    """Which worker trains with which others; `secret` is the worker's own secret key."""
 
     number: int
     incarnation: int
@@ -27,16 +27,16 @@ class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
     section: PeerSection
 
     def __repr__(self) -> str:
-        """Show nothing of the secret."""
+        """Hide the secret."""
         return f"PeerJob({worker_name(self.number)})"
 
     @property
     def end_s(self) -> float:
-        """How long it may take to end once it is to: nobody else has its model."""
+        """Time limit for ending; it is long, because only this worker has its model."""
         return longest_end_s(self.section.lease_s)
 
     def make_peer(self, trainer: Trainer, folder: Path) -> PeerRuntime:
-        """Return the worker's peer, not running yet; in `folder` it keeps its model, to resume after a death."""
+        """Create the worker's peer, not running yet; `folder` stores its model for a restart."""
         own = self.peers.of(worker_name(self.number))
         assert own is not None
         return PeerRuntime(
@@ -49,17 +49,17 @@ class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
 
 
 def model_file(folder: Path, number: int) -> Path:
-    """Return where a worker keeps its model."""
+    """Return the path of a worker's model."""
     return folder / worker_name(number) / PEER_MODEL_FILE
 
 
 def diverged_file(folder: Path, number: int) -> Path:
-    """Return the file that is there if a worker's training has diverged."""
+    """Return the path of a file that exists if the worker's training has diverged."""
     return folder / worker_name(number) / "diverged"
 
 
 def note_end(peer: PeerRuntime, folder: Path, number: int) -> None:
-    """Write down that a worker's training has diverged: its last model, if there is one, does not show it."""
+    """Record that a worker's training has diverged, because its saved model does not show this."""
     if peer.diverged:
         mark = diverged_file(folder, number)
         mark.parent.mkdir(exist_ok=True)

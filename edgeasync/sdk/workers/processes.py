@@ -1,7 +1,7 @@
-"""`engine="processes"`: each worker is a process of this machine, which speaks with the hub over a local socket.
+"""`engine="processes"`: worker processes on this machine, connected by a local socket.
 
-Workers are forked from a fresh interpreter, the forker, not from this one: neither a main guard nor a script is
-needed, and no thread or lock is copied. The forker imports once what all of them need.
+Workers are forked from a fresh interpreter, the forker. A script therefore needs no main guard, and
+no thread or lock is copied. The forker imports shared modules once.
 """
 
 import asyncio
@@ -33,23 +33,23 @@ from edgeasync.sdk.workers.peer_job import PeerJob
 from edgeasync.sdk.workers.pickling import load_error
 
 CLOSE_S = 2.0
-"""How much longer than it may a worker takes to end before it is killed."""
+"""How long to wait beyond a worker's own time limit before it is killed."""
 
 ANSWER_BYTES_MAX = 64
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""By which the libraries under numpy and torch are told how many threads to use; they read nothing else."""
+"""Variables that set the number of threads of the libraries under numpy and torch."""
 
 
 class ProcessWorkers(RevivedWorkers):
-    """Processes of this machine."""
+    """Workers as processes of this machine."""
 
     def __init__(self, shares: Sequence[Share], make: MakeTrainer, seed: int) -> None:
         super().__init__(shares, make, seed)
         self._threads = threads_of(len(shares))
 
     async def __aenter__(self) -> Self:
-        """Write what the workers need into a folder that only this user can open, and start the forker."""
+        """Write the workers' files into a private folder, and start the forker."""
         self._temporary = await make_folder(partial(write_files, make=self._make, shares=self._shares))
         self._folder = self._temporary.path
         self.bind = f"ipc://{self._folder / HUB_SOCKET}"
@@ -58,7 +58,7 @@ class ProcessWorkers(RevivedWorkers):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Remove the folder."""
+        """End the forker and remove the folder."""
         await self._forker.close()
         await in_thread(self._temporary.remove)
 
@@ -67,12 +67,12 @@ class ProcessWorkers(RevivedWorkers):
 
 
 def threads_of(workers: int) -> int:
-    """Return how many threads each of some workers computes with."""
+    """Return the number of threads of each worker."""
     return max(1, len(os.sched_getaffinity(0)) // workers)
 
 
 class Forker:
-    """The process that workers are forked from. All methods are called on the loop."""
+    """The process from which workers are forked. Call all methods on the event loop."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         self.folder = folder
@@ -83,12 +83,12 @@ class Forker:
         self._ended: dict[int, asyncio.Future[int]] = {}
 
     def start(self) -> socket.socket:
-        """Start the process, unless it runs; return the socket for requests."""
+        """Start the process if necessary; return the socket for requests."""
         if self._requests is not None:
             return self._requests
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # With -P the folder in which the program stands is not searched: the program's own path says all.
+            # -P excludes the current folder, because PYTHONPATH already contains the program's whole path.
             command = [sys.executable, "-P", "-m", "edgeasync.sdk.workers.forker", str(self.folder)]
             try:
                 self._process = subprocess.Popen(  # noqa: S603
@@ -96,7 +96,7 @@ class Forker:
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     env=self._environment,
-                    process_group=0,  # Ctrl-C in the terminal is for the program alone
+                    process_group=0,  # so that Ctrl-C in the terminal reaches only the program
                 )
             except OSError:
                 ours.close()
@@ -106,9 +106,9 @@ class Forker:
         return ours
 
     def fork(self, number: int, lifeline: int) -> asyncio.Future[int]:
-        """Fork a worker; return what will be its exit code."""
+        """Fork a worker; return a future of its exit code."""
         ended = self._ended[number] = asyncio.get_running_loop().create_future()
-        with contextlib.suppress(ConnectionError):  # the forker has died, as `_read` will see
+        with contextlib.suppress(ConnectionError):  # the forker has died; `_read` handles that
             socket.send_fds(self.start(), [str(number).encode()], [lifeline])
         return ended
 
@@ -119,10 +119,10 @@ class Forker:
                 self._requests.send(str(number).encode())
 
     async def close(self) -> None:
-        """End the process, and wait for that."""
+        """End the process and wait for it."""
         self._disconnect()
         if self._process is not None:
-            self._process.terminate()  # it may still import
+            self._process.terminate()  # it may still be importing
             await asyncio.to_thread(self._process.wait)
 
     def _read(self) -> None:
@@ -135,7 +135,7 @@ class Forker:
             number, code = map(int, answer.split())
             self._ended.pop(number).set_result(code)
             return
-        self._disconnect()  # it has died: so will its workers
+        self._disconnect()  # the forker has died, and its workers will
         assert self._process is not None
         code = self._process.wait()
         while self._ended:
@@ -149,9 +149,9 @@ class Forker:
 
 
 async def run_process(forker: Forker, job: Job | PeerJob, stopping: asyncio.Event) -> None:
-    """Run a worker's process to its end, or until all are to stop.
+    """Run a worker's process until it ends, or until `stopping` is set.
 
-    Raises what it raised, or `WorkerDiedError` if it died.
+    Raises the worker's error, or `WorkerDiedError` if it died.
     """
     if stopping.is_set():
         return
@@ -167,14 +167,14 @@ async def run_process(forker: Forker, job: Job | PeerJob, stopping: asyncio.Even
     result, code = files.take_result(), ended.result()
     if result:
         raise load_error(result, worker_name(job.number))
-    # A worker that loses the forker ends well, but nobody has told it to.
+    # A worker that loses the forker exits normally, although nobody asked it to.
     if (result is None or code) and not stopping.is_set():
         raise WorkerDiedError(describe_end(code))
 
 
 @contextlib.asynccontextmanager
 async def _forked(forker: Forker, number: int, close_s: float) -> AsyncIterator[asyncio.Future[int]]:
-    """Fork a worker; at the end tell it by a pipe to end, and wait up to `close_s` for that."""
+    """Fork a worker; finally ask it by a pipe to end, and kill it after `close_s`."""
     theirs, lifeline = os.pipe()
     try:
         ended = forker.fork(number, theirs)
@@ -186,7 +186,7 @@ async def _forked(forker: Forker, number: int, close_s: float) -> AsyncIterator[
     try:
         yield ended
     finally:
-        with contextlib.suppress(BrokenPipeError):  # it has ended
+        with contextlib.suppress(BrokenPipeError):  # the worker has ended
             os.write(lifeline, b".")
         os.close(lifeline)
         try:
@@ -198,7 +198,7 @@ async def _forked(forker: Forker, number: int, close_s: float) -> AsyncIterator[
 
 
 def describe_end(code: int) -> str:
-    """Return how a process ended, by its exit code."""
+    """Describe how a process ended, from its exit code."""
     if code >= 0:
         return f"it ended with exit code {code}"
-    return f"it was ended by signal {-code}, {signal.strsignal(-code)}"
+    return f"it was killed by signal {-code}, {signal.strsignal(-code)}"

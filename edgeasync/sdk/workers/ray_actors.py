@@ -1,4 +1,4 @@
-"""`engine="ray"`: each worker is an actor on a Ray cluster, which speaks with the hub over TCP under a key."""
+"""`engine="ray"`: workers as actors on a Ray cluster, connected by TCP with keys."""
 
 import asyncio
 import logging
@@ -32,9 +32,9 @@ from edgeasync.training.trainer import Trainer
 LOG = logging.getLogger("edgeasync.workers")
 
 PLACE_S = 30.0
-"""How long a worker may wait for a place on the cluster before that is told."""
+"""How long a worker may wait for cluster resources before a warning."""
 
-WAITS = "%s waits for a place on the Ray cluster, which needs %s; free some, or give fewer workers"
+WAITS = "%s waits for resources on the Ray cluster: %s; free some, or use fewer workers"
 
 REACH_S = 5.0
 """How long the cluster may take to accept a connection."""
@@ -44,28 +44,28 @@ CLOSE_S = 5.0
 
 
 class Actor:
-    """A worker, in a process that Ray has started somewhere."""
+    """A worker, in a process started by Ray."""
 
     def __init__(self) -> None:
         self._agent: AgentRuntime | None = None
 
     async def prepare(self, share: Share, make: MakeTrainer, job: Job) -> None:
-        """Make the trainer; raises what that raises."""
+        """Create the trainer; raises its errors."""
         self._trainer: Trainer = await asyncio.to_thread(make_trainer, share, make, job)
 
     async def run(self, job: Job) -> None:
-        """Train until the hub has finished. The key that the token is for is made here, and never leaves."""
+        """Train until the hub has finished; the worker's key is created here and never leaves."""
         self._agent = job.make_agent(self._trainer, keys=UnkeptDeviceKeys())
         await self._agent.run()
 
     async def stop(self) -> None:
-        """Let `run` return."""
+        """Make `run` return."""
         if self._agent is not None:
             self._agent.request_stop()
 
 
 class RayWorkers(RevivedWorkers):
-    """Actors on a Ray cluster."""
+    """Workers as actors on a Ray cluster."""
 
     def __init__(self, shares: Sequence[Share], make: MakeTrainer, seed: int, address: str | None) -> None:
         super().__init__(shares, make, seed)
@@ -74,7 +74,7 @@ class RayWorkers(RevivedWorkers):
         self._connected = False
 
     async def __aenter__(self) -> Self:
-        """Connect to the cluster, hand it what the workers train with, and make the hub's keys."""
+        """Connect to the cluster, upload the workers' data, and create the hub's keys."""
         self._temporary = await in_thread(TemporaryFolder)
         self.keys = self._folder = self._temporary.path
         try:
@@ -85,7 +85,7 @@ class RayWorkers(RevivedWorkers):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Disconnect, unless somebody else had connected, and forget the keys."""
+        """Disconnect, unless the user had connected before, and delete the keys."""
         await in_thread(self._leave)
 
     def _prepare(self) -> None:
@@ -97,9 +97,11 @@ class RayWorkers(RevivedWorkers):
                 ray.init(self._address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
             except (OSError, ValueError, RuntimeError) as error:
                 words = " ".join(str(error).split())
-                raise ConfigError(f"Ray does not start, or does not let this program in: {words}") from error
+                raise ConfigError(f"cannot start or connect to Ray: {words}") from error
         elif self._address is not None:
-            raise ConfigError("ray_address is given, but this program is connected to Ray already; leave it out")
+            raise ConfigError(
+                "ray_address is set, but this program is already connected to Ray; remove ray_address"
+            )
         HubKeys.init(self._folder)
         self.bind = f"tcp://{ray.util.get_node_ip_address()}:*"
         try:
@@ -107,9 +109,11 @@ class RayWorkers(RevivedWorkers):
             self._given_make = ray.put(self._make)
         except TypeError as error:
             words = " ".join(str(error).split())
-            raise ConfigError(f"what the workers train with cannot be handed to Ray: {words}; {HOW}") from error
+            raise ConfigError(
+                f"the data or trainers of the workers cannot be pickled for Ray: {words}; {HOW}"
+            ) from error
         count, free = len(self._shares), ray.available_resources()
-        # Each gets its part of the cluster, so that all find a place at the same time.
+        # Resources are divided evenly, so that all workers can be placed at once.
         self._needs = {
             "num_cpus": _part(free.get("CPU", 0.0), count),
             "num_gpus": _part(free.get("GPU", 0.0), count),
@@ -130,7 +134,7 @@ class RayWorkers(RevivedWorkers):
             waits.cancel()
             if self._stopping.is_set():
                 return
-            # Only now: a token counts for minutes, and the cluster may take longer to find a place.
+            # Issued late, because a token expires in minutes, and placement may take longer.
             token = HubKeys(self._folder).issue_token(name, (hub.address,), time.time())
             await self._result(actor, actor.run.remote(msgspec.structs.replace(job, token=token.text())), name)
         finally:
@@ -138,9 +142,12 @@ class RayWorkers(RevivedWorkers):
             self._ray.kill(actor)
 
     async def _result(self, actor: Any, ref: Any, name: str) -> None:
-        """Wait for a call to an actor, or the end of all; raises what the call raised, or `WorkerDiedError`."""
+        """Wait for an actor's call or for the end of the run.
+
+        Raises the call's error, or `WorkerDiedError` if the actor died.
+        """
         call = asyncio.wrap_future(ref.future())
-        call.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else may ask for it
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may never be awaited
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait([call, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +167,7 @@ class RayWorkers(RevivedWorkers):
 
 
 def _check_reached(address: str | None) -> None:
-    """Raise `ConfigError` if nothing listens at HOST:PORT: Ray itself would try for minutes."""
+    """Raise `ConfigError` if nothing listens at HOST:PORT, because Ray would retry for minutes."""
     host, colon, port = (address or "").rpartition("://")[2].rpartition(":")
     if not colon or not port.isdecimal():
         return
@@ -168,13 +175,13 @@ def _check_reached(address: str | None) -> None:
         socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
     except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigError(
-            f"no Ray cluster is reached at {address}: {error}; start one by 'ray start --head', or correct "
+            f"cannot reach a Ray cluster at {address}: {error}; start one with 'ray start --head', or correct "
             "ray_address"
         ) from error
 
 
 def _part(free: float, count: int) -> float:
-    """Return what of a resource each worker gets: one, or a share of what is free."""
+    """Return a worker's amount of a resource: one, or an equal part of what is free."""
     return min(1.0, int(1000 * free / count) / 1000)
 
 
@@ -182,5 +189,5 @@ def _import_ray() -> Any:
     try:
         import ray  # noqa: PLC0415
     except ModuleNotFoundError:
-        raise ConfigError("engine='ray' needs Ray; install it by pip install 'edgeasync[ray]'") from None
+        raise ConfigError("engine='ray' needs Ray; run pip install 'edgeasync[ray]'") from None
     return ray

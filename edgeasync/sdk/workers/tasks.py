@@ -1,4 +1,4 @@
-"""`engine="tasks"`: workers are coroutines of this process; each trains in a thread of its own."""
+"""`engine="tasks"`: workers as coroutines of this process, each with its own training thread."""
 
 import secrets
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from edgeasync.training.trainer import Trainer
 
 
 class TaskWorkers(Workers):
-    """Agents over ZeroMQ's in-process transport."""
+    """Workers as agents connected by ZeroMQ's in-process transport."""
 
     def __init__(self, trainers: Sequence[Trainer], examples: Sequence[int]) -> None:
         self.bind = f"inproc://{secrets.token_hex(8)}"
@@ -22,17 +22,17 @@ class TaskWorkers(Workers):
         self._stopping = False
 
     async def __aenter__(self) -> Self:
-        """Make the network that hub and agents share."""
+        """Create the network that the hub and the agents share."""
         self.network = ZmqNetwork()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close what is left open of it."""
+        """Close the network."""
         assert self.network is not None
         self.network.close()
 
     async def run(self, hub: HubRuntime) -> None:
-        """Run an agent for each trainer."""
+        """Run one agent per trainer."""
         if self._stopping:
             return
         for number, (trainer, examples) in enumerate(zip(self._trainers, self._examples, strict=True), 1):
@@ -42,7 +42,7 @@ class TaskWorkers(Workers):
         await run_together(_run(agent, worker_name(number)) for number, agent in enumerate(self._agents, 1))
 
     def stop(self) -> None:
-        """Stop every agent: who had not joined by now would wait for ever."""
+        """Stop every agent, including those that have not joined yet."""
         self._stopping = True
         for agent in self._agents:
             agent.request_stop()

@@ -155,7 +155,7 @@ def test_steps_are_exchanged_with_a_hub(tmp_path):
 
 def test_mistakes_are_named():
     for arguments in ({}, {"base_batch_size": 4}, {"accumulation_steps": 2, "target_batch_size": 4}):
-        with pytest.raises(ConfigError, match="give accumulation_steps, or"):
+        with pytest.raises(ConfigError, match="pass accumulation_steps, or"):
             AsyncGradientAccumulator(convolutions(), **arguments)
     with pytest.raises(ConfigError, match="accumulation_steps is 0"):
         AsyncGradientAccumulator(convolutions(), accumulation_steps=0)

@@ -18,5 +18,5 @@ def test_an_averager_has_its_place_from_the_environment_or_from_arguments(monkey
 
 def test_a_rank_beyond_the_world_size_is_refused(monkeypatch):
     monkeypatch.setenv("RANK", "3")
-    with pytest.raises(ConfigError, match="rank is 3 of world_size 3"):
+    with pytest.raises(ConfigError, match="rank is 3, but world_size is 3"):
         AsyncModelAverager(nn.Sequential(nn.Linear(4, 2)), world_size=3)

@@ -82,7 +82,7 @@ def test_each_class_takes_a_gpu_that_is_there_or_says_that_it_is_not(monkeypatch
     substitute(monkeypatch, [CUDA, CPU], [CUDA, CPU])
     assert make(tmp_path, "cuda").device.startswith("cuda")
     assert len(caplog.messages) == 1
-    with pytest.raises(ConfigError, match="device is 'tpu'; give 'cpu' or 'cuda'"):
+    with pytest.raises(ConfigError, match="device is 'tpu'; choose 'cpu' or 'cuda'"):
         make(tmp_path, "tpu")
 
 
@@ -117,4 +117,4 @@ class Own:
 
 def test_a_model_of_ones_own_computes_where_its_code_does(caplog):
     assert AsyncGradientAccumulator(Own(), 1, device="cuda").device == "cpu"
-    assert "a model of your own computes where its code does" in caplog.text
+    assert "your own model chooses its device itself" in caplog.text

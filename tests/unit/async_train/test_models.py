@@ -22,7 +22,7 @@ def test_a_residual_network_of_50_layers():
 
 def test_a_pretrained_model_is_looked_for_where_the_error_says(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"resnet50\.onnx: no such file; nothing is downloaded"):
+    with pytest.raises(ConfigError, match=r"resnet50\.onnx: no such file; store an ONNX file of ResNet-50 there"):
         models.resnet50(pretrained=True)
     path = tmp_path / ".cache/edgeasync/models/resnet50.onnx"
     path.parent.mkdir(parents=True)

@@ -25,6 +25,6 @@ def test_a_log_has_a_line_for_each_event_and_is_continued(tmp_path):
 def test_a_file_of_something_else_is_left_as_it_is(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigError, match="no file that CSVLog wrote"):
+    with pytest.raises(ConfigError, match="not a file written by CSVLog"):
         CSVLog(path)(END)
     assert path.read_text() == "a,b\n1,2\n"

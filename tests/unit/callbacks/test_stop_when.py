@@ -10,7 +10,7 @@ from tests.support.parts.events import END, evaluation, exchange, update
 @pytest.mark.parametrize(
     ("rule", "event", "reason"),
     [
-        (StopWhen(lambda event: event.time_s > 8), END, "StopWhen said so"),
+        (StopWhen(lambda event: event.time_s > 8), END, "stopped by StopWhen"),
         (StopWhen(lambda event: event.time_s > 8, reason="enough"), END, "enough"),
         (StopWhen("loss", below=0.1), evaluation(0.05), "loss 0.05 is below 0.1"),
         (StopWhen("accuracy", above=0.9), evaluation(1.0, 0.95), "accuracy 0.95 is above 0.9"),
@@ -30,10 +30,10 @@ def test_a_rule_that_is_not_met_ends_nothing(event):
 
 def test_a_rule_without_sense_says_what_to_give():
     for wrong in ({"rule": "loss"}, {"rule": "loss", "below": 1, "above": 2}):
-        with pytest.raises(ConfigError, match=r"needs a bound: give below=0\.1"):
+        with pytest.raises(ConfigError, match=r"needs a limit: pass for example below=0\.1"):
             StopWhen(**wrong)
     for wrong in ({"rule": 3}, {"rule": lambda _: True, "below": 1}):
-        with pytest.raises(ConfigError, match="takes a function of an event alone"):
+        with pytest.raises(ConfigError, match="accepts either a function of an event"):
             StopWhen(**wrong)
-    with pytest.raises(ConfigError, match="evaluations have no accuracy; for an accuracy give evaluate="):
+    with pytest.raises(ConfigError, match="evaluations have no accuracy; to measure an accuracy pass evaluate="):
         StopWhen("accuracy", above=0.5)(evaluation(1.0))

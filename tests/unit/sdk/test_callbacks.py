@@ -14,9 +14,11 @@ from tests.support.programs.processes import PATIENCE_S
 
 
 def test_an_agent_refuses_what_never_happens_there():
-    with pytest.raises(ConfigError, match="the callback SaveBest has none of the methods that are called here"):
+    with pytest.raises(ConfigError, match="the callback SaveBest has none of these methods"):
         Agent("tcp://127.0.0.1:5555", (np.eye(2), [0, 1]), callbacks=[SaveBest("best")])
-    with pytest.raises(ConfigError, match=r"the callback SaveBest is a class; give an object: SaveBest\(\.\.\.\)"):
+    with pytest.raises(
+        ConfigError, match=r"the callback SaveBest is a class; pass an instance: SaveBest\(\.\.\.\)"
+    ):
         Callbacks([SaveBest])
 
 

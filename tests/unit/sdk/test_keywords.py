@@ -43,7 +43,7 @@ def test_training_takes_the_keys_of_local_training_and_of_a_graph():
         (lambda _: train(MODEL, DATA, batch_siz=3), r"^train\(\) got .* 'batch_siz'; did you mean batch_size\?$"),
         (lambda _: train(MODEL, DATA, wrkers=3), r"^train\(\) got .* 'wrkers'; did you mean workers\?$"),
         (lambda run: Hub(MODEL, run=run, optimiser=3), r"^Hub\(\) got .* 'optimiser'; did you mean optimizer\?$"),
-        (lambda run: Hub(MODEL, run=run, knocking=True), r"'knocking'; give settings={'hub': {'knocking': ...}}$"),
+        (lambda run: Hub(MODEL, run=run, knocking=True), r"'knocking'; use settings={'hub': {'knocking': ...}}$"),
         (lambda run: Hub(MODEL, run=run, colour=3), r"^Hub\(\) got an unexpected keyword argument 'colour'$"),
     ],
 )
@@ -56,9 +56,9 @@ def test_an_unknown_keyword_is_told_as_in_any_call(tmp_path, call, told):
     ("keywords", "told"),
     [
         ({"treads": 3}, "unknown key `treads`; did you mean threads"),
-        ({"device_id": "pi"}, "device_id is said by an argument of its own: give name"),
-        ({"throttle": 70}, "throttle is 70; give keys of"),
-        ({"state": 3}, "state is 3; give the path of a folder"),
+        ({"device_id": "pi"}, "device_id is not a setting of Agent: pass name"),
+        ({"throttle": 70}, "throttle is 70; pass a dict of"),
+        ({"state": 3}, "state is 3; pass the path of a folder"),
     ],
 )
 def test_a_keyword_of_an_agent_is_a_key_of_its_file(keywords, told):

@@ -97,5 +97,5 @@ def test_a_place_that_cannot_be_read_changes_nothing(name):
 
 
 def test_a_loader_without_batches_is_a_mistake():
-    with pytest.raises(DataError, match="the loader has no batches"):
+    with pytest.raises(DataError, match="the loader returned no batches"):
         list(LoopState().epoch([]))

@@ -26,13 +26,13 @@ def test_an_array_of_the_same_shape_may_take_the_place_of_another():
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda model: model.update(w=np.zeros(1)), r"model\['w'\] has shape \(1,\), and had \(3,\) at join"),
+        (lambda model: model.update(w=np.zeros(1)), r"model\['w'\] has shape \(1,\), but had \(3,\) at join"),
         (lambda model: model.update(w=np.zeros((2, 3))), r"model\['w'\] has shape \(2, 3\)"),
-        (lambda model: model.update(w=np.zeros(3, int)), r"model\['w'\] is no longer an array of floats"),
-        (lambda model: model.update(w=[0.0] * 3), r"model\['w'\] is no longer an array of floats"),
-        (lambda model: model["w"].setflags(write=False), r"model\['w'\] is no longer an array of floats"),
-        (lambda model: model.pop("w"), r"model\['w'\] is no longer an array of floats"),
-        (lambda model: model.update(head=np.zeros(2)), r"model\['head'\] was not there at join"),
+        (lambda model: model.update(w=np.zeros(3, int)), r"model\['w'\] is no longer a writable array of floats"),
+        (lambda model: model.update(w=[0.0] * 3), r"model\['w'\] is no longer a writable array of floats"),
+        (lambda model: model["w"].setflags(write=False), r"model\['w'\] is no longer a writable array of floats"),
+        (lambda model: model.pop("w"), r"model\['w'\] is no longer a writable array of floats"),
+        (lambda model: model.update(head=np.zeros(2)), r"model\['head'\] was added after join"),
     ],
     ids=["broadcast", "more axes", "integers", "a list", "read-only", "gone", "added"],
 )

@@ -52,7 +52,7 @@ def test_mistakes(tmp_path, arguments, said):
 
 
 def test_passes_need_data(tmp_path):
-    with pytest.raises(ConfigError, match="give steps_max"):
+    with pytest.raises(ConfigError, match="set steps_max"):
         Peer(Still(), {"weight": np.zeros((40, 25))}, peers=FILE, state=tmp_path, epochs=1)
 
 
@@ -60,7 +60,7 @@ def test_one_that_has_not_begun_has_no_model(tmp_path):
     peer = Peer(DATA, MODEL, peers=FILE, state=tmp_path)
     assert (peer.connected, peer.rounds) == (False, 0)
     for ask in (lambda: peer.arrays, lambda: peer.evaluate(DATA)):
-        with pytest.raises(EdgeAsyncError, match="has not begun"):
+        with pytest.raises(EdgeAsyncError, match="has not started"):
             ask()
 
 

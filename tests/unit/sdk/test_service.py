@@ -84,7 +84,7 @@ def test_a_hub_whose_loop_was_closed_ends_with_its_program(tmp_path, durability)
     command = [sys.executable, "-c", CLOSED, str(tmp_path), durability]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3, done.stderr
-    assert "this Hub ran when its loop was closed; leave `async with` before that" in done.stderr
+    assert "the loop of this Hub was closed while it ran; leave `async with` first" in done.stderr
     assert "Traceback" not in done.stderr
     assert Run.open(tmp_path).version >= int(done.stdout)
 
@@ -152,5 +152,5 @@ def test_a_forked_child_is_told_where_its_parents_hub_runs(tmp_path):
         with os.fdopen(reading) as told:
             lines = told.read().splitlines()
         os.waitpid(pid, 0)
-    words = "this Hub runs in the process that forked this one: call it there, or make another Hub here"
+    words = "this Hub runs in the parent process: call it there, or create another Hub here"
     assert lines == [f"EdgeAsyncError: {words}"] * 3

@@ -25,7 +25,7 @@ def test_a_trainer_of_the_users_own_needs_a_function(model):
     settings = {} if model is None else to_table(TrainingPlan(model=model))
     welcome = SimpleNamespace(settings=settings, spec=MODEL.spec)
     training = TrainerFactory(AgentSection(), SimpleNamespace(spec=MODEL.spec), OWN)
-    with pytest.raises(ConfigError, match="give evaluate a function of the named arrays"):
+    with pytest.raises(ConfigError, match="pass evaluate as a function of the named arrays"):
         training.evaluator(DATA, "evaluate", welcome)
     assert training.evaluator(lambda _: 0.5, "evaluate", welcome)(MODEL.initial(0)).loss == 0.5
 

@@ -39,7 +39,7 @@ def test_folders_of_pictures_are_read_when_they_are_looked_at(tmp_path):
     assert np.array_equal(examples.features[[1]], x[3:])
     (tmp_path / "train/dog/1.png").unlink()
     assert examples.features[[0]].shape == (1, 3, 8, 8)
-    with pytest.raises(DataError, match=r"1\.png: not a picture that can be read"):
+    with pytest.raises(DataError, match=r"1\.png: not a readable image"):
         examples.features[[1]]
 
 
@@ -51,9 +51,9 @@ def test_pictures_of_several_sizes_need_a_transform(tmp_path):
 def test_folders_that_have_no_pictures_are_refused(tmp_path):
     pytest.importorskip("PIL.Image")
     for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match="put a folder for each class there"):
+        with pytest.raises(DataError, match="create one folder per class"):
             data.ImageFolder(place)
-    with pytest.raises(DataError, match="give 'train' or 'val'"):
+    with pytest.raises(DataError, match="choose 'train' or 'val'"):
         data.ImageNet(tmp_path, split="test")
 
 

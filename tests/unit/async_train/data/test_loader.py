@@ -30,7 +30,7 @@ def test_a_subset_has_the_items_at_its_indices(tmp_path):
     part = data.Subset(data.Subset(digits_, range(100, 200)), [3, 1])
     assert np.array_equal(part[0][0], digits_[103][0])
     assert part.targets.tolist() == digits_.targets[[103, 101]].tolist()
-    with pytest.raises(DataError, match="beyond the 1400"):
+    with pytest.raises(DataError, match="out of range: the dataset has 1400"):
         data.Subset(digits_, [1400])
 
 

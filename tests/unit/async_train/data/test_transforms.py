@@ -18,7 +18,7 @@ def test_transforms_are_those_of_the_arithmetic():
     assert np.array_equal(transforms.RandomHorizontalFlip(p=1.0)(picture), picture[:, ::-1])
     assert np.array_equal(transforms.RandomHorizontalFlip(p=1.0)(tensor), tensor[:, :, ::-1])
     assert transforms.RandomHorizontalFlip(p=0.0)(picture) is picture
-    with pytest.raises(DataError, match="put ToTensor before"):
+    with pytest.raises(DataError, match="use ToTensor before"):
         transforms.Normalize((0.5,), (0.5,))(picture)
     with pytest.raises(ConfigError, match="above 0"):
         transforms.Normalize((0.5,), (0.0,))

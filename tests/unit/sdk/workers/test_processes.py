@@ -20,7 +20,7 @@ JOB = Job(number=1, address="ipc://@hub", incarnation=1, seed=0)
         (None, 3, False, "it ended with exit code 3"),
         (None, -9, True, ""),
         # Red before: a worker that notices the forker's death ends by itself, and then did not come back.
-        (b"", -9, False, "it was ended by signal 9, Killed"),
+        (b"", -9, False, "it was killed by signal 9, Killed"),
     ],
 )
 async def test_a_worker_ends_well_only_if_its_process_does(tmp_path, result, code, stops, died):
