@@ -87,7 +87,7 @@ def test_what_people_read(device):
         f"fail  data         {device.folder}/gone.npz: no such file; give the path of a .npz or .csv file\n"
         in told.stdout
     )
-    assert told.stderr == "edgeasync: this device cannot train yet: data; do what those lines say\n"
+    assert told.stderr == "edgeasync: this device cannot train yet: data; follow the remedies in those lines\n"
 
 
 def plant(files):

@@ -227,7 +227,7 @@ def test_what_no_hub_has_made_in_a_runs_folder_hides_no_run(commands):
 def test_going_back_in_a_folder_that_has_no_checkpoint(commands, recovery):
     """As where the name of the run is mistyped: the fleet would train from the first values on."""
     arguments = ["hub", commands.settings(), "--run", "runs/fisrt", "--recovery", recovery]
-    hint = ["runs/fisrt: has no checkpoint to go back to", "--run", "--recovery"]
+    hint = ["runs/fisrt: contains no checkpoint to resume from", "--run", "--recovery"]
     mistake(commands, FILES, *hint, arguments=arguments)
     assert not (commands.folder / "runs").exists()
 
@@ -483,7 +483,7 @@ def test_a_folder_of_another_user_is_answered_in_one_line(commands):
     command = commands.start("replay", closed / "run", under=without_rights())
     returncode = command.wait()
     told = Told(returncode, "\n".join(command.lines), command.stderr)
-    assert_told(told, FILES, "closed/run: Permission denied", "as the user whose it is")
+    assert_told(told, FILES, "closed/run: Permission denied", "as the file's owner")
 
 
 def closing(*descriptors):

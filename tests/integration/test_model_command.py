@@ -95,7 +95,7 @@ def test_what_only_zeros_were_compared_of_is_not_ok(commands):
     onnx.save(onnx.parser.parse_model(text), path)
     *rows, last = say(commands, "model", "check", path, "--loss", "mse").splitlines()
     assert [row.split()[-1] for row in rows[1:]] == ["ok", "zeros"]
-    assert last.startswith("only zeros, so nothing was compared: dead; nothing moves the loss through them")
+    assert last.startswith("only zeros, nothing to compare: dead. All their gradients are 0")
     told = json.loads(say(commands, "model", "check", path, "--loss", "mse", "--json"))
     assert told["passed"]
     assert [check["compared"] for check in told["gradients"]] == [True, False]
@@ -420,7 +420,7 @@ def test_runs_that_cannot_be_exported(commands):
     for name in ("out.pt", "out"):
         mistake(commands, CONFIG, name, ".onnx, .safetensors or .npz", arguments=["export", "run", "--out", name])
     arrays_alone = ["export", "run", "--model", "forward.onnx", "--out", "out.npz"]
-    mistake(commands, CONFIG, "leave out --model", arguments=arrays_alone)
+    mistake(commands, CONFIG, "remove --model", arguments=arrays_alone)
     bias = np.zeros(3, np.float32)
     run_folder(commands, {"head.bias": bias, "tail": bias}, forward_model())
     mistake(commands, MISMATCH, "'tail'", MODEL_FILE, FORWARD_FILE, arguments=arguments)

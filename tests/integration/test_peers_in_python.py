@@ -522,7 +522,7 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
         (("--out", "model.onnx"), "forward model of ONNX"),
         (("--epochs", 2, "--steps-max", 3), "one of the two"),
         (("--device-id", "stranger"), 'add to its list, on every device: {name = "stranger"'),
-        (("--loss", "mse"), "--loss, --train and the like are for an ONNX model; give --model FILE.onnx"),
+        (("--loss", "mse"), "--loss, --train and similar flags need an ONNX model; add --model FILE.onnx"),
         (("--topology", "star"), "choose from"),
     ],
 )

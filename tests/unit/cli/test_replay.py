@@ -56,5 +56,5 @@ def test_one_line_says_what_was_verified(tmp_path, capsys):
 
 
 def test_no_other_flag_goes_with_verify(tmp_path):
-    with pytest.raises(ConfigError, match="--verify replays the whole run: leave out --until, --from"):
+    with pytest.raises(ConfigError, match="--verify replays the whole run; remove --until, --from"):
         verify_replay(tmp_path, {"--until": 0, "--from": "latest"}, Printer(json=False), trust_code=False)
