@@ -340,7 +340,7 @@ def test_a_hub_without_a_journal_has_its_last_checkpoint_exported_and_that_is_to
     trained(address, 5, "pi")
     told = json.loads(say(commands, "export", "run-hub", "--out", "out.onnx", "--json"))
     assert told["version"] == 0
-    assert "a hub is at work here that keeps no journal" in told["remarks"][0]
+    assert "a hub without a journal is running here" in told["remarks"][0]
     hub.signal(signal.SIGTERM)
     assert hub.wait() == 0
     told = json.loads(say(commands, "export", "run-hub", "--out", "out.onnx", "--json"))
