@@ -129,7 +129,7 @@ def test_what_an_exporter_may_have_changed_is_told(commands, forward):
         onnx.helper.make_node("MatMul", model.graph.node[0].input[:2], model.graph.node[0].output)
     )
     onnx.save(model, forward)
-    sentence = "tf2onnx leaves out biases whose values are all 0, and these have none: body.weight;"
+    sentence = "tf2onnx drops biases whose values are all 0, and these layers have no bias: body.weight;"
     for verb in ("inspect", "check"):
         assert f"warning: {sentence}" in say(commands, "model", verb, forward)
         assert json.loads(say(commands, "model", verb, forward, "--json"))["warnings"][0].startswith(sentence)
@@ -145,7 +145,7 @@ def test_a_warning_of_a_command_names_flags(commands, forward):
     model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["head.weight"], value=head))
     model.graph.initializer.remove(head)
     onnx.save(model, forward)
-    sentence = "weights in Constant nodes are not trained: head.weight; to train them, give --train '*' --train "
+    sentence = "weights in Constant nodes are not trained: head.weight; to train them, set --train '*' --train "
     assert f"warning: {sentence}'head.weight'" in say(commands, "model", "inspect", forward)
     assert json.loads(say(commands, "model", "inspect", forward, "--json"))["warnings"][0].startswith(sentence)
     told = commands.run("hub", "--model", forward, "--run", commands.folder / "run", "--check")
@@ -367,7 +367,7 @@ def test_settings_that_are_none(commands, forward):
         mistake(commands, GRAPH, *hint, arguments=[*arguments, "--train", "tail.*"])
         mistake(commands, GRAPH, *hint, arguments=[*arguments, "--freeze", "tail.*"])
         mistake(commands, GRAPH, "'tail'", "scores", arguments=[*arguments, "--output", "tail"])
-        mistake(commands, GRAPH, "none chosen", arguments=[*arguments, "--freeze", "*"])
+        mistake(commands, GRAPH, "none selected", arguments=[*arguments, "--freeze", "*"])
 
 
 def test_a_training_graph_in_place_of_a_forward_model_and_the_other_way_round(commands, forward):

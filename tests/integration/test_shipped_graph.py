@@ -158,7 +158,7 @@ SOUND = plain_graph()
 HOSTILE = {
     "a foreign operator": (plain_graph("Evil"), {}, ["'suspect'", "Evil", "does not run"]),
     "a foreign domain": (plain_graph(domain="evil"), {}, ["'suspect'", "'evil'"]),
-    "a tensor in another file": (external(), {}, ["another file"]),
+    "a tensor in another file": (external(), {}, ["external file"]),
     "no graph at all": (b"\x00" * 100, {}, ["know"]),
     "another fingerprint": (SOUND, {"announced": "0" * 64}, ["fingerprint", "do not trust"]),
     "another length": (SOUND, {"announced_bytes": len(SOUND) + 1}, ["another graph", "do not trust"]),

@@ -103,7 +103,7 @@ def test_scikit_learn_s_own_operators(standard, output):
     with pytest.raises(GraphError) as told:
         build_training_graph(classifier(standard=standard).SerializeToString(), GraphSettings(output=output))
     assert "\n" not in str(told.value)
-    assert "(LinearClassifier) is of the domain 'ai.onnx.ml'" in str(told.value)
+    assert "(LinearClassifier): operators of the domain 'ai.onnx.ml'" in str(told.value)
     assert "or a network of edgeasync.nn" in str(told.value)
     assert_trains(build_training_graph(nn.to_onnx(nn.Linear(4, 3), (4,)).SerializeToString(), GraphSettings()))
 
@@ -116,7 +116,7 @@ def test_an_operator_behind_dictionaries_is_refused_at_once():
     )
     key = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
     proto.graph.output[1].CopyFrom(helper.make_value_info("dictionaries", helper.make_sequence_type_proto(key)))
-    with pytest.raises(GraphError, match=r"\(LinearClassifier\) is of the domain 'ai.onnx.ml'"):
+    with pytest.raises(GraphError, match=r"\(LinearClassifier\): operators of the domain 'ai.onnx.ml'"):
         build_training_graph(proto.SerializeToString(), GraphSettings())
 
 
@@ -161,7 +161,7 @@ def test_constants_of_some_layers_are_named_in_a_warning_that_can_be_followed():
     mixed = written(text, values, constants={"v", "mask"})
     assert trained(mixed) == ["w"]
     (said,) = warnings(mixed)
-    assert said == "weights in Constant nodes are not trained: v; to train them, give train=['*', 'v']"
+    assert said == "weights in Constant nodes are not trained: v; to train them, set train=['*', 'v']"
     assert trained(mixed, **arguments(said)) == ["w", "v"]
     (said,) = warnings(mixed, train=("w",))
     assert arguments(said) == {"train": ("w", "v")}
@@ -260,11 +260,11 @@ def warnings(proto, **settings):
 
 def test_biases_and_batch_norms_that_tf2onnx_leaves_out():
     bias, norm = warnings(keras())
-    assert "leaves out biases whose values are all 0, and these have none: w, v;" in bias
+    assert "drops biases whose values are all 0, and these layers have no bias: w, v;" in bias
     assert "folded batch norms into conv2d/Conv2D_weights_fused_bn" in norm
     assert warnings(tf2onnx(), output="z", loss="bce_with_logits") == ()
     assert warnings(jax2tf(), output="z") == warnings(jax2tf(), output="z")
-    assert ["none: v;" in said for said in warnings(jax2tf(), output="z")] == [True]
+    assert ["no bias: v;" in said for said in warnings(jax2tf(), output="z")] == [True]
 
 
 def test_single_numbers_that_torch_computed_are_named_until_they_are_trained():
@@ -275,7 +275,7 @@ def test_single_numbers_that_torch_computed_are_named_until_they_are_trained():
     info.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value="['scale']")
     proto.graph.value_info.append(info)
     (said,) = [each for each in warnings(proto) if "computed" in each]
-    assert said.startswith("single numbers that the exporter computed are not trained: exp of 'scale'; export")
+    assert said.startswith("scalars computed by the exporter are not trained: exp of 'scale'; export")
     graph = build_training_graph(proto.SerializeToString(), GraphSettings(**arguments(said)))
     assert not [each for each in graph.warnings if "computed" in each]
     assert [entry.name for entry in graph.spec.parameters] == ["w", "exp"]
@@ -283,7 +283,7 @@ def test_single_numbers_that_torch_computed_are_named_until_they_are_trained():
 
 def test_running_statistics_that_tracing_moved():
     (said,) = warnings(torchscript())
-    assert "ran the model in training mode, which moved the running statistics" in said
+    assert "ran the model in training mode, so the running statistics" in said
     still = torchscript()
     for each in still.graph.node:
         if each.op_type == "BatchNormalization":
@@ -368,7 +368,7 @@ def test_quantized_convolutions_are_refused_before_anything_is_frozen_for_them(f
     )
     parameters = {"body": np.ones((2, 2, 3), np.uint8), "middle": np.uint8(1), "v": numbers((8, 3), 1)}
     proto = written(text, parameters, (2, 6), producer="onnx.quantize")
-    told = r"devices do not run ConvInteger; use the file from before onnxruntime optimized or quantized it$"
+    told = r"operator ConvInteger is not supported on devices; use the file from before onnxruntime optimized or quantized it$"
     with pytest.raises(GraphError, match=told):
         build_training_graph(proto.SerializeToString(), GraphSettings(freeze=frozen))
 

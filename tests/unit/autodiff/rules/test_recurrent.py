@@ -347,7 +347,7 @@ def test_peepholes_are_refused():
 def test_lengths_of_their_own_are_refused(base):
     case = replace(base, batch=3)
     model = forward_model(case, draw(case), lengths=[case.times, 2, 1])
-    with pytest.raises(GraphError, match="lengths of their own"):
+    with pytest.raises(GraphError, match="individual lengths"):
         build_training_graph(model, GraphSettings(loss="mse"))
 
 
@@ -375,5 +375,5 @@ def test_two_free_sizes_are_refused(base):
         [numpy_helper.from_array(value, name) for name, value in tensors.items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    with pytest.raises(GraphError, match="both free"):
+    with pytest.raises(GraphError, match="are free"):
         build_training_graph(model.SerializeToString(), GraphSettings(loss="mse"))
