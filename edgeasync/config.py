@@ -1,7 +1,7 @@
-"""Reading settings from TOML into frozen structs; whatever is not known is refused with its path.
+"""Reads settings from TOML into frozen structs. Errors name the path of a key.
 
-A settings type is a frozen `msgspec.Struct` with `forbid_unknown_fields`. Here is only what all of them
-share: the reading, sizes written as `"64 MiB"`, and errors a person can act upon.
+A settings class is a frozen `msgspec.Struct` with `forbid_unknown_fields`. This module contains
+what they share: reading, sizes such as `"64 MiB"`, and error messages.
 """
 
 import re
@@ -23,27 +23,27 @@ Settings = TypeVar("Settings")
 Given = TypeVar("Given")
 
 SIZE_DIGITS_MAX = 19
-"""A number of bytes with more digits is none: Python reads no number of thousands of digits."""
+"""Most digits of a number of bytes; Python rejects integers with thousands of digits."""
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 _UNKNOWN_KEY = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING_KIND = "Object missing required field `kind`"
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
-"""A step of the path that msgspec names: a key, or a place in a list."""
+"""A step in msgspec's path: a key, or an index of a list."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of every table in a settings file: frozen, and unknown keys are refused."""
+    """Base of every table in a settings file. It is frozen, and unknown keys are errors."""
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = {}
-    """What to do about keys that people look for here and that are elsewhere."""
+    """Advice for keys that users may look for in this table, but that are elsewhere."""
 
     GROUPS: ClassVar[Mapping[str, str]] = {}
-    """The title under which `--help` lists the flags of a key and of those below it."""
+    """The title of a group of flags in `--help`, by the group's first key."""
 
     INSTEAD: ClassVar[Mapping[str, str]] = {}
-    """Keys that say the same as another one: a flag of one of them takes the place of both in the file."""
+    """Keys that exclude each other. A flag of one of them replaces both in the file."""
 
 
 class ByteCount(int):
@@ -51,18 +51,18 @@ class ByteCount(int):
 
     @classmethod
     def parse(cls, value: object) -> "ByteCount":
-        """Read a size; raises `ValueError` with the accepted units."""
+        """Parse a size. Raises `ValueError`, which lists the units."""
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return cls(value)
         if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMG]?i?B)\s*", value)):
             number, unit = match.groups()
             if unit in _UNITS and len(number) <= SIZE_DIGITS_MAX:
                 return cls(Fraction(number) * _UNITS[unit])
-        raise ValueError(f"{value!r} is not a size; write bytes or one of {', '.join(_UNITS)} as in '64 MiB'")
+        raise ValueError(f"{value!r} is not a size; use bytes or one of {', '.join(_UNITS)} as in '64 MiB'")
 
     @property
     def words(self) -> str:
-        """The size with the largest unit that leaves a whole number.
+        """The size with the largest unit for which it is an integer.
 
         >>> ByteCount(1 << 26).words, ByteCount(1_500_000).words
         ('64 MiB', '1500 kB')
@@ -76,15 +76,18 @@ class ByteCount(int):
 
 
 class FilePath(str):
-    """A path in a settings file: absolute from the moment that it is read, so that no `chdir` moves it."""
+    """A path in a settings file.
+
+    It is made absolute when read, so that `chdir` does not change it.
+    """
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, value: object) -> "FilePath":
-        """Read a path; raises `ValueError`."""
+        """Parse a path. Raises `ValueError`."""
         if not isinstance(value, str | Path):
-            raise ValueError(f"expected `str`, got `{type(value).__name__}`")  # noqa: TRY004 - as msgspec says it
+            raise ValueError(f"expected `str`, got `{type(value).__name__}`")  # noqa: TRY004 - msgspec's wording
         try:
             return cls(expanded(value))
         except ConfigError as error:
@@ -92,9 +95,10 @@ class FilePath(str):
 
 
 def whole_path(given: Given) -> Given:
-    """Return a path as an absolute one, also those in a list, and anything else as it is.
+    """Make a path absolute, also in lists. Return other values unchanged.
 
-    For what a caller hands over before it is used: the program may change its working directory meanwhile.
+    Call this when a caller passes a path, because the program may change its working directory
+    later.
     """
     found: Any = given
     if isinstance(given, str | Path):
@@ -105,64 +109,64 @@ def whole_path(given: Given) -> Given:
 
 
 def expanded(path: str | Path) -> Path:
-    """Return an absolute path, with the home that a leading `~` stands for.
+    """Return an absolute path, with a leading `~` expanded.
 
-    Call it where a path is handed over, and keep the result. Raises `ConfigError` if there is no such home, or no
-    working directory any more.
+    Call this when a caller passes a path, and keep the result. Raises `ConfigError` if the home
+    folder is unknown, or the working directory no longer exists.
     """
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError:
-        raise ConfigError(f"{path}: there is no such home; write the whole path") from None
+        raise ConfigError(f"{path}: unknown home folder; use an absolute path") from None
     except OSError:
         raise ConfigError(
-            f"{path}: the working directory was deleted; change to another one, or write the whole path"
+            f"{path}: the working directory was deleted; change to another one, or use an absolute path"
         ) from None
 
 
 def whole_address(address: str, folder: Path | None = None) -> str:
-    """Return an address whose path, if it is `ipc://PATH`, is absolute: from `folder`, or from where we are.
+    """Make the path of an `ipc://PATH` address absolute, relative to `folder` or the current folder.
 
     >>> whole_address("ipc:///run/hub"), whole_address("ipc://@name"), whole_address("tcp://10.0.0.1:5555")
     ('ipc:///run/hub', 'ipc://@name', 'tcp://10.0.0.1:5555')
     """
     transport, _, place = address.partition("://")
     if transport != "ipc" or not place or place.startswith("@") or place == "*":
-        return address  # a name of the abstract namespace, or a path that ZeroMQ chooses, is not one in a folder
+        return address  # an abstract socket name, or a path that ZeroMQ chooses
     return f"ipc://{expanded(place if folder is None else folder / Path(place).expanduser())}"
 
 
 def read_toml(path: Path, settings: type[Settings]) -> Settings:
-    """Read a TOML file into `settings`; raises `ConfigError` naming the file, the key and what to do."""
+    """Read a TOML file into `settings`. Raises `ConfigError` with file, key and remedy."""
     return parse_toml(read_bytes(path), settings, where=str(path))
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return what is in a settings file; raises `ConfigError`."""
+    """Return the content of a settings file. Raises `ConfigError`."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give the path of a TOML settings file") from None
+        raise ConfigError(f"{path}: no such file; pass the path of a TOML settings file") from None
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}; give the path of a TOML settings file"
+            f"{path}: cannot be read: {error.strerror}; pass the path of a TOML settings file"
         ) from error
 
 
 def parse_toml(content: bytes, settings: type[Settings], *, where: str) -> Settings:
-    """Read TOML into `settings`; raises `ConfigError` beginning with `where`."""
+    """Parse TOML into `settings`. Raises `ConfigError`, starting with `where`."""
     try:
         table = tomllib.loads(content.decode())
         nul = _path_of_nul(table)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not valid TOML: {error}") from error
     if nul is not None:
-        raise ConfigError(f"{where}: {nul}: has a NUL character; remove it")
+        raise ConfigError(f"{where}: {nul}: contains a NUL character; remove it")
     return convert(table, settings, where=where)
 
 
 def _path_of_nul(value: object, path: str = "") -> str | None:
-    """Return where a text has a NUL, at which the system would end the name of a file, or `None`."""
+    """Return the path of a text with a NUL, which would truncate a file name, or `None`."""
     if isinstance(value, str):
         return path if "\0" in value else None
     inside: Iterable[tuple[str, object]] = ()
@@ -176,9 +180,9 @@ def _path_of_nul(value: object, path: str = "") -> str | None:
 def convert(
     table: object, settings: type[Settings], *, where: str, find: Callable[[str], type | None] | None = None
 ) -> Settings:
-    """Check plain tables and values into `settings`; raises `ConfigError` beginning with `where`.
+    """Convert plain tables and values to `settings`. Raises `ConfigError`, starting with `where`.
 
-    `find` returns the class of a plugin by its kind, in place of the function that imports any that is named.
+    `find` returns the class of a plugin by its kind. By default, any named plugin is imported.
     """
     try:
         return msgspec.convert(table, resolve_type(settings), dec_hook=partial(_decode, find=find), str_keys=True)
@@ -190,7 +194,7 @@ def convert(
 
 
 def to_table(settings: object) -> Any:
-    """Turn settings back into plain tables and values, as they would stand in TOML."""
+    """Convert settings to plain tables and values, as in TOML."""
     return msgspec.to_builtins(settings, enc_hook=_encode)
 
 
@@ -199,10 +203,10 @@ def _encode(value: object) -> int | str:
 
 
 class Kinds(NamedTuple):
-    """The kinds that a key of a protocol's type may hold: edgeasync's own, and those of plugins.
+    """The kinds that a key may have whose type is a protocol: edgeasync's own, and those of plugins.
 
-    `own` is a union of tagged sections. `find` returns the class of a plugin by what stands as its `kind`, or
-    `None`; `installed` returns the names that plugins have here.
+    `own` is a union of tagged sections. `find` returns the class of a plugin by its `kind`, or
+    `None`. `installed` returns the names of installed plugins.
     """
 
     own: Any
@@ -211,26 +215,26 @@ class Kinds(NamedTuple):
 
 
 class _NoPluginError(ValueError):
-    """A plugin cannot be had: msgspec adds where it was named."""
+    """A plugin is not available. msgspec adds the path where it is named."""
 
 
 _KINDS: dict[type, Kinds] = {}
 _EXPLAINED = "\0"
-"""Begins a message that has its own path, and follows on the path where it was raised."""
+"""Prefix of a message that contains its own path, relative to where it was raised."""
 
 
 def declare_kinds(protocol: type, kinds: Kinds) -> None:
-    """Say once what a key whose type is a protocol may hold: the module that has the kinds says it."""
+    """Register the kinds of a protocol. Called by the module that defines them."""
     _KINDS[protocol] = kinds
 
 
 def installed_kinds(protocol: type) -> list[str]:
-    """Return the names that installed plugins have as kinds of a key whose type is a protocol."""
+    """Return the kinds of a protocol that installed plugins provide."""
     return list(_KINDS[protocol].installed())
 
 
 def kinds_of(described: types.Type) -> types.Type:
-    """Return edgeasync's own kinds where a type is a protocol, and any other type as it is."""
+    """Return edgeasync's own kinds of a protocol, and any other type unchanged."""
     if isinstance(described, types.CustomType) and described.cls in _KINDS:
         return types.type_info(_KINDS[described.cls].own)
     return described
@@ -248,7 +252,7 @@ def _decode(wanted: type, value: object, find: Callable[[str], type | None] | No
 
 
 def _read_kind(kinds: Kinds, table: object) -> object:
-    """Read a table of one of several kinds; raises `ValueError`."""
+    """Read a table of one of several kinds. Raises `ValueError`."""
     kind = table.get("kind") if isinstance(table, Mapping) else None
     settings = kinds.own
     if isinstance(table, Mapping) and isinstance(kind, str) and kind not in _tags(kinds.own):
@@ -277,7 +281,7 @@ def _tags(own: Any) -> frozenset[str]:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return a question for who wrote `word`, naming what is nearest to it; empty if nothing is near."""
+    """Return a question with the names nearest to `word`, or "" if none is near."""
     near = find_near(word, known)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
@@ -285,14 +289,14 @@ def suggest(word: str, known: Iterable[str]) -> str:
 SUGGESTIONS_MAX = 3
 _WORDS = re.compile("[-_]")
 WORD_MAX = 100
-"""A longer word is no misspelling; to compare it takes long, and so does it to read it."""
+"""Longer words are not compared, because that would be slow."""
 
 LETTERS_A_MISTAKE = 4
-"""How many letters a word has for each mistake in it; a first letter is hardly ever wrong."""
+"""Number of letters in a word per mistake that is allowed. The first letter must be correct."""
 
 
 def find_near(word: str, known: Iterable[str]) -> list[str]:
-    """Return the known words that `word` is a misspelling or a part of, the nearest first."""
+    """Return the known words of which `word` is a misspelling or a part, nearest first."""
     found = []
     if len(word) > WORD_MAX:
         return []
@@ -308,7 +312,7 @@ def find_near(word: str, known: Iterable[str]) -> list[str]:
 
 
 def _count_mistakes(word: str, other: str) -> int:
-    """Return how many letters are missing, too many, wrong, or in the wrong order."""
+    """Return the number of letters that are missing, superfluous, wrong or swapped."""
     before: list[int] = []
     row = list(range(len(other) + 1))
     for place, letter in enumerate(word, 1):
@@ -322,7 +326,7 @@ def _count_mistakes(word: str, other: str) -> int:
 
 
 def find_tables(key: str, settings: type) -> list[str]:
-    """Return the paths of the tables of a settings file that have a key; `""` is the file itself."""
+    """Return the paths of the tables of a settings file that have a key; "" is the file itself."""
     found: dict[str, None] = {}
 
     def look(kind: types.Type, path: str) -> None:
@@ -340,10 +344,10 @@ def find_tables(key: str, settings: type) -> list[str]:
 
 
 def _explain(message: str, table: object, settings: type, more: Iterable[str] = ()) -> str:
-    """Turn msgspec's ``... - at `$.hub.stop` `` into ``hub.stop: ...``, on one line whatever a key may hold.
+    """Convert msgspec's ``... - at `$.hub.stop` `` to ``hub.stop: ...``, on one line.
 
-    Of a key or a kind that is not known it says which are near, or else which there are; there are `more` kinds
-    than the type names.
+    For an unknown key or kind, adds the nearest names, or all valid ones. `more` are valid kinds
+    that the type does not contain.
     """
     path = ""
     if message.endswith("`") and " - at `$" in message:
@@ -364,7 +368,7 @@ def _explain(message: str, table: object, settings: type, more: Iterable[str] = 
 
 
 def _advice(message: str, path: str, table: object, settings: type, more: Iterable[str]) -> str:
-    """Return what could have been meant where a key or a value is not known, or a kind is missing."""
+    """Return a suggestion for an unknown key or value, or a missing kind."""
     key = _UNKNOWN_KEY.fullmatch(message)
     if message == _MISSING_KIND:
         path += ".kind"
@@ -373,7 +377,7 @@ def _advice(message: str, path: str, table: object, settings: type, more: Iterab
     try:
         value, known, elsewhere = _known_at(path, table, settings)
     except (LookupError, TypeError, StopIteration):
-        return ""  # a key may look like the path behind it
+        return ""  # a key may look like the path after it
     word = value if key is None else key[1]
     if not isinstance(word, str) or not known:
         return ""
@@ -391,7 +395,7 @@ def _advice(message: str, path: str, table: object, settings: type, more: Iterab
 
 
 def _known_at(path: str, table: Any, settings: type) -> tuple[object, list[str], Mapping[str, str]]:
-    """Return what stands at a path, which keys, kinds or words may stand there, and which keys are elsewhere."""
+    """Return the value at a path, its valid keys, kinds or words, and advice for keys elsewhere."""
     here = _parts(types.type_info(settings))
     for name, index in _STEP.findall(path):
         tables = [part for part in here if isinstance(part, types.StructType)]
@@ -411,7 +415,7 @@ def _known_at(path: str, table: Any, settings: type) -> tuple[object, list[str],
 
 
 def _parts(described: types.Type) -> list[types.Type]:
-    """Return the types that a value may be of."""
+    """Return the alternatives of a union type, or the type itself."""
     if isinstance(described := kinds_of(described), types.Metadata):
         return _parts(described.type)
     if isinstance(described, types.UnionType):
@@ -420,6 +424,6 @@ def _parts(described: types.Type) -> list[types.Type]:
 
 
 def _fields(tables: list[types.StructType], table: Any) -> dict[str, types.Field]:
-    """Return the keys of a table; where it may be of several kinds, of the kind that it says."""
+    """Return the keys of a table, by its kind if there are several."""
     chosen = tables[0] if len(tables) == 1 else next(each for each in tables if each.tag == table["kind"])
     return {field.encode_name: field for field in chosen.fields}

@@ -1,7 +1,8 @@
-"""Locks on files: each belongs to one process, and its forked children do not inherit it.
+"""File locks that belong to one process and are not inherited by forked children.
 
-`flock` locks an open file, and a fork shares its parent's open files. A child that outlives its parent, such as a
-worker of a data loader, would keep the lock. So every child closes the files as it begins.
+`flock` locks an open file, and a fork shares its parent's open files. A child that outlives its
+parent, such as a worker of a data loader, would keep the lock. So every child closes the files
+right after the fork.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ FILE_MODE = 0o600
 
 
 class FileLock:
-    """An open file to lock. Raises `OSError` if it cannot be opened, and so for a link."""
+    """An open file to lock. Raises `OSError` if it cannot be opened or is a symbolic link."""
 
     def __init__(self, path: Path, flags: int) -> None:
         with _forking:
@@ -23,11 +24,14 @@ class FileLock:
             _open.add(self)
 
     def take(self, how: int) -> None:
-        """Lock the file as `fcntl.flock` does; raises `BlockingIOError` if it may not wait and another has it."""
+        """Lock the file with `fcntl.flock`.
+
+        Raises `BlockingIOError` if it is locked and `how` forbids waiting.
+        """
         fcntl.flock(self.descriptor, how)
 
     def close(self) -> None:
-        """Release the lock; do nothing in a forked child, or the second time."""
+        """Release the lock. Does nothing in a forked child, or if called again."""
         with _forking:
             if self.descriptor >= 0:
                 os.close(self.descriptor)
@@ -37,7 +41,7 @@ class FileLock:
 
 _open: set[FileLock] = set()
 _forking = threading.Lock()
-"""Held while a file is opened or closed, so that no fork comes between."""
+"""Locked while a file is opened or closed, so that no fork happens in between."""
 
 
 def _close_in_child() -> None:
@@ -52,22 +56,22 @@ os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, a
 
 
 class Holders(NamedTuple):
-    """Who holds a lock: the processes that have the locked file open, and the one that locked it.
+    """The processes that have a locked file open, and the process that locked it.
 
-    `processes` leaves out those of other users. `owner` is 0 if this system does not tell.
+    `processes` omits those of other users. `owner` is 0 if unknown.
     """
 
     processes: dict[int, str]
-    """Their names by their process ids."""
+    """Process names by process id."""
     owner: int
 
 
 def find_holders(path: Path) -> Holders:
-    """Return who holds the lock of a file; no processes if /proc does not show it."""
+    """Return the holders of a file's lock; no processes if /proc does not show them."""
     processes: dict[int, str] = {}
     owner, locked = 0, path.stat()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # of another user, or it has just ended
+        with contextlib.suppress(OSError):  # it belongs to another user, or has just exited
             for file in (process / "fd").iterdir():
                 if os.path.samestat(file.stat(), locked) and (locker := _locker(process / "fdinfo" / file.name)):
                     processes[int(process.name)] = (process / "comm").read_text().strip()
@@ -76,7 +80,7 @@ def find_holders(path: Path) -> Holders:
 
 
 def _locker(descriptor: Path) -> int:
-    """Return the process that locked an open file, 0 if it is not locked or another holds the lock."""
+    """Return the process that locked an open file, or 0."""
     for line in descriptor.read_text().splitlines():
         if line.startswith("lock:") and "FLOCK" in line:
             return int(line.split("FLOCK")[1].split()[2])

@@ -1,7 +1,7 @@
-"""What training makes small: losses as objects, for `train(loss=...)` and `Hub(loss=...)`.
+"""Losses as objects, for `train(loss=...)` and `Hub(loss=...)`.
 
-Each is a table of a settings file, too: `loss = { kind = "huber", delta = 0.5 }`.
-`docs/reference/training_graph.md` defines them. Nothing here needs the `onnx` package.
+Each can also be a table in a settings file: `loss = { kind = "huber", delta = 0.5 }`.
+`docs/reference/training_graph.md` defines them. This module does not import the `onnx` package.
 
 >>> import numpy as np
 >>> from edgeasync import Stop, losses, nn, train
@@ -29,9 +29,10 @@ _Label = Annotated[int, Meta(ge=0, le=2**24)]
 class CrossEntropy(Section, frozen=True, tag_field="kind", tag="cross_entropy"):
     """Softmax cross-entropy of raw scores against class numbers.
 
-    With `class_weights` it is the weighted mean, each example by the weight of its class. `label_smoothing`
-    mixes that share of the uniform distribution into the labels (Szegedy et al. 2016, arXiv:1512.00567). What has
-    the `ignored_label` counts for nothing; it need not be the number of a class.
+    With `class_weights` it is a weighted mean, with the weight of each example's class.
+    `label_smoothing` mixes that share of the uniform distribution into the labels (Szegedy et al.
+    2016, arXiv:1512.00567). Examples with the `ignored_label` do not count; it need not be a class
+    number.
 
     >>> from edgeasync import losses
     >>> losses.CrossEntropy(label_smoothing=0.1, class_weights=[1, 5]).class_weights
@@ -39,11 +40,11 @@ class CrossEntropy(Section, frozen=True, tag_field="kind", tag="cross_entropy"):
     """
 
     class_weights: tuple[_Weight, ...] | None = None
-    """One weight for each class, for a weighted mean."""
+    """One weight per class, for a weighted mean."""
     label_smoothing: _Share = 0.0
-    """Share of the uniform distribution that the loss mixes into the labels."""
+    """Share of the uniform distribution that is mixed into the labels."""
     ignored_label: _Label | None = None
-    """Examples, or places, with this label count for nothing. It need not be the number of a class."""
+    """Label of examples, or positions, that do not count. It need not be a class number."""
 
     def __post_init__(self) -> None:
         weights = self.class_weights
@@ -51,7 +52,7 @@ class CrossEntropy(Section, frozen=True, tag_field="kind", tag="cross_entropy"):
             try:
                 msgspec.structs.force_setattr(self, "class_weights", tuple(map(float, weights)))
             except (TypeError, ValueError):
-                raise ConfigError(f"class_weights is {weights!r}; give a number for each class") from None
+                raise ConfigError(f"class_weights is {weights!r}; pass a number for each class") from None
 
 
 class MeanSquaredError(Section, frozen=True, tag_field="kind", tag="mse"):
@@ -73,7 +74,7 @@ class MeanAbsoluteError(Section, frozen=True, tag_field="kind", tag="l1"):
 
 
 class Huber(Section, frozen=True, tag_field="kind", tag="huber"):
-    """Half the squared difference up to `delta`, linear beyond it (Huber 1964); the mean over all values.
+    """Half the squared difference up to `delta`, linear beyond (Huber 1964); the mean over all values.
 
     >>> from edgeasync import losses
     >>> losses.Huber(delta=0.5).delta
@@ -81,11 +82,11 @@ class Huber(Section, frozen=True, tag_field="kind", tag="huber"):
     """
 
     delta: Annotated[float, Meta(gt=0.0, le=1e6)] = 1.0
-    """Beyond this difference the loss is linear."""
+    """Difference above which the loss is linear."""
 
 
 class BinaryCrossEntropy(Section, frozen=True, tag_field="kind", tag="bce_with_logits"):
-    """Cross-entropy of independent yes-or-no scores, before any sigmoid, against targets in [0, 1]; the mean.
+    """Cross-entropy of independent binary scores before a sigmoid, with targets in [0, 1]; the mean.
 
     >>> from edgeasync import losses
     >>> losses.find_loss("bce_with_logits") == losses.BinaryCrossEntropy()
@@ -94,9 +95,10 @@ class BinaryCrossEntropy(Section, frozen=True, tag_field="kind", tag="bce_with_l
 
 
 class OnnxLoss(Section, frozen=True, tag_field="kind", tag="onnx"):
-    """A loss of your own: an ONNX graph with the inputs `prediction` and `target` and one number as its output.
+    """A user-defined loss: an ONNX graph with inputs `prediction` and `target` and a scalar output.
 
-    The number is the mean over the batch. Give the `file` of the graph, or the serialized `graph` itself.
+    The scalar is the mean over the batch. Pass the `file` of the graph, or the serialized `graph`
+    itself.
 
     >>> from edgeasync import losses
     >>> losses.OnnxLoss(file="/models/loss.onnx").file
@@ -104,21 +106,21 @@ class OnnxLoss(Section, frozen=True, tag_field="kind", tag="onnx"):
     """
 
     file: str | None = None
-    """Path of the graph. The hub reads it once; the record of the run holds the graph itself."""
+    """Path of the graph. The hub reads it once, and stores the graph itself in the run's record."""
     graph: bytes | None = None
-    """The serialized graph in base64, as the record holds it."""
+    """The serialized graph in base64, as stored in the run's record."""
 
     def __post_init__(self) -> None:
         if (self.file is None) == (self.graph is None):
-            raise ConfigError("a loss of kind onnx has a file or a graph: give one of the two")
+            raise ConfigError("a loss of kind onnx needs either file or graph; set one of the two")
         if self.file is not None:
             msgspec.structs.force_setattr(self, "file", str(expanded(self.file)))
 
     @property
     def content(self) -> bytes:
-        """The serialized graph; raises `ConfigError` if the file was not read yet."""
+        """The serialized graph. Raises `ConfigError` if the file was not read yet."""
         if self.graph is None:
-            raise ConfigError(f"{self.file}: the file of the loss was not read; give the graph itself")
+            raise ConfigError(f"{self.file}: the file of the loss was not read; pass the graph itself")
         return self.graph
 
 
@@ -126,7 +128,8 @@ NamedLoss = CrossEntropy | MeanSquaredError | MeanAbsoluteError | Huber | Binary
 Loss = NamedLoss | OnnxLoss
 LossName = Literal["cross_entropy", "mse", "l1", "huber", "bce_with_logits"]
 LossSetting = LossName | Loss
-"""A loss by its name alone, or with its parameters: an object here, a table with `kind` in a settings file."""
+"""A loss by name, or with parameters: an object in Python, a table with `kind` in a settings file.
+"""
 
 _LOSSES: dict[LossName, Loss] = {
     "cross_entropy": CrossEntropy(),
@@ -138,7 +141,7 @@ _LOSSES: dict[LossName, Loss] = {
 
 
 def find_loss(setting: LossSetting) -> Loss:
-    """Return the loss that a setting means.
+    """Return the loss for a setting.
 
     >>> from edgeasync import losses
     >>> losses.find_loss("huber").delta
@@ -148,7 +151,7 @@ def find_loss(setting: LossSetting) -> Loss:
 
 
 def kind_of(setting: LossSetting) -> str:
-    """Return the name of the kind of a loss.
+    """Return the name of a loss's kind.
 
     >>> from edgeasync import losses
     >>> losses.kind_of(losses.Huber(delta=0.5))
@@ -158,12 +161,15 @@ def kind_of(setting: LossSetting) -> str:
 
 
 def check_loss(loss: object, where: str) -> LossSetting:
-    """Return what was given as a loss: an object of this module, a name, or a table; raises `ConfigError`."""
+    """Validate a loss, which is an object of this module, a name or a table.
+
+    Raises `ConfigError`.
+    """
     try:
-        table = msgspec.to_builtins(loss, enc_hook=float)  # which takes the numbers of numpy
+        table = msgspec.to_builtins(loss, enc_hook=float)  # converts numpy's numbers
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{where}: loss is {loss!r}; give a name such as 'mse', or an object of edgeasync.losses"
+            f"{where}: loss is {loss!r}; pass a name such as 'mse', or an object of edgeasync.losses"
         ) from None
     return convert({"loss": table}, _Given, where=where).loss
 

@@ -1,8 +1,8 @@
-"""What a device measures beside the loss: `train(metrics=["accuracy", TopK(k=3)])`, and the same for `Hub`.
+"""Metrics that devices measure besides the loss: `train(metrics=["accuracy", TopK(k=3)])`, also for `Hub`.
 
-A device computes its metrics on the batches that it trains on, from the scores that training computes anyway, over
-all local steps between two exchanges. They travel with the update. Each metric is the quotient of two sums, so
-batches of any size add up.
+A device computes its metrics on its training batches, from the scores that training computes
+anyway, over all local steps between two exchanges. It sends them with the update. Each metric is
+the quotient of two sums, so batches of any size can be added up.
 
 >>> import numpy as np
 >>> from edgeasync import Stop, metrics, nn, train
@@ -30,11 +30,11 @@ __all__ = ["F1", "MAE", "Accuracy", "Meter", "TopK"]
 Array = npt.NDArray[Any]
 Count = float | npt.NDArray[np.float64]
 Sums = tuple[Count, Count]
-"""A count and its divisor: a number each, or one for each class."""
+"""A count and its divisor, either numbers or arrays with one entry per class."""
 
 
 class Accuracy(Section, frozen=True, tag_field="kind", tag="accuracy"):
-    """The share of right answers: of classes the likeliest, or of several yes-or-no answers each.
+    """The share of correct answers: the most likely class, or each of several yes-or-no answers.
 
     >>> from edgeasync.metrics import Accuracy, Meter
     >>> meter = Meter([Accuracy()])
@@ -45,17 +45,17 @@ class Accuracy(Section, frozen=True, tag_field="kind", tag="accuracy"):
 
     @property
     def name(self) -> str:
-        """What it is called in `Update.metrics`."""
+        """The metric's name in `Update.metrics`."""
         return "accuracy"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return right answers, and all."""
+        """Return the number of correct answers, and of all answers."""
         right = scores.argmax(1) == targets if targets.dtype.kind == "i" else (scores > 0.0) == (targets > 0.5)
         return float(right.sum()), float(right.size)
 
 
 class TopK(Section, frozen=True, tag_field="kind", tag="top_k"):
-    """The share of examples whose class is among the `k` likeliest.
+    """The share of examples whose class is among the `k` most likely ones.
 
     >>> from edgeasync.metrics import Meter, TopK
     >>> meter = Meter([TopK(k=2)])
@@ -65,15 +65,15 @@ class TopK(Section, frozen=True, tag_field="kind", tag="top_k"):
     """
 
     k: Annotated[int, Meta(ge=1, le=1000)] = 5
-    """How many of the likeliest classes count."""
+    """Number of most likely classes that count."""
 
     @property
     def name(self) -> str:
-        """What it is called in `Update.metrics`."""
+        """The metric's name in `Update.metrics`."""
         return f"top_{self.k}"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return examples whose class is among the first, and all."""
+        """Return the number of examples whose class is among the first `k`, and of all examples."""
         own = np.take_along_axis(scores, targets[:, None], 1)
         right = ((scores > own).sum(1) < self.k) & ~np.isnan(own[:, 0])
         return float(right.sum()), float(right.size)
@@ -91,18 +91,18 @@ class MAE(Section, frozen=True, tag_field="kind", tag="mae"):
 
     @property
     def name(self) -> str:
-        """What it is called in `Update.metrics`."""
+        """The metric's name in `Update.metrics`."""
         return "mae"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return the sum of absolute differences, and how many there are."""
+        """Return the sum of absolute differences, and their number."""
         return float(np.abs(scores - targets).sum(dtype=np.float64)), float(scores.size)
 
 
 class F1(Section, frozen=True, tag_field="kind", tag="f1"):
-    """The harmonic mean of precision and recall: of classes the mean over those that occur, each counting alike.
+    """The harmonic mean of precision and recall; for classes, the unweighted mean over those that occur.
 
-    Of several yes-or-no answers it is that of all answers together.
+    For several yes-or-no answers it is computed over all answers together.
 
     >>> from edgeasync.metrics import F1, Meter
     >>> meter = Meter([F1()])
@@ -113,11 +113,11 @@ class F1(Section, frozen=True, tag_field="kind", tag="f1"):
 
     @property
     def name(self) -> str:
-        """What it is called in `Update.metrics`."""
+        """The metric's name in `Update.metrics`."""
         return "f1"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return twice the true positives, and these with all false ones; for each class."""
+        """Return twice the true positives, and the same plus all false answers, per class."""
         if targets.dtype.kind != "i":
             said, meant = scores > 0.0, targets > 0.5
             return 2.0 * float((said & meant).sum()), float(said.sum() + meant.sum())
@@ -132,7 +132,9 @@ class F1(Section, frozen=True, tag_field="kind", tag="f1"):
 
 Metric = Accuracy | TopK | MAE | F1
 MetricSetting = Literal["accuracy", "top_k", "mae", "f1"] | Metric
-"""A metric by its name alone, or with its parameters: an object here, a table with `kind` in a settings file."""
+"""A metric by name, or with parameters: an object in Python, a table with `kind` in a settings
+file.
+"""
 
 MetricSettings = Annotated[tuple[MetricSetting, ...], Meta(max_length=METRICS_MAX)]
 
@@ -143,11 +145,11 @@ _MEANT_FOR: dict[str, tuple[type, ...]] = {
     "bce_with_logits": (Accuracy, F1),
     "onnx": (),
 }
-"""Metrics by the kind of the loss; all others have the mean absolute difference."""
+"""Metrics that suit each kind of loss; other losses have the mean absolute difference."""
 
 
 def find_metrics(settings: Sequence[MetricSetting], loss: str) -> list[Metric]:
-    """Return the metrics that settings mean, beside this kind of loss; raises `ConfigError` for what does not fit.
+    """Return the metrics for settings and a kind of loss. Raises `ConfigError` if they do not match.
 
     >>> from edgeasync.metrics import find_metrics
     >>> [metric.name for metric in find_metrics(["f1", "top_k"], "cross_entropy")]
@@ -158,16 +160,16 @@ def find_metrics(settings: Sequence[MetricSetting], loss: str) -> list[Metric]:
     for metric in found:
         if not isinstance(metric, meant):
             names = ", ".join(name for name, each in _METRICS.items() if isinstance(each, meant))
-            choose = f"choose from {names}" if names else "leave it out"
-            raise ConfigError(f"metrics: {metric.name} says nothing about the loss {loss}; {choose}")
+            choose = f"choose from {names}" if names else "remove it"
+            raise ConfigError(f"metrics: {metric.name} does not apply to the loss {loss}; {choose}")
     names_found = [metric.name for metric in found]
     if twice := sorted({name for name in names_found if names_found.count(name) > 1}):
-        raise ConfigError(f"metrics has {twice[0]} twice; leave one out")
+        raise ConfigError(f"metrics contains {twice[0]} twice; remove one")
     return found
 
 
 def check_metrics(metrics: object, where: str) -> tuple[MetricSetting, ...]:
-    """Return what was given as metrics, objects of this module, names or tables; raises `ConfigError`.
+    """Validate metrics: objects of this module, names or tables. Raises `ConfigError`.
 
     >>> from edgeasync.metrics import check_metrics
     >>> check_metrics("accuracy", "train")
@@ -178,7 +180,7 @@ def check_metrics(metrics: object, where: str) -> tuple[MetricSetting, ...]:
         table = {"metrics": msgspec.to_builtins(given, enc_hook=int)}
     except (TypeError, ValueError):
         raise ConfigError(
-            f"{where}: metrics is {metrics!r}; give names such as 'accuracy', or objects of edgeasync.metrics"
+            f"{where}: metrics is {metrics!r}; pass names such as 'accuracy', or objects of edgeasync.metrics"
         ) from None
     return convert(table, _Given, where=where).metrics
 
@@ -188,9 +190,9 @@ class _Given(Section, frozen=True):
 
 
 class Meter:
-    """Adds metrics up over batches; a trainer of your own may keep one.
+    """Sums up metrics over batches. A custom trainer may use one.
 
-    `ignored_label` is that of the loss: what has it does not count.
+    `ignored_label` is that of the loss; examples with it do not count.
 
     >>> from edgeasync.metrics import Accuracy, Meter
     >>> meter = Meter([Accuracy()], ignored_label=9)
@@ -210,9 +212,9 @@ class Meter:
 
     def _add(self, scores: Array, targets: Array) -> None:
         if targets.dtype.kind in "bu" and targets.size != scores.size:
-            targets = targets.astype(np.int64)  # class numbers, as a data set takes them
+            targets = targets.astype(np.int64)  # class numbers, as in a data set
         if targets.dtype.kind == "i":
-            # Of scores at several places, (n, classes, ...), each place is an example.
+            # For scores (n, classes, ...), each position counts as an example.
             scores, targets = np.moveaxis(scores, 1, -1).reshape(-1, scores.shape[1]), targets.ravel()
             if self._ignored_label is not None:
                 counts = targets != self._ignored_label
@@ -224,7 +226,7 @@ class Meter:
             self._sums[number] = found if before is None else (before[0] + found[0], before[1] + found[1])
 
     def take(self) -> dict[str, float]:
-        """Return the metrics of what was added, by name, and begin again. One of nothing is left out."""
+        """Return the metrics by name, and reset the sums. Metrics without data are omitted."""
         taken = {
             metric.name: _quotient(*sums)
             for metric, sums in zip(self._metrics, self._sums, strict=True)
@@ -235,6 +237,6 @@ class Meter:
 
 
 def _quotient(count: Count, of: Count) -> float:
-    """Return the mean of the quotients of what occurs."""
+    """Return the mean quotient of the classes that occur."""
     occurs = np.asarray(of) > 0.0
     return float(np.mean(np.asarray(count)[occurs] / np.asarray(of)[occurs]))

@@ -1,6 +1,7 @@
-"""A model as edgeasync sees it: a `ParameterSpec` that names the arrays, and one flat float32 vector.
+"""The form of a model: a `ParameterSpec` that names its arrays, and one flat float32 vector.
 
-Gradient, delta, momentum and snapshot are vectors of the same length; the named arrays are views of it.
+Gradients, deltas, momentum and snapshots are vectors of the same length. The named arrays are views
+of them.
 """
 
 import hashlib
@@ -23,13 +24,16 @@ Arrays = Mapping[str, npt.NDArray[np.float32]]
 """The arrays of a model by name."""
 
 PARAMETERS_MAX = 250_000_000
-"""A model with more values, 1 GB, is not believed."""
+"""Most values of a model, 1 GB. Larger models are rejected."""
 
 CHUNK = 1 << 16
-"""Values that arithmetic works on at a time: three such arrays fit the second-level cache of small machines."""
+"""Number of values processed at a time. Three such arrays fit into the L2 cache of small machines.
+"""
 
 Role = Literal["trained", "statistic"]
-"""`trained` entries move by updates; `statistic` entries (batch-norm running values) are merged convexly."""
+"""`trained` entries are changed by updates. `statistic` entries (running values of batch norms) are
+averaged.
+"""
 
 _ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -37,8 +41,8 @@ _ROLES: tuple[Role, ...] = get_args(Role)
 class Parameter(msgspec.Struct, frozen=True, array_like=True):
     """One named array of a model: its name, shape, and role.
 
-    The role is `"trained"` or `"statistic"`. A statistic is a running mean or variance; the hub averages its
-    values.
+    The role is `"trained"` or `"statistic"`. A statistic is a running mean or variance, whose
+    values the hub averages.
 
     >>> from edgeasync import Parameter
     >>> Parameter("weight", (64, 10)).role
@@ -58,8 +62,8 @@ class Parameter(msgspec.Struct, frozen=True, array_like=True):
 class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """The order, shapes and roles of a model's arrays inside one flat vector.
 
-    Trained arrays come first and statistics after them, so each role is one contiguous range. Raises
-    `ValueError` for an unknown role, for a repeated name, and for a trained array after a statistic.
+    Trained arrays precede statistics, so each role is one contiguous range. Raises `ValueError` for
+    an unknown role, a repeated name, or a trained array after a statistic.
 
     >>> import numpy as np
     >>> from edgeasync import Parameter, ParameterSpec
@@ -89,47 +93,47 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def length(self) -> int:
-        """Values in the flat vector."""
+        """Number of values in the flat vector."""
         return sum(parameter.size for parameter in self.parameters)
 
     @cached_property
     def trained_length(self) -> int:
-        """Values at the front of the vector that are trained; the rest are statistics."""
+        """Number of trained values, at the start of the vector; the rest are statistics."""
         return sum(parameter.size for parameter in self.parameters if parameter.role == "trained")
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the flat float32 vector."""
+        """Size of the flat float32 vector in bytes."""
         return 4 * self.length
 
     @cached_property
     def _places(self) -> list[tuple[str, int, int, tuple[int, ...]]]:
-        """Each array's name, first and last place in the vector, and shape: looked up in every local step."""
+        """Name, start, end and shape of each array in the vector; cached, as every local step needs it."""
         ends = list(accumulate(parameter.size for parameter in self.parameters))
         return [(p.name, end - p.size, end, p.shape) for p, end in zip(self.parameters, ends, strict=True)]
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits that two specs share only if they are the same (SHA-256, cut)."""
+        """32 hexadecimal digits that identify the spec (truncated SHA-256)."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:32]
 
     @cached_property
     def layout(self) -> str:
-        """The fingerprint of the same arrays in order of their roles and names."""
+        """The fingerprint of the same arrays sorted by role and name."""
         return layout_of(self.parameters)
 
     def __hash__(self) -> int:
-        return hash(self.fingerprint)  # of all names and shapes it would take longer than a small update
+        return hash(self.fingerprint)  # hashing all names and shapes would be slower than a small update
 
     def views(self, vector: Vector) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the named arrays as views of `vector`: a write to a view changes the vector."""
+        """Return the named arrays as views of `vector`. Writing to a view changes the vector."""
         self.check(vector)
         return {name: vector[start:end].reshape(shape) for name, start, end, shape in self._places}
 
     def flatten(self, arrays: Mapping[str, npt.NDArray[np.float32]]) -> Vector:
         """Copy named arrays into a new flat vector.
 
-        Raises `ModelMismatchError` when a name, shape or dtype is not the spec's.
+        Raises `ModelMismatchError` if a name, shape or dtype differs from the spec.
         """
         if unknown := sorted(set(arrays) - {parameter.name for parameter in self.parameters}):
             raise ModelMismatchError(f"array {unknown[0]!r} is not part of this model")
@@ -138,9 +142,9 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
             if name not in arrays:
                 raise ModelMismatchError(f"array {name!r} of the model is missing")
             if arrays[name].shape != view.shape:
-                raise ModelMismatchError(f"array {name!r} has shape {arrays[name].shape}, not {view.shape}")
+                raise ModelMismatchError(f"array {name!r} has shape {arrays[name].shape}, expected {view.shape}")
             if arrays[name].dtype != np.float32:
-                raise ModelMismatchError(f"array {name!r} is {arrays[name].dtype}, not float32")
+                raise ModelMismatchError(f"array {name!r} is {arrays[name].dtype}, expected float32")
             view[...] = arrays[name]
         return vector
 
@@ -153,13 +157,13 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 def layout_of(parameters: Iterable[Parameter]) -> str:
-    """Return 32 hexadecimal digits that are the same for the same arrays in any order."""
+    """Return 32 hexadecimal digits that are equal for the same arrays in any order."""
     ordered = sorted(parameters, key=lambda parameter: (_ROLES.index(parameter.role), parameter.name))
     return ParameterSpec(tuple(ordered)).fingerprint
 
 
 def first_difference(ours: ParameterSpec, theirs: ParameterSpec) -> str:
-    """Return in what two specs that are not the same differ first, for a person."""
+    """Describe the first difference of two specs."""
     for mine, other in zip_longest(ours.parameters, theirs.parameters):
         if mine != other:
             return f"{_describe(mine)} here, {_describe(other)} there"

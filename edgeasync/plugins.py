@@ -1,6 +1,6 @@
-"""Code of somebody else's: found by name in this machine's installation. A peer names no code.
+"""Loads code of other authors by its name in this machine's installation. Peers cannot name code.
 
-A name is `package.module:Name`, or one that an installed package has registered as an entry point.
+A name is `package.module:Name`, or the name of an entry point of an installed package.
 """
 
 import importlib
@@ -25,16 +25,16 @@ from edgeasync.errors import ConfigError, PluginError
 from edgeasync.parameters import Vector
 
 POLICIES = "edgeasync.policies"
-"""The group of entry points that are policies."""
+"""The entry point group of policies."""
 
 CODECS = "edgeasync.codecs"
-"""The group of entry points that are codecs."""
+"""The entry point group of codecs."""
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class _Named(msgspec.StructMeta):
-    """Gives a struct the tag by which it is found again: its module and its name there."""
+    """Sets a struct's tag to its module and name, by which it can be found."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
         options.setdefault("tag_field", "kind")
@@ -43,10 +43,11 @@ class _Named(msgspec.StructMeta):
 
 
 class Plugin(Section, frozen=True, metaclass=_Named):
-    """Base of a policy of your own: a frozen value, whose fields are its keys in a settings file.
+    """Base of a user-defined policy: a frozen value, whose fields are its keys in a settings file.
 
-    It has the methods of its part's protocol. All state is the hub's: what a method returns depends on nothing but
-    the keys and the arguments, so that a replay decides the same. Annotate a key with `msgspec.Meta` to bound it.
+    It has the methods of a policy's protocol. The hub stores all state, so results must depend only
+    on the keys and the arguments; then a replay makes the same decisions. Annotate keys with
+    `msgspec.Meta` to limit them.
 
     >>> from edgeasync import Policy
     >>> from edgeasync.policies import Plugin, Staleness
@@ -60,9 +61,10 @@ class Plugin(Section, frozen=True, metaclass=_Named):
 
 
 class Codec(Protocol):
-    """A codec of your own: codes a number of float32 values in a number of bytes that depends on it alone.
+    """A user-defined codec. It encodes float32 values in a number of bytes that depends only on their number.
 
-    Give `decode` the bytes of `encode`, and the same `length`. Both depend on nothing but their arguments.
+    `decode` receives the bytes of `encode` and the same `length`. Results must depend only on the
+    arguments.
 
     >>> import numpy as np
     >>> class Halves:
@@ -79,33 +81,34 @@ class Codec(Protocol):
 
     @property
     def needs_feedback(self) -> bool:
-        """Whether so much is dropped that a device must add the dropped part to its next update."""
+        """Whether the codec is so lossy that devices must add the lost part to their next update."""
 
     def nbytes(self, length: int) -> int:
-        """Return how many bytes `length` values take: 4 each and 32 at most, never fewer for more values."""
+        """Return the size of `length` encoded values: at most 4 bytes each plus 32, and not decreasing."""
 
     def encode(self, values: Vector) -> bytes:
-        """Return the bytes of finite values."""
+        """Encode finite values."""
 
     def decode(self, coded: npt.NDArray[np.uint8], length: int) -> Vector:
-        """Return `length` values of float32; raises any exception for bytes that it cannot read."""
+        """Return `length` float32 values. Raises any exception for invalid bytes."""
 
 
 def check_name(name: str, key: str) -> None:
-    """Raise `ValueError` unless `name` is that of code."""
+    """Raise `ValueError` unless `name` has the form of a code name."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{key} {name!r} does not name code; write package.module:factory")
+        raise ValueError(f"{key} {name!r} does not name code; use package.module:factory")
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text has the form of a name of code."""
+    """Return whether a text has the form of a code name."""
     return _NAME.fullmatch(text) is not None
 
 
 def find_code(name: str, where: str) -> Callable[..., Any]:
-    """Import what `name` names; raises `ConfigError`, beginning with `where`, if it is not there or not callable.
+    """Import a callable by name. Raises `ConfigError`, starting with `where`, if it is missing or not callable.
 
-    Raises `PluginError` for a module in a run's folder. An exception of the module itself passes through.
+    Raises `PluginError` for a module in a run's folder. Exceptions of the module itself are passed
+    on.
     """
     module_name, _, path = name.partition(":")
     try:
@@ -113,17 +116,19 @@ def find_code(name: str, where: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if not f"{module_name}.".startswith(f"{missing}."):
-            raise ConfigError(f"{where}: its module needs {missing}, which is not installed here") from error
+            raise ConfigError(f"{where}: its module needs {missing}, which is not installed") from error
         raise ConfigError(
-            f"{where}: no module {missing!r}; install its package beside edgeasync, or name its folder in "
-            "PYTHONPATH: the current folder is not searched"
+            f"{where}: no module {missing!r}; install its package next to edgeasync, or add its folder to "
+            "PYTHONPATH (the current folder is not searched)"
         ) from error
     for attribute in path.split("."):
         if not hasattr(found, attribute):
-            raise ConfigError(f"{where}: {module_name} has no {path!r}")
+            raise ConfigError(f"{where}: {module_name} has no {path!r}; correct the name")
         found = getattr(found, attribute)
     if not callable(found):
-        raise ConfigError(f"{where}: is {type(found).__name__}, not a function; name one that returns the object")
+        raise ConfigError(
+            f"{where}: is {type(found).__name__}, not a function; name a function that returns the object"
+        )
     code: Callable[..., Any] = found
     return code
 
@@ -135,15 +140,15 @@ _INSTALLATION = [os.path.realpath(sysconfig.get_path(kind)) for kind in ("stdlib
 
 
 def refuse_modules_in(run: Path) -> None:
-    """Import no module from the folder of a run, from now on in this process.
+    """Forbid imports from the folder of a run, from now on in this process.
 
-    A stranger may have made the folder. Call this before you read anything from it.
+    The folder may come from an untrusted source. Call this before reading anything from it.
     """
     _REFUSED.update((os.path.realpath(run), os.path.abspath(run)))  # noqa: PTH100 - links stay as they are
 
 
 def _is_refused(place: str) -> bool:
-    """Return whether a file lies in the folder of a run. An installation in such a folder is not part of it."""
+    """Return whether a file is in the folder of a run, except in an installation inside it."""
     for path in map(Path, (os.path.realpath(place), os.path.abspath(place))):  # noqa: PTH100
         if any(path.is_relative_to(run) for run in _REFUSED):
             return not any(path.is_relative_to(folder) for folder in _INSTALLATION)
@@ -151,7 +156,10 @@ def _is_refused(place: str) -> bool:
 
 
 def _import_outside_runs(module_name: str, where: str) -> ModuleType:
-    """Import a module and its packages; raises `PluginError` before one in a run's folder would run."""
+    """Import a module and its packages.
+
+    Raises `PluginError` before running code in a run's folder.
+    """
     names = module_name.split(".")
     for count in range(1, len(names) + 1):
         name = ".".join(names[:count])
@@ -162,7 +170,7 @@ def _import_outside_runs(module_name: str, where: str) -> ModuleType:
             places.append(spec.origin)
         if (refused := next(filter(_is_refused, places), None)) is not None:
             raise PluginError(
-                f"{where}: its module {refused} is in the folder of a run, and no code is imported from there; "
+                f"{where}: its module {refused} is in the folder of a run, from which code is never imported; "
                 "install its package, or move the module elsewhere"
             )
         found = importlib.import_module(name)
@@ -171,56 +179,60 @@ def _import_outside_runs(module_name: str, where: str) -> ModuleType:
 
 @lru_cache(maxsize=8)
 def installed(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name, as they were when they were first asked for."""
+    """Return the entry points of a group by name; cached on first use."""
     return {point.name: point for point in entry_points(group=group)}
 
 
 def package_of(point: EntryPoint) -> str:
-    """Return the package that an entry point comes from, and its version."""
+    """Return name and version of the package that defines an entry point."""
     return "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
 
 
 def load_class(name: str) -> type:
-    """Return the class that a name means; raises `PluginError`, which has the name."""
+    """Return the class with a name. Raises `PluginError`, which contains the name."""
     where = f"plugin {name}"
     if name.startswith("__main__:"):
-        raise PluginError(f"{where}: is in the program itself; move the class to a module that can be imported")
+        raise PluginError(f"{where}: is in the main program; move the class to a module that can be imported")
     try:
         found = find_code(name, where)
     except ConfigError as error:
         raise PluginError(str(error)) from error
     except Exception as error:
-        raise PluginError(f"{where}: its module raised {type(error).__name__}: {error}; correct it") from error
+        raise PluginError(
+            f"{where}: its module raised {type(error).__name__}: {error}; correct the module"
+        ) from error
     if not isinstance(found, type):
-        raise PluginError(f"{where}: is no class; name a class of it")
+        raise PluginError(f"{where}: is not a class; name a class")
     return found
 
 
 def is_plugin(kind: str) -> bool:
-    """Return whether a kind has the form of a plugin's name, or is one that an installed package has."""
+    """Return whether a kind has the form of a plugin's name, or is an installed plugin."""
     return is_name(kind) or kind in installed(POLICIES)
 
 
 def find_policy(kind: str) -> type[Plugin] | None:
-    """Return the class of a policy that is not edgeasync's own; `None` if the kind names no code.
+    """Return the class of a policy plugin, or `None` if the kind is not a plugin.
 
-    Raises `PluginError` for a name that leads to no plugin.
+    Raises `PluginError` if the plugin cannot be loaded.
     """
     if not is_plugin(kind):
         return None
     name = kind if is_name(kind) else installed(POLICIES)[kind].value
     found = load_class(name)
     if not issubclass(found, Plugin):
-        raise PluginError(f"plugin {name}: is no edgeasync.policies.Plugin; make it one, a frozen class")
+        raise PluginError(
+            f"plugin {name}: not a subclass of edgeasync.policies.Plugin; derive a frozen class from it"
+        )
     return found
 
 
 class Trust(msgspec.Struct, frozen=True):
-    """Which plugins may be imported because the folder of a run names them.
+    """Plugins that may be imported although only the folder of a run names them.
 
     - `known`: classes that the caller has imported already, by name.
-    - `installed`: those that an installed package has registered as entry points.
-    - `code`: all that can be found outside the folder.
+    - `installed`: entry points of installed packages.
+    - `code`: everything outside the folder.
     """
 
     known: Mapping[str, type[Plugin]] = {}
@@ -228,7 +240,10 @@ class Trust(msgspec.Struct, frozen=True):
     code: bool = False
 
     def find_policy(self, kind: str) -> type[Plugin] | None:
-        """Do what the function `find_policy` does; raises `PluginError` for a plugin that may not be imported."""
+        """Like the function `find_policy`.
+
+        Raises `PluginError` for a plugin that is not trusted.
+        """
         if kind in self.known:
             return self.known[kind]
         if self.code or not is_plugin(kind):
@@ -246,14 +261,14 @@ class Trust(msgspec.Struct, frozen=True):
             raise self.refusal(f"{where} {name}")
 
     def refusal(self, what: str) -> PluginError:
-        """Return the error that says how to trust what may not be imported."""
-        instead = ", or name it in a settings file of your own" if self.installed else ""
+        """Return the error for code that is not trusted."""
+        instead = ", or name it in your own settings file" if self.installed else ""
         return PluginError(
-            f"{what}: is code that only the run's folder names, so it is not imported; if you trust the folder, "
-            f"allow it with trust_code=True (--trust-code){instead}"
+            f"{what}: only the run's folder names this code, so it is not imported; if you trust the folder, "
+            f"set trust_code=True (--trust-code){instead}"
         )
 
 
 def name_of(plugin: type) -> str:
-    """Return the name by which a class is found."""
+    """Return the name by which a class can be loaded."""
     return f"{plugin.__module__}:{plugin.__qualname__}"

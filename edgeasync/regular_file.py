@@ -1,4 +1,7 @@
-"""Opens files that somebody else may have made. A pipe would wait for a writer, and a device may never end."""
+"""Opens files from untrusted folders.
+
+A pipe would block until it has a writer, and a device may be endless.
+"""
 
 import errno
 import os
@@ -8,7 +11,7 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read; raises `OSError`, and so for anything but a regular file."""
+    """Open a file for reading. Raises `OSError`, also if it is not a regular file."""
     file = open(path, "rb", opener=_open)  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -17,9 +20,9 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, offset: int = 0, nbytes: int = -1) -> bytes:
-    """Return a file's content from `offset` on: all of it, or `nbytes`, or fewer where it ends before.
+    """Return a file's content from `offset` on: all of it, or at most `nbytes`.
 
-    Raises `OSError`, and so for anything but a regular file, and for more bytes than memory holds.
+    Raises `OSError`, also if it is not a regular file or does not fit into memory.
     """
     try:
         with open_regular(path) as file:
@@ -30,7 +33,7 @@ def read_regular(path: Path, offset: int = 0, nbytes: int = -1) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Raise `OSError` for anything but a regular file, before a library opens it by its path."""
+    """Raise `OSError` unless a file is regular, before a library opens it by path."""
     open_regular(path).close()
 
 

@@ -1,7 +1,7 @@
-"""Describes settings by the structs that declare them: the keys of a table with type, bounds, default and meaning.
+"""Describes settings: the keys of a table with type, bounds, default and meaning.
 
-A key's meaning is the docstring below its field. It is read from the source, only where somebody asks for it: for
-`--help`, for the reference in the documentation, for `edgeasync schema`.
+A key's meaning is the docstring below its field. It is read from source code when needed: for
+`--help`, the reference in the documentation, and `edgeasync schema`.
 """
 
 import ast
@@ -25,9 +25,9 @@ _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 
 class SettingKey(msgspec.Struct, frozen=True):
-    """One key of a table of settings.
+    """One key of a settings table.
 
-    `default` is the plain value, or `None` if the key is required or is left out by default.
+    `default` is the plain value, or `None` if the key is required or omitted by default.
     """
 
     name: str
@@ -44,12 +44,12 @@ class SettingKey(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """The first sentence of the description, without its stop and without a page that it ends with."""
+        """The first sentence of the description, without its period and without a link at its end."""
         return _LINK.sub(r"\1", re.sub(rf"[:;,] {_LINK.pattern}$", "", first_sentence(self.description)))
 
 
 def first_sentence(words: str) -> str:
-    """Return the first sentence of a docstring on one line, without its stop.
+    """Return the first sentence of a docstring on one line, without its period.
 
     >>> first_sentence("Wait for all, e.g. for ten. Then begin.")
     'Wait for all, e.g. for ten'
@@ -59,7 +59,7 @@ def first_sentence(words: str) -> str:
 
 
 def keys_of(settings: type) -> list[SettingKey]:
-    """Return the keys of a struct in their order."""
+    """Return the keys of a struct in order."""
     info = types.type_info(settings)
     assert isinstance(info, types.StructType)
     meanings = meanings_of(settings)
@@ -67,7 +67,7 @@ def keys_of(settings: type) -> list[SettingKey]:
 
 
 def describe(field: types.Field, meaning: str) -> SettingKey:
-    """Return what there is to say of a field; one without a meaning that has kinds names these."""
+    """Describe a field. If it has no meaning but several kinds, list these."""
     kinds = [str(struct.tag) for struct in structs_of(field.type) if struct.tag is not None]
     if kinds and not meaning:
         meaning = f"One of {', '.join(kinds)}."
@@ -84,9 +84,9 @@ def describe(field: types.Field, meaning: str) -> SettingKey:
 
 @lru_cache(maxsize=256)
 def meanings_of(settings: type) -> dict[str, str]:
-    """Return the docstrings below the fields of a class and of its bases, each on one line, by the fields' names.
+    """Return the docstrings of the fields of a class and its bases, each on one line, by field name.
 
-    A class without source, such as one made at a prompt, has none.
+    Empty for a class without source code, such as one defined at a prompt.
     """
     found: dict[str, str] = {}
     for kind in reversed(settings.__mro__):
@@ -111,7 +111,7 @@ def _docstrings_in(kind: type) -> dict[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """Return a setting as short as a settings file may have it: a size with its unit, a kind without defaults."""
+    """Convert a setting to its shortest form in a file: sizes with unit, kinds without defaults."""
     if isinstance(value, ByteCount):
         return value.words
     if isinstance(value, list | tuple):
@@ -130,18 +130,18 @@ def plain(value: Any) -> Any:
 
 
 def to_toml(value: Any) -> str:
-    """Write a plain value as TOML has it on one line; a key without a value is left out."""
+    """Format a plain value as TOML on one line. Keys without value are omitted."""
     if isinstance(value, dict):
         return braces([f"{key} = {to_toml(item)}" for key, item in value.items() if item is not None])
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(to_toml, value)) + "]"
     if isinstance(value, float):
-        return repr(value)  # infinity too, which JSON does not have
+        return repr(value)  # includes infinity, which JSON cannot represent
     return msgspec.json.encode(value).decode()
 
 
 def braces(items: list[str]) -> str:
-    """Return a table of TOML on one line.
+    """Format an inline table of TOML.
 
     >>> braces(["kind = 'mean'"])
     "{ kind = 'mean' }"
@@ -150,7 +150,7 @@ def braces(items: list[str]) -> str:
 
 
 def bare(kind: types.Type) -> types.Type:
-    """Return a type without its bounds, and without the `None` of a key that may be left out."""
+    """Return a type without bounds, and without the `None` of an optional key."""
     while isinstance(kind := kinds_of(kind), types.Metadata):
         kind = kind.type
     if isinstance(kind, types.UnionType):
@@ -160,7 +160,7 @@ def bare(kind: types.Type) -> types.Type:
 
 
 def structs_of(kind: types.Type) -> list[types.StructType]:
-    """Return the tables that a type may hold: it may be a table, a union of kinds, or a list of those."""
+    """Return the tables that a type may contain: a table, a union of kinds, or a list of them."""
     inner = bare(kind)
     if isinstance(inner, types.StructType):
         return [inner]
@@ -170,9 +170,9 @@ def structs_of(kind: types.Type) -> list[types.StructType]:
 
 
 def tables_of(settings: type, path: str = "") -> Iterator[tuple[str, type]]:
-    """Yield every table that a settings file may have, with its path, `hub.stop`; the file itself is `""`.
+    """Yield every table of a settings file with its path, such as `hub.stop`; "" is the file itself.
 
-    Of a key that has kinds, `model.mlp`.
+    For a key with several kinds, the path includes the kind: `model.mlp`.
     """
     yield path, settings
     info = types.type_info(settings)
@@ -184,7 +184,7 @@ def tables_of(settings: type, path: str = "") -> Iterator[tuple[str, type]]:
 
 
 def default_of(field: types.Field) -> Any:
-    """Return the default of a field; `None` if it has none, or is left out by default."""
+    """Return the default of a field, or `None` if it has none or is omitted by default."""
     if field.default_factory is not msgspec.NODEFAULT:
         return field.default_factory()
     return None if field.default in (msgspec.NODEFAULT, msgspec.UNSET) else field.default

@@ -1,4 +1,4 @@
-"""Types that msgspec reads into, used by several threads, and JSON that somebody else may have written."""
+"""Parses JSON from untrusted sources, and prepares msgspec types for use by several threads."""
 
 import threading
 from typing import TypeVar
@@ -11,10 +11,10 @@ _LOOKING = threading.RLock()
 
 
 def resolve_type(kind: type[Kind]) -> type[Kind]:
-    """Return a type once msgspec knows its fields.
+    """Return a type after msgspec has inspected its fields.
 
-    msgspec looks at them when it first reads the type, and crashes if a second thread reads the type meanwhile
-    (seen with 0.22). So a function that threads share reads `resolve_type(Struct)`.
+    msgspec inspects a type on first use, and crashes if a second thread uses the type meanwhile
+    (seen with 0.22). So functions shared by threads call `resolve_type(Struct)`.
     """
     with _LOOKING:
         msgspec.json.Decoder(kind)
@@ -22,7 +22,7 @@ def resolve_type(kind: type[Kind]) -> type[Kind]:
 
 
 def parse_json(content: bytes | bytearray | memoryview | str, kind: type[Kind]) -> Kind:
-    """Parse JSON into a type; raises `ValueError`, whatever the content is."""
+    """Parse JSON into a type. Raises `ValueError` for any invalid content."""
     try:
         return msgspec.json.decode(content, type=resolve_type(kind))
     except (msgspec.DecodeError, RecursionError) as error:

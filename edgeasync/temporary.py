@@ -1,4 +1,4 @@
-"""Temporary folders of a program: one whose program was killed is removed when the next program makes one."""
+"""Temporary folders. Those of killed programs are deleted when another program creates one."""
 
 import contextlib
 import fcntl
@@ -12,29 +12,33 @@ from edgeasync.file_lock import FileLock
 PREFIX = "edgeasync-"
 
 OWNER = "owner.lock"
-"""A file in each folder that its program holds locked. However the program ends, the system unlocks it."""
+"""A locked file in each folder. The system unlocks it when the program ends, for whatever reason.
+"""
 
 
 class TemporaryFolder:
-    """A new folder that only this user can open. If it is not removed, a later program removes it."""
+    """A new folder that only this user can open.
+
+    If it is left behind, a later program deletes it.
+    """
 
     def __init__(self, purpose: str = "") -> None:
         remove_leftovers()
         self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}"))
         part = self.path / f"{OWNER}.part"
         self._lock = FileLock(part, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        with contextlib.suppress(OSError):  # a file system without locks: then nobody removes what is left behind
+        with contextlib.suppress(OSError):  # on a file system without locks, leftovers are never deleted
             self._lock.take(fcntl.LOCK_EX | fcntl.LOCK_NB)
-            part.replace(self.path / OWNER)  # nobody finds it before it is locked
+            part.replace(self.path / OWNER)  # other programs find it only after it is locked
 
     def remove(self) -> None:
-        """Remove it, with all that is in it; a second time does nothing."""
+        """Delete the folder and its content. Does nothing if called again."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
 
 def remove_leftovers() -> None:
-    """Remove this user's temporary folders whose programs are gone; raises nothing."""
+    """Delete this user's temporary folders whose programs have ended. Never raises."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(tempfile.gettempdir()):
             if entry.name.startswith(PREFIX):

@@ -1,7 +1,7 @@
-"""torch modules on a fleet: `model` for `train`, `Hub` and `Agent`, modules themselves for `join`.
+"""Trains torch modules on a fleet: `model` for `train`, `Hub` and `Agent`; modules themselves for `join`.
 
-`load` puts what a run has trained into a module, and `to_onnx` makes one for devices without torch. None of this
-is imported unless it is asked for.
+`load` copies a run's trained arrays into a module, and `to_onnx` exports a module for devices
+without torch. This module is imported only on first use.
 """
 
 import inspect
@@ -42,7 +42,7 @@ from edgeasync.training.trainer import Trainer
 __all__ = ["load", "model", "to_onnx", "watch_steps"]
 
 EVALUATED_AT_ONCE = 256
-"""How many examples an evaluation gives the module at a time."""
+"""Batch size of evaluations."""
 
 
 def model(
@@ -52,17 +52,17 @@ def model(
     *,
     device: str | torch.device = "cpu",
 ) -> "TorchModel":
-    """Return a module as a model for `train`, `Hub` and `Agent`; it is copied, and never changed.
+    """Return a module as a model for `train`, `Hub` and `Agent`. The module is copied, not changed.
 
-    - `loss`: the mean loss of a batch; by default cross entropy for whole targets, mean squared error for others.
-      Losses of torch that compare values one by one take targets (n,) for an output (n, 1). A loss of your own is
-      given what the module returns, such as a dict. Unless that is one tensor of scores for the targets, there
-      is no accuracy, and there are no metrics.
-    - `optimizer`: one of `torch.optim` on the module's parameters, all that are not frozen; its groups count, with
-      the learning rates that they have now. Or a function that makes one of parameters. By default SGD with the
-      learning rate 0.05.
+    - `loss`: the mean loss of a batch; by default cross-entropy for integer targets, mean squared error for others.
+      Torch losses that compare values one by one accept targets (n,) for an output (n, 1). A custom loss receives
+      what the module returns, such as a dict. Unless that is a single tensor of scores for the targets, there is no
+      accuracy and there are no metrics.
+    - `optimizer`: one of `torch.optim` on all parameters of the module that are not frozen; its groups and current
+      learning rates are used. Or a function that returns an optimizer for given parameters. By default SGD with a
+      learning rate of 0.05.
     - `device`: where to train, such as "cuda".
-
+    A module with several inputs receives them by their names in the data.
     A module of several inputs takes them by the names that the data has for them.
 
     >>> import numpy as np
@@ -78,9 +78,9 @@ def model(
 
 
 def load(module: nn.Module, run: Run | Arrays) -> nn.Module:
-    """Put the arrays of a run, or named arrays, into a module; return the module.
+    """Copy the arrays of a run, or named arrays, into a module, and return the module.
 
-    Raises `ModelMismatchError` if they are another model's.
+    Raises `ModelMismatchError` if they belong to another model.
 
     >>> import numpy as np
     >>> from torch import nn
@@ -98,9 +98,9 @@ def load(module: nn.Module, run: Run | Arrays) -> nn.Module:
 
 
 class TorchModel(Adapted):
-    """A module that devices train; `model` makes one."""
+    """A module that devices train, created by `model`."""
 
-    optimizer_is = "give one of torch.optim to edgeasync.torch.model"
+    optimizer_is = "pass one of torch.optim to edgeasync.torch.model"
     measures = True
 
     def __init__(
@@ -111,7 +111,7 @@ class TorchModel(Adapted):
         device: torch.device,
     ) -> None:
         if not isinstance(module, nn.Module):
-            raise ConfigError(f"module is {type(module).__name__}; give a torch.nn.Module")
+            raise ConfigError(f"module is {type(module).__name__}; pass a torch.nn.Module")
         self._module = copy_of(module).cpu()
         self._loss = TorchLoss(loss)
         self._make_optimizer = maker_of(optimizer, module)
@@ -122,13 +122,13 @@ class TorchModel(Adapted):
     def __getstate__(self) -> dict[str, Any]:
         if names := hooked(self._module):
             raise ConfigError(
-                f"the gradient of {listed(names)} has a hook, which no other process gets; train with "
-                "engine='tasks', or leave it out"
+                f"the gradient of {listed(names)} has a hook, which cannot be sent to another process; train with "
+                "engine='tasks', or remove the hook"
             )
         return self.__dict__
 
     def prepare(self, local: LocalTraining) -> Prepared:
-        """Return this model as one that can be trained."""
+        """Return this model in the form that can be trained."""
         exchanged = exchanged_of(self._module)
         initial = np.empty(self.spec.length, np.float32)
         read_tensors(exchanged, self.spec.views(initial))
@@ -153,9 +153,9 @@ class TorchModel(Adapted):
         )
 
     def _targets_of(self, data: Dataset) -> Dataset:
-        """Return data whose whole numbers are values where the loss takes values, as for ONNX.
+        """Convert integer targets to floats if the loss needs floats, as for ONNX.
 
-        Raises `DataError` for inputs that the module does not have.
+        Raises `DataError` if the module lacks an input of the data.
         """
         if isinstance(data.features, Inputs):
             taken = inspect.signature(self._module.forward)
@@ -163,8 +163,8 @@ class TorchModel(Adapted):
                 taken.bind(**data.features.arrays)
             except TypeError:
                 raise DataError(
-                    f"the data has the inputs {', '.join(data.features.arrays)}, and "
-                    f"{type(self._module).__name__}.forward takes {', '.join(taken.parameters)}; name them alike"
+                    f"the data has the inputs {', '.join(data.features.arrays)}, but "
+                    f"{type(self._module).__name__}.forward has {', '.join(taken.parameters)}; use the same names"
                 ) from None
         whole = self._loss.takes_values and data.y.dtype.kind == "i"
         return Dataset(data.features, data.y.astype(np.float32)) if whole else data

@@ -1,4 +1,4 @@
-"""A device's local data: examples in memory, where they come from, and how to part them among devices.
+"""A device's local data: examples in memory, loaders, and partitions among devices.
 
 >>> import numpy as np
 >>> from edgeasync import data

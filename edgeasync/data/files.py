@@ -1,4 +1,4 @@
-"""Reading a device's data from a file: numpy's `.npz`, or `.csv` with a header row."""
+"""Reads a device's data from `.npz` files, or from `.csv` files with a header row."""
 
 import csv
 import io
@@ -17,20 +17,20 @@ from edgeasync.errors import DataError
 from edgeasync.regular_file import open_regular
 
 INPUT_PREFIX = "x."
-"""Of the arrays in an archive, how those of several inputs begin."""
+"""Prefix of the arrays of several inputs in an archive."""
 
 
 def load(path: Path) -> Dataset:
-    """Read the examples of a file, by its suffix.
+    """Read the examples of a file. The format depends on its suffix.
 
-    - `.npz`: the array `x` has the examples, real numbers of shape (n, features...). Token ids are numbers, too.
-      For a model of several inputs there is an array `x.NAME` for each.
-      The array `y` has the targets: integers from 0 are labels, floats are values. Without `y` every example is
-      its own target.
+    - `.npz`: the array `x` contains the examples, real numbers of shape (n, features...), including token ids.
+      A model with several inputs needs an array `x.NAME` for each.
+      The array `y` contains the targets: integers from 0 are labels, floats are values. Without `y`, every
+      example is its own target.
     - `.csv`: a header row, then one example per line. The target is column `y`, or else the last column. Targets
-      are labels if all are integers of 0 or more. All other columns are features.
+      are labels if all are integers of at least 0. All other columns are features.
 
-    Raises `DataError` with the file and, in a CSV, with line and column.
+    Raises `DataError` with the file and, for CSV, line and column.
 
     >>> from pathlib import Path
     >>> import numpy as np
@@ -42,12 +42,12 @@ def load(path: Path) -> Dataset:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise DataError(
-            f"{path}: cannot read {path.suffix or 'a file without suffix'}; give {' or '.join(_READERS)}"
+            f"{path}: cannot read {path.suffix or 'a file without suffix'}; use {' or '.join(_READERS)}"
         )
     try:
         return reader(path)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; give the path of a {' or '.join(_READERS)} file") from None
+        raise DataError(f"{path}: no such file; pass the path of a {' or '.join(_READERS)} file") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
@@ -57,32 +57,32 @@ def _load_npz(path: Path) -> Dataset:
         with open_regular(path) as file:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{path}: holds a single array; save x and y with numpy.savez")
+                raise DataError(f"{path}: contains a single array; save x and y with numpy.savez")
             inputs = [name for name in archive.files if name.startswith(INPUT_PREFIX)]
             if inputs and "x" in archive.files:
                 raise DataError(
-                    f"{path}: has x and {inputs[0]}; give x for one input, or x.NAME for each of several"
+                    f"{path}: has both x and {inputs[0]}; use x for one input, or x.NAME for each of several"
                 )
             for name in ("y",) if inputs else ("x", "y"):
                 if name not in archive.files and archive.files != ["x"]:
                     names = ", ".join(archive.files) or "nothing"
-                    raise DataError(f"{path}: array {name!r} is missing, there is {names}; save it as {name!r}")
+                    raise DataError(f"{path}: array {name!r} is missing, found {names}; save it as {name!r}")
             x: Any = (
                 {name.removeprefix(INPUT_PREFIX): archive[name] for name in inputs} if inputs else archive["x"]
             )
             y = archive["y"] if "y" in archive.files else x
     except MemoryError as error:
         raise DataError(
-            f"{path}: its arrays need more memory than there is; give fewer examples, or save it again"
+            f"{path}: not enough memory for its arrays; use fewer examples, or save the file again"
         ) from error
-    # What a damaged archive raises depends on which byte is wrong.
+    # The error for a damaged archive depends on which byte is wrong.
     except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: not a readable npz file of plain arrays; save it with numpy.savez") from error
     return Dataset.of(x, y, where=str(path))
 
 
 def _load_csv(path: Path) -> Dataset:
-    # Typed arrays hold a value in 4 bytes where a list of floats takes 32.
+    # Typed arrays need 4 bytes per value, a list of floats 32.
     features, targets = array("f"), array("d")
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
@@ -94,15 +94,17 @@ def _load_csv(path: Path) -> Dataset:
                     continue
                 where = f"{path}: line {rows.line_num}"
                 if len(row) != len(header):
-                    raise DataError(f"{where}: {len(row)} columns, the header has {len(header)}; make them alike")
+                    raise DataError(
+                        f"{where}: {len(row)} columns, but the header has {len(header)}; correct the line"
+                    )
                 targets.extend(_numbers([row.pop(label_column)], header[label_column : label_column + 1], where))
                 features.extend(_numbers(row, header[:label_column] + header[label_column + 1 :], where))
     except MemoryError as error:
-        raise DataError(f"{path}: needs more memory than there is; give fewer examples") from error
+        raise DataError(f"{path}: not enough memory for it; use fewer examples") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a CSV file in UTF-8: {error}") from error
     if not targets:
-        raise DataError(f"{path}: there are no examples under the header; give at least one")
+        raise DataError(f"{path}: no examples below the header; add at least one")
     x, y = np.frombuffer(features, np.float32).reshape(len(targets), -1), np.frombuffer(targets)
     labels = bool((y == np.floor(y)).all() and y.min() >= 0 and y.max() < 2**53)
     return Dataset.of(x, y.astype(np.int64) if labels else y, where=str(path))
@@ -111,9 +113,9 @@ def _load_csv(path: Path) -> Dataset:
 def _header(rows: Iterator[list[str]], path: Path) -> list[str]:
     header = [name.strip() for name in next(rows, [])]
     if len(header) < 2:
-        raise DataError(f"{path}: the first row names {len(header)} columns; name features and a label")
+        raise DataError(f"{path}: the header has {len(header)} columns; it needs features and a label")
     if all(_finite(name) is not None for name in header):
-        raise DataError(f"{path}: the first row holds numbers; put a row with the columns' names above it")
+        raise DataError(f"{path}: the first row contains numbers; insert a header row with column names above it")
     return header
 
 
@@ -125,7 +127,7 @@ def _numbers(texts: list[str], columns: list[str], where: str) -> list[float]:
     except ValueError:
         pass
     column, text = next(cell for cell in zip(columns, texts, strict=True) if _finite(cell[1]) is None)
-    raise DataError(f"{where}, column {column!r}: {text!r} is not a finite number; correct or drop the line")
+    raise DataError(f"{where}, column {column!r}: {text!r} is not a finite number; correct or remove the line")
 
 
 def _finite(text: str) -> float | None:

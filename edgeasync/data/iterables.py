@@ -1,4 +1,4 @@
-"""Data that comes one example at a time: a generator, a sensor, another library's dataset."""
+"""Loads data that arrives one example at a time, from a generator, a sensor or another library."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -11,10 +11,12 @@ from edgeasync.errors import DataError
 
 
 def from_iterable(samples: Iterable[tuple[npt.ArrayLike, int]], count_max: int) -> Dataset:
-    """Copy at most `count_max` examples into memory. Each item is an example's features and its label.
+    """Copy at most `count_max` examples into memory.
 
-    For a moment the examples are in memory twice. Raises `DataError` as `Dataset.of` does, and if an example has
-    another shape than the first one.
+    Each item of `samples` is an example's features and its label.
+
+    For a moment the examples are in memory twice. Raises `DataError` as `Dataset.of` does, and if
+    the examples differ in shape.
 
     >>> from edgeasync.data import from_iterable
     >>> readings = (([0.5 * number, 1.0], number % 2) for number in range(1000))
@@ -25,16 +27,17 @@ def from_iterable(samples: Iterable[tuple[npt.ArrayLike, int]], count_max: int) 
     labels: list[int] = []
     for number, (features, label) in enumerate(islice(samples, count_max)):
         try:
-            # A copy, since a source may fill one buffer again and again.
+            # Copy, because a source may reuse one buffer.
             example = np.array(features, np.float32, ndmin=1)
         except (TypeError, ValueError) as error:
             raise DataError(f"sample {number}: its features are not an array of real numbers") from error
         if examples and example.shape != examples[0].shape:
             raise DataError(
-                f"sample {number}: shape {example.shape}, the first has {examples[0].shape}; make them alike"
+                f"sample {number}: shape {example.shape} differs from {examples[0].shape} of the first; use one "
+                "shape"
             )
         examples.append(example)
         labels.append(label)
     if not examples:
-        raise DataError("the iterable gave no samples; give at least one")
+        raise DataError("the iterable has no samples; it needs at least one")
     return Dataset.of(np.stack(examples), labels, where="the samples")

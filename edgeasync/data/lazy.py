@@ -1,4 +1,4 @@
-"""Examples that are read when they are drawn: data too large for memory, or changed at random each time."""
+"""Examples that are read when drawn: data too large for memory, or randomly augmented."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
@@ -11,7 +11,7 @@ from edgeasync.errors import DataError
 
 
 class Samples(Protocol):
-    """Examples by number: what torch's datasets are, and `edgeasync.async_train.data`'s."""
+    """Examples by index, such as torch's datasets and those of `edgeasync.async_train.data`."""
 
     def __len__(self) -> int: ...
 
@@ -20,7 +20,7 @@ class Samples(Protocol):
 
 
 class LazyExamples:
-    """Stands where an array of examples stands, and reads the rows that are asked for."""
+    """Replaces an array of examples, and reads the requested rows."""
 
     def __init__(self, samples: Samples, shape: tuple[int, ...]) -> None:
         self._samples = samples
@@ -38,24 +38,25 @@ class LazyExamples:
             example = np.atleast_1d(np.asarray(self._samples[row][0], np.float32))
             if example.shape != self.shape[1:]:
                 raise DataError(
-                    f"example {row}: shape {example.shape}, the first has {self.shape[1:]}; make them alike"
+                    f"example {row}: shape {example.shape} differs from {self.shape[1:]} of the first; use one "
+                    "shape"
                 )
             found[place] = example
         return found
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:  # noqa: FBT001
         if copy is False:
-            raise ValueError("examples that are read when they are drawn cannot be given without a copy")
+            raise ValueError("lazily read examples cannot be converted to an array without a copy")
         return self[:].astype(dtype or np.float32, copy=False)
 
 
 def from_samples(samples: Samples) -> Dataset:
-    """Return a dataset that reads each example when it is drawn, and again each time.
+    """Return a dataset that reads each example whenever it is drawn.
 
-    `samples` has a length, and gives an example and its target by number, as torch's datasets do. What it changes
-    at random is different in each pass. Its targets are those in `targets`, if it has them and no
-    `target_transform`; otherwise each example is read once to learn its target. Raises `DataError` if there is no
-    example.
+    `samples` has a length, and returns an example and its target by index, as torch's datasets do.
+    Random augmentations differ in each pass. Targets are taken from its attribute `targets`, unless
+    it is missing or a `target_transform` is set; otherwise each example is read once for its
+    target. Raises `DataError` if there are no examples.
 
     >>> from edgeasync.data import from_samples
     >>> data = from_samples([([0.5, 1.0], 0), ([1.5, 2.0], 1)])
@@ -63,13 +64,13 @@ def from_samples(samples: Samples) -> Dataset:
     ([[1.5, 2.0]], [0, 1])
     """
     if not len(samples):
-        raise DataError("the dataset has no examples; give at least one")
+        raise DataError("the dataset has no examples; it needs at least one")
     targets = getattr(samples, "targets", None)
-    # A `target_transform` makes others of them, as torchvision's datasets do.
+    # A `target_transform` changes the targets, as in torchvision's datasets.
     changed = getattr(samples, "target_transform", None) is not None
     if targets is None or changed or len(targets) != len(samples):
         targets = [samples[number][1] for number in range(len(samples))]
     first = np.asarray(samples[0][0], np.float32)
-    # The targets are checked beside examples that cost nothing.
+    # Check the targets with dummy examples.
     y = Dataset.of(np.zeros((len(samples), 1), np.float32), np.asarray(targets), where="the dataset").y
     return Dataset(cast(npt.NDArray[np.float32], LazyExamples(samples, np.atleast_1d(first).shape)), y)

@@ -1,1 +1,1 @@
-"""Model files: ONNX to training graphs, their cache, evaluation, and what is written out."""
+"""Model files: conversion of ONNX to training graphs, their cache, evaluation and export."""

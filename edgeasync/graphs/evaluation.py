@@ -1,7 +1,7 @@
-"""What a hub evaluates its model with: numpy, or the forward ONNX model with the parameters as its inputs.
+"""Evaluates a hub's model: in numpy, or as the forward ONNX model with the parameters as inputs.
 
-It stands here because it joins `training/` and `autodiff/`, which do not know each other. Only an ONNX model
-brings in onnxruntime and the `onnx` package, when its evaluator is made.
+This package may import both `training/` and `autodiff/`, which may not import each other. Only an
+evaluator of an ONNX model imports onnxruntime and the `onnx` package.
 """
 
 import math
@@ -37,17 +37,17 @@ Array = npt.NDArray[Any]
 
 
 def make_evaluator(model: Model | OnnxModel, loaded: HubGraph | None, dataset: Dataset) -> Evaluator:
-    """Return what evaluates a hub's model on `dataset`; `loaded` is the graph of an ONNX model.
+    """Return an evaluator of a hub's model on `dataset`. `loaded` is the graph of an ONNX model.
 
-    Raises `DataError` for data that does not fit the model, `ConfigError` for a training graph that was built
-    before: it knows no evaluation mode.
+    Raises `DataError` for data that does not match the model, and `ConfigError` for a prebuilt
+    training graph, which has no evaluation mode.
     """
     if not isinstance(model, OnnxModel):
         return NumpyEvaluator(model, dataset)
     if loaded is None or loaded.forward is None:
         raise ConfigError(
-            f"{model.file}: is a training graph, which cannot be evaluated on held-out data; give the forward "
-            "model that it was built from, or no data to evaluate on"
+            f"{model.file}: a training graph cannot be evaluated on held-out data; use the forward "
+            "model that it was built from, or no evaluation data"
         )
     return OnnxEvaluator(loaded.forward, loaded.spec, model, dataset)
 
@@ -55,19 +55,19 @@ def make_evaluator(model: Model | OnnxModel, loaded: HubGraph | None, dataset: D
 class OnnxEvaluator:
     """An `Evaluator` that runs a forward ONNX model in evaluation mode.
 
-    Batch norms use their running statistics and dropouts let everything through, as in an exported model. The
-    session is made once, here; an evaluation feeds it views of the vector. A model of one fixed batch size gets
-    its last batch filled up with the first examples again, whose results do not count. `threads` is how many
-    cores it may use.
+    Batch norms use their running statistics and dropouts are inactive, as in an exported model. The
+    session is created once; evaluations feed it views of the vector. If the model has a fixed batch
+    size, the last batch is padded with the first examples, whose results do not count. `threads` is
+    the number of cores to use.
 
-    Raises `GraphError` for a model that cannot be run so, `ModelMismatchError` if it is not one of `spec`,
-    `DataError` for data that does not fit.
+    Raises `GraphError` if the model cannot be evaluated, `ModelMismatchError` if it does not match
+    `spec`, and `DataError` if the data does not match.
     """
 
     def __init__(
         self, forward: bytes, spec: ParameterSpec, settings: GraphSettings, dataset: Dataset, *, threads: int = 1
     ) -> None:
-        from edgeasync.autodiff.losses import target_type  # noqa: PLC0415 - numpy models do without these
+        from edgeasync.autodiff.losses import target_type  # noqa: PLC0415 - not needed for numpy models
         from edgeasync.training.onnx_session import open_session  # noqa: PLC0415
 
         loss = find_loss(settings.loss)
@@ -79,7 +79,7 @@ class OnnxEvaluator:
         sizes = {form.rows for form in self._forms.values()}
         if len(sizes) != 1:
             names = ", ".join(self._forms) or "(none)"
-            raise GraphError(f"the model's inputs {names} have no one size of the batch")
+            raise GraphError(f"the model's inputs {names} have no common batch size")
         self._batch = sizes.pop()
         self._x = dataset.features
         self._targets = dataset.x if settings.target == "input" else dataset.y
@@ -89,14 +89,14 @@ class OnnxEvaluator:
         if isinstance(loss, OnnxLoss):
             self._evaluate_own(loss, threads)
             return
-        # Only a run tells what the scores look like; parameters of zero will do.
+        # The shape of the scores is only known from a run. Zero parameters suffice.
         scores = self._scores(spec.views(np.zeros(spec.length, np.float32)), self._x[:1])
         dtype, (_, *rest) = target_type(loss, scores.shape)
         self._target = InputForm("target", dtype, tuple([size for size in rest if size is not None]))
-        # An autoencoder's examples are floats in a data set, whatever they stand for.
+        # The examples of an autoencoder are floats in a data set, whatever they represent.
         if dtype.kind == "i" and settings.target == "label" and dataset.y.dtype.kind != "i":
             raise DataError(
-                "the data's targets are values, the hub's model takes class numbers: give them as integers"
+                "targets are floats, but the hub's model expects class numbers: convert them to integers"
             )
         self._target.check(self._targets, "targets")
         if isinstance(loss, CrossEntropy):
@@ -109,14 +109,14 @@ class OnnxEvaluator:
         )
 
     def _evaluate_own(self, loss: OnnxLoss, threads: int) -> None:
-        """Take a loss of the user's own, which is a graph that knows its target's form."""
-        from edgeasync.training.onnx_session import open_session  # noqa: PLC0415 - numpy models do without it
+        """Set up a user-defined loss, a graph that defines the form of its target."""
+        from edgeasync.training.onnx_session import open_session  # noqa: PLC0415 - not needed for numpy models
 
         session = open_session(loss.content, threads, "cpu")
         entry = next(entry for entry in session.get_inputs() if entry.name == "target")
         self._target = InputForm.of(entry)
         if self._target.rows is not None:
-            raise GraphError("the loss takes batches of one size only; leave its batch free to evaluate with it")
+            raise GraphError("the loss has a fixed batch size; export it with a free one to evaluate with it")
         self._target.check(self._targets, "targets")
 
         def total(scores: npt.NDArray[np.float32], targets: Array) -> losses.LossSum:
@@ -127,9 +127,9 @@ class OnnxEvaluator:
         self._rows = self._batch or rows_at_once(max(math.prod(form.shape) for form in self._forms.values()))
 
     def __call__(self, parameters: Vector) -> EvaluationResult:
-        """Evaluate; raises `ModelMismatchError` for a vector that is not of the model.
+        """Evaluate the vector. Raises `ModelMismatchError` if it does not match the model.
 
-        Raises `DataError` for a number that is no index of what the model looks up with it.
+        Raises `DataError` for an index in the data that is out of range.
         """
         views = self._spec.views(parameters)
 
@@ -153,19 +153,19 @@ class OnnxEvaluator:
         try:
             (scores,) = self._session.run(None, feeds)
         except Exception as error:
-            from edgeasync.training.onnx_session import explain  # noqa: PLC0415 - numpy models do without it
+            from edgeasync.training.onnx_session import explain  # noqa: PLC0415 - not needed for numpy models
 
             raise explain(error) from error
         if scores.shape[:1] != (fed,):
             raise GraphError(
-                f"the model's output is of shape {scores.shape} for {fed} examples; it must have a row for each"
+                f"the model's output has shape {scores.shape} for {fed} examples; it must have one row per example"
             )
         found: npt.NDArray[np.float32] = scores[:rows]
         return found
 
 
 def numpy_loss(loss: NamedLoss) -> Callable[[npt.NDArray[np.float32], Array], losses.LossSum]:
-    """Return in numpy what the training graph computes."""
+    """Return the numpy function for a loss of a training graph."""
     match loss:
         case CrossEntropy(class_weights=weights, label_smoothing=smoothing, ignored_label=ignored):
             return partial(
@@ -182,18 +182,18 @@ def numpy_loss(loss: NamedLoss) -> Callable[[npt.NDArray[np.float32], Array], lo
 
 
 def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | None) -> bytes:
-    """Return the forward model in evaluation mode, with the arrays of `spec` as inputs and one output.
+    """Return the forward model in evaluation mode, with the arrays of `spec` as inputs.
 
-    What the output does not need is left out. Raises `GraphError` for a model that is not sound or has no such
-    output, `ModelMismatchError` if it has not the arrays of `spec`.
+    Nodes that the output does not need are removed. Raises `GraphError` if the model is invalid or
+    lacks the output, and `ModelMismatchError` if it lacks arrays of `spec`.
     """
-    from onnx import TensorProto, ValueInfoProto, helper  # noqa: PLC0415 - a device has no onnx
+    from onnx import TensorProto, ValueInfoProto, helper  # noqa: PLC0415 - devices do not install onnx
 
     from edgeasync.autodiff import reading  # noqa: PLC0415
     from edgeasync.autodiff.export import export_model  # noqa: PLC0415
     from edgeasync.autodiff.graph import IR_VERSION, free_inputs, needed, read_nodes  # noqa: PLC0415
 
-    # Which values the arrays have does not matter: they are taken out again.
+    # The values do not matter, because the arrays become inputs below.
     proto = reading.parse(export_model(forward_model, spec.views(np.zeros(spec.length, np.float32))))
     reading.widen_inputs(proto)
     graph = proto.graph
@@ -218,20 +218,20 @@ def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | No
 
 
 def _check_labels(labels: Array, classes: int, loss: CrossEntropy) -> None:
-    """Raise `DataError` unless the labels are numbers of classes, of which one at least counts."""
+    """Raise `DataError` unless the labels are valid class numbers and at least one counts."""
     weights, ignored = loss.class_weights, loss.ignored_label
     if ignored is not None:
         labels = labels[labels != ignored]
         if not labels.size:
             raise DataError(
-                f"all of the data has the ignored label {ignored}, so there is no loss: give others, too"
+                f"all data has the ignored label {ignored}, so there is no loss; add examples with other labels"
             )
     for label in (int(labels.max()), int(labels.min())):
         if not 0 <= label < classes:
             raise DataError(
-                f"label {label} is not one of {classes} classes, as the hub's model has: number the classes from 0"
+                f"label {label} is not one of the {classes} classes of the hub's model; number the classes from 0"
             )
     if weights is not None and not any(weights[int(label)] for label in np.unique(labels)):
         raise DataError(
-            "all classes of the data have class_weights of 0, so there is no loss: give examples of others too"
+            "all classes of the data have class_weights of 0, so there is no loss; add examples of other classes"
         )

@@ -1,4 +1,4 @@
-"""A trained model as a file for other programs: ONNX for inference, or its named arrays."""
+"""Writes a trained model for other programs: as ONNX for inference, or as named arrays."""
 
 import io
 import zipfile
@@ -19,21 +19,21 @@ SUFFIXES = (ONNX_SUFFIX, VALUES_SUFFIX, NPZ_SUFFIX)
 
 
 def check_suffix(name: str, path: Path) -> None:
-    """Raise `ConfigError` for a path, given as `name`, whose ending says no kind of file that can be written."""
+    """Raise `ConfigError` if a path, the value of `name`, has an unsupported suffix."""
     if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{name} {path}: write a name that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+        raise ConfigError(f"{name} {path}: the file name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
 
 
 def refuse_onnx(name: str, path: Path) -> ConfigError:
-    """Return the error for an ONNX file of a model that has no graph."""
+    """Return the error for exporting a model without a graph as ONNX."""
     return ConfigError(
-        f"{name} {path}: only models of ONNX or of layers can be written as one; for the arrays alone write "
+        f"{name} {path}: only ONNX and edgeasync.nn models can be exported as ONNX; for the arrays alone use "
         f"{path.stem + VALUES_SUFFIX} or {path.stem + NPZ_SUFFIX}"
     )
 
 
 def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str] | None = None) -> None:
-    """Write named arrays as `.npz`, or with `metadata` as safetensors; raises `StorageError`."""
+    """Write named arrays as `.npz`, or with `metadata` as safetensors. Raises `StorageError`."""
     if path.suffix == NPZ_SUFFIX:
         replace_file(path, _npz(arrays), private=False)
     else:
@@ -42,7 +42,7 @@ def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str] | None 
 
 def _npz(arrays: Arrays) -> bytes:
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as file:  # numpy.savez takes no array of the name "file"
+    with zipfile.ZipFile(content, "w") as file:  # numpy.savez rejects an array named "file"
         for name, array in arrays.items():
             with file.open(f"{name}.npy", "w") as entry:
                 np.lib.format.write_array(entry, array)

@@ -1,4 +1,4 @@
-"""The hub's side of a training graph: the settings that name a model's file, and what is made of that file."""
+"""Loads a hub's model file, and builds and stores its training graph."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -21,11 +21,11 @@ from edgeasync.training.frozen import FrozenArray, frozen_checksum, pieces_of
 from edgeasync.training.graph_check import check_graph
 
 MODEL_BYTES_MAX = 1 << 31
-"""Protobuf holds no larger message."""
+"""Largest protobuf message."""
 
 
 class HubGraph(msgspec.Struct, frozen=True):
-    """What a hub trains: the graph it ships, its layout and first values, and the forward model it was made of.
+    """A hub's model: the training graph, its layout, initial values and the forward model.
 
     `frozen` is the checksum of the forward model's values that are not trained.
     """
@@ -36,21 +36,25 @@ class HubGraph(msgspec.Struct, frozen=True):
     forward: bytes | None
     frozen: Frozen | None = None
     warnings: tuple[str, ...] = ()
-    """What the model's file decided, or its exporter may have changed, in silence."""
+    """Decisions that the model's file or its exporter made silently."""
 
 
 def load_graph(model: OnnxModel) -> HubGraph:
-    """Read a model's file and build the training graph, screened as a device will screen it.
+    """Read a model file and build its training graph, screened as devices will screen it.
 
-    A file that is a training graph already has its first values beside it, in a safetensors file of the same
-    name. Raises `ConfigError` for a file or package that is missing, `GraphError` for what cannot be trained.
+    If the file is a training graph already, its initial values are in a safetensors file of the
+    same name beside it. Raises `ConfigError` if a file or package is missing, and `GraphError` if
+    the model cannot be trained.
     """
     path = expanded(model.file)
     return build_graph(_read(path), with_own_loss(model), str(path))
 
 
 def with_own_loss(model: OnnxModel) -> OnnxModel:
-    """Return the model with a loss of the user's own read from its file, if there is one; raises `ConfigError`."""
+    """Return the model with its user-defined loss read from a file, if any.
+
+    Raises `ConfigError`.
+    """
     loss = model.loss
     if not isinstance(loss, OnnxLoss) or loss.file is None:
         return model
@@ -58,15 +62,13 @@ def with_own_loss(model: OnnxModel) -> OnnxModel:
 
 
 def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
-    """Build the training graph of a model that has been read from `where`; raises what `load_graph` raises."""
+    """Build the training graph of a model read from `where`. Raises the errors of `load_graph`."""
     try:
-        from edgeasync.autodiff import build, contract  # noqa: PLC0415 - a device has no onnx
+        from edgeasync.autodiff import build, contract  # noqa: PLC0415 - devices do not install onnx
     except ModuleNotFoundError as error:
         if error.name != "onnx":
             raise
-        raise ConfigError(
-            "to read ONNX models the package onnx is needed: pip install 'edgeasync[hub]'"
-        ) from error
+        raise ConfigError("ONNX models need the package onnx: pip install 'edgeasync[hub]'") from error
     try:
         if contract.is_training_graph(content):
             _check_prebuilt(model)
@@ -82,7 +84,7 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
         raise GraphError(f"{where}: {error}") from error
     frozen = None
     if forward is not None:
-        from edgeasync.autodiff.inspection import frozen_arrays  # noqa: PLC0415 - a device has no onnx
+        from edgeasync.autodiff.inspection import frozen_arrays  # noqa: PLC0415 - devices do not install onnx
 
         left = frozen_arrays(forward, {parameter.name for parameter in built.spec.parameters})
         frozen = frozen_checksum("onnx", (FrozenArray(name, a.shape, pieces_of(a)) for name, a in left))
@@ -90,11 +92,11 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
 
 
 def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection[str] = ()) -> None:
-    """Write what is trained into the run's folder, so that the trained model can be exported from it later.
+    """Store the model in the run's folder, so that the trained model can be exported later.
 
-    A run resumes with another loss, and with other first values of the arrays in `names`: it has newer ones. With
-    another model it does not: raises `ModelMismatchError` if the folder holds one, `StorageError` if it cannot be
-    read or written.
+    A run may resume with another loss, and with other initial values of the arrays in `names`,
+    which it has trained since. Raises `ModelMismatchError` if the run has another model, and
+    `StorageError` if the folder cannot be read or written.
     """
     origin, content = (TRAINING_FILE, graph) if forward is None else (FORWARD_FILE, forward)
     held = {name: held_file(run / name) for name in (FORWARD_FILE, TRAINING_FILE)}
@@ -104,7 +106,7 @@ def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection
         forward = content = known
     if begun_otherwise or known not in (None, content):
         raise ModelMismatchError(
-            f"{run / origin}: this run was begun with another model; choose another run folder"
+            f"{run / origin}: this run was started with another model; choose another run folder"
         )
     for name, new in {FORWARD_FILE: forward, TRAINING_FILE: graph}.items():
         if new is not None:
@@ -112,11 +114,11 @@ def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection
 
 
 def _same_but_for_values(one: bytes, other: bytes, names: Collection[str]) -> bool:
-    """Return whether two forward models differ in nothing but the first values of these arrays."""
+    """Return whether two forward models differ only in the initial values of these arrays."""
     if one == other or not names:
         return one == other
     try:
-        import onnx  # noqa: PLC0415 - a hub that resumes another's run may have none
+        import onnx  # noqa: PLC0415 - may be missing on a hub that resumes a run
 
         models = [onnx.load_model_from_string(content) for content in (one, other)]
     except Exception:  # noqa: BLE001 - protobuf raises errors of its own
@@ -130,7 +132,10 @@ def _same_but_for_values(one: bytes, other: bytes, names: Collection[str]) -> bo
 
 
 def keep_file(path: Path, content: bytes) -> None:
-    """Write a file of a run's folder unless it is so already: a full disk need not keep a hub from starting."""
+    """Write a file of a run's folder unless it is unchanged.
+
+    So a full disk does not prevent a start.
+    """
     if held_file(path) != content:
         replace_file(path, content)
 
@@ -139,9 +144,9 @@ def _read(path: Path) -> bytes:
     try:
         return read_regular(path)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; give the path of an ONNX model") from None
+        raise ConfigError(f"{path}: no such file; pass the path of an ONNX model") from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; give the path of an ONNX model") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; pass the path of an ONNX model") from error
 
 
 def _read_values(path: Path) -> dict[str, Vector]:
@@ -150,30 +155,30 @@ def _read_values(path: Path) -> dict[str, Vector]:
         return safetensors.numpy.load_file(path)
     except FileNotFoundError:
         raise ConfigError(
-            f"{path}: no such file; a training graph needs the first values of its parameters beside it"
+            f"{path}: no such file; a training graph needs this file with the initial values of its parameters"
         ) from None
     except (OSError, MemoryError, ValueError, safetensors.SafetensorError) as error:
         raise ConfigError(f"{path}: not a readable safetensors file ({error}); build the graph again") from error
 
 
 def _check_prebuilt(model: OnnxModel) -> None:
-    """Raise `ConfigError` for settings that would change nothing, the loss being part of the graph already."""
+    """Raise `ConfigError` for settings that have no effect on a prebuilt training graph."""
     default = GraphSettings()
     for name in GraphSettings.__struct_fields__:
         if getattr(model, name) != getattr(default, name):
             raise ConfigError(
-                f"{model.file}: is a training graph already, so {name} would change nothing; leave it out, "
-                "or give the forward model"
+                f"{model.file}: already a training graph, so {name} has no effect; remove it, "
+                "or pass the forward model"
             )
 
 
 def held_file(path: Path) -> bytes | None:
-    """Return what a file of a run's folder holds, `None` if there is none; raises `StorageError`."""
+    """Return the content of a file in a run's folder, or `None`. Raises `StorageError`."""
     try:
         return read_regular(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StorageError(
-            f"{path}: cannot be read: {error.strerror}; remove it, or choose another run folder"
+            f"{path}: cannot be read: {error.strerror}; remove the file, or choose another run folder"
         ) from error

@@ -1,7 +1,7 @@
-"""A model's file read and differentiated in a process of its own, which ends where the model takes too much.
+"""Builds a training graph in a separate process with limits of time and memory.
 
-Who made the file may be unknown. Its forward run, which measures shapes, may loop for ever or ask for any amount
-of memory, and a defect in a library that reads it would end the process: so the commands build apart from theirs.
+The author of the model may be unknown. The forward run, which measures shapes, may loop forever or
+allocate any amount of memory, and a bug in a parsing library would crash the process.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
 
 _NO_MEMORY = re.compile(r"bad_alloc|out of memory|allocat\w+ memory", re.IGNORECASE)
-"""What libraries say when they get no memory."""
+"""Error messages of libraries that run out of memory."""
 
 
 class _Built(msgspec.Struct, tag="built"):
@@ -42,7 +42,7 @@ class _Built(msgspec.Struct, tag="built"):
 
 
 class _Refused(msgspec.Struct, tag="refused"):
-    """An `EdgeAsyncError` by its name, and what it says."""
+    """The class name and message of an `EdgeAsyncError`."""
 
     error: str
     sentence: str
@@ -50,11 +50,12 @@ class _Refused(msgspec.Struct, tag="refused"):
 
 
 def load_graph_apart(model: OnnxModel) -> HubGraph:
-    """Do what `load_graph` does, within the model's `build_s_max` and `build_memory_bytes_max`.
+    """Run `load_graph` in a separate process, within `build_s_max` and `build_memory_bytes_max`.
 
     Raises the same errors, and `GraphError` if a limit was reached.
     """
-    # The same modules as here, and none from the folder that the command runs in unless it is searched here too.
+    # Search the same modules as here, and nothing in the working directory unless it is searched
+    # here too.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MALLOC_ARENA_MAX": "2"}
     try:
         ended = subprocess.run(  # noqa: S603 - it is this Python and this module
@@ -79,7 +80,7 @@ def load_graph_apart(model: OnnxModel) -> HubGraph:
 
 
 def _died(model: OnnxModel, code: int, said: bytes) -> EdgeAsyncError:
-    """Return what it means that the process ended without an answer."""
+    """Return the error for a process that ended without a reply."""
     if -code == signal.SIGXCPU:
         return GraphError(_out_of_time(model))
     if code < 0:
@@ -90,26 +91,26 @@ def _died(model: OnnxModel, code: int, said: bytes) -> EdgeAsyncError:
     lines = said.decode(errors="replace").strip().splitlines()
     return EdgeAsyncError(
         f"{model.file}: building its training graph failed ({lines[-1] if lines else f'exit code {code}'}); "
-        "this is a defect of edgeasync: please report the model"
+        "this is a bug in edgeasync; please report it with the model"
     )
 
 
 def _out_of_time(model: OnnxModel) -> str:
     return (
-        f"{model.file}: its training graph is not built after {model.build_s_max:g} s, the limit of [model] "
-        "build_s_max; raise that if you trust the file"
+        f"{model.file}: building its training graph took longer than {model.build_s_max:g} s, the limit of "
+        "[model] build_s_max; raise the limit if you trust the file"
     )
 
 
 def _out_of_memory(model: OnnxModel) -> str:
     return (
-        f"it may take {_bytes_max(model)} bytes of memory, the limit of [model] build_memory_bytes_max; "
-        "raise that if you trust the file"
+        f"the memory limit is {_bytes_max(model)} bytes, set by [model] build_memory_bytes_max; "
+        "raise the limit if you trust the file"
     )
 
 
 def _bytes_max(model: OnnxModel) -> int:
-    """Return the most memory that a build may take; without a setting, half of the machine's."""
+    """Return the memory limit of a build, by default half of the machine's memory."""
     return int(model.build_memory_bytes_max or half_of_memory_bytes() or resource.RLIM_INFINITY)
 
 
@@ -117,14 +118,14 @@ def _bytes_max(model: OnnxModel) -> int:
 
 
 def main() -> None:
-    """Answer one request on standard input."""
+    """Process one request from standard input."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # a library that prints must not spoil the answer
+    os.dup2(2, 1)  # output of libraries must not mix with the reply
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     model = convert(msgspec.json.decode(sys.stdin.buffer.read()), OnnxModel, where="the request")
-    with contextlib.suppress(ModuleNotFoundError):  # `load_graph` says that
+    with contextlib.suppress(ModuleNotFoundError):  # `load_graph` reports this
         import onnx  # noqa: F401, PLC0415
         import onnxruntime  # noqa: F401, PLC0415
     _limit(model)
@@ -134,7 +135,7 @@ def main() -> None:
 
 
 def _limit(model: OnnxModel) -> None:
-    """Bound what comes from here on; memory that the libraries hold already does not count."""
+    """Limit time and memory from here on. Memory allocated by libraries does not count."""
     _set_limit(resource.RLIMIT_CPU, int(model.build_s_max * (os.cpu_count() or 1)) + 1)
     bytes_max = _bytes_max(model)
     with contextlib.suppress(OSError), open("/proc/self/statm", encoding="ascii") as sizes:  # noqa: PTH123
@@ -143,7 +144,7 @@ def _limit(model: OnnxModel) -> None:
 
 
 def _set_limit(kind: int, wanted: int) -> None:
-    """Lower a limit of this process; one that is lower already stays."""
+    """Lower a limit of this process, unless it is lower already."""
     _, hard = resource.getrlimit(kind)
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(kind, (limit, limit))
@@ -153,7 +154,7 @@ def _answer(model: OnnxModel) -> _Built | _Refused:
     try:
         found = load_graph(model)
     except MemoryError:
-        return _Refused("GraphError", f"{model.file}: there is not the memory to build its training graph", True)
+        return _Refused("GraphError", f"{model.file}: not enough memory to build its training graph", True)
     except EdgeAsyncError as error:
         return _Refused(type(error).__name__, str(error), bool(_NO_MEMORY.search(str(error))))
     return _Built(found.graph, found.spec, found.initial.tobytes(), found.forward, found.frozen, found.warnings)

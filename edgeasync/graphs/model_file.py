@@ -1,4 +1,4 @@
-"""A run's model as a safetensors file. Apart from other files: a device reads and writes none."""
+"""Reads and writes a run's model as a safetensors file. Devices do not import this module."""
 
 import os
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ DIVERGED = "training has diverged: values of the model are not finite"
 
 
 class SavedModel(msgspec.Struct, frozen=True):
-    """A model's named arrays, its lineage and version, what it was worth if that was written down, and when."""
+    """A model's named arrays, lineage and version, its evaluation, and when it was saved."""
 
     arrays: dict[str, npt.NDArray[np.float32]]
     lineage: str
@@ -41,7 +41,7 @@ def save_model(
     evaluation: Evaluated | None = None,
     private: bool = True,
 ) -> None:
-    """Write the model's named arrays to a safetensors file, for its owner alone if `private`.
+    """Write the model's named arrays to a safetensors file.
 
     Raises `StorageError`.
     """
@@ -55,18 +55,18 @@ def save_model(
 
 
 def check_finite(path: Path, vector: Vector, *, diverged: bool = False) -> None:
-    """Raise `StorageError` if values of a model that is to be written are not finite, or training `diverged`."""
+    """Raise `StorageError` if values of the model are not finite, or training has `diverged`."""
     if diverged or not np.isfinite(vector).all():
-        raise StorageError(f"{path}: not written, for {DIVERGED}")
+        raise StorageError(f"{path}: not written, because {DIVERGED}")
 
 
 def read_model(path: Path) -> SavedModel:
-    """Read a model that `save_model` or another maker wrote; raises `StorageError` if it is not readable."""
+    """Read a model from `save_model` or another program. Raises `StorageError`."""
     return _read(path, arrays=True)
 
 
 def read_header(path: Path) -> SavedModel:
-    """Read a model as `read_model` does, without its arrays."""
+    """Read a model without its arrays. Raises `StorageError`."""
     return _read(path, arrays=False)
 
 
@@ -77,7 +77,7 @@ def _read(path: Path, *, arrays: bool) -> SavedModel:
             found = {name: file.get_tensor(name) for name in (file.keys() if arrays else ())}
             metadata = file.metadata() or {}
         if metadata.get("format") != "edgeasync":
-            metadata = {}  # what another maker wrote there means something else
+            metadata = {}  # the metadata of other programs has other meanings
         version = max(0, int(metadata.get("version", "0")))
         evaluation = None
         if "loss" in metadata:
@@ -88,31 +88,32 @@ def _read(path: Path, *, arrays: bool) -> SavedModel:
             path.stat().st_mtime if time is None else datetime.fromisoformat(time).astimezone(UTC).timestamp()
         )
     except FileNotFoundError:
-        raise StorageError(f"{path}: no such file; give the folder of a run that has saved its model") from None
+        raise StorageError(f"{path}: no such file; pass the folder of a run that has saved its model") from None
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror or error}; move it away") from error
+        raise StorageError(f"{path}: cannot be read: {error.strerror or error}; move the file away") from error
     except (MemoryError, ValueError, OverflowError, safetensors.SafetensorError) as error:
-        raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
+        raise StorageError(f"{path}: not a readable safetensors file ({error}); move the file away") from error
     return SavedModel(found, metadata.get("lineage", ""), version, evaluation, saved_s)
 
 
 def load_kept(path: Path, spec: ParameterSpec, initial: Vector) -> tuple[Vector, int]:
-    """Return the model in a file and its version number as `load_model` does; without a file, `initial` and 0."""
+    """Return the model and version of a file, or `initial` and 0 if there is no file."""
     return load_model(path, spec) if os.path.lexists(path) else (initial, 0)
 
 
 def load_model(path: Path, spec: ParameterSpec) -> tuple[Vector, int]:
-    """Read a model and its version number; the number is 0 for a file from another tool.
+    """Read a model and its version number, which is 0 for files of other programs.
 
-    Raises `StorageError` if the file is not readable, `ModelMismatchError` if its arrays are not the spec's.
+    Raises `StorageError` if the file is not readable, `ModelMismatchError` if its arrays do not
+    match the spec.
     """
     saved = read_model(path)
     try:
         vector = spec.flatten(saved.arrays)
     except ModelMismatchError as error:
         raise ModelMismatchError(
-            f"{path} holds another model than the settings describe: {error}; choose another run folder"
+            f"{path} contains another model than the settings describe: {error}; choose another run folder"
         ) from error
     if not np.isfinite(vector).all():
-        raise StorageError(f"{path} has values that are not finite: training diverged; move it away")
+        raise StorageError(f"{path} contains values that are not finite: training diverged; move the file away")
     return vector, saved.version

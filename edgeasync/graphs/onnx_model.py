@@ -1,4 +1,7 @@
-"""A model of an ONNX file, as settings name it; what reads the file is apart: most agents need none of it."""
+"""Settings of an ONNX model.
+
+The code that reads the file is separate, as most agents do not need it.
+"""
 
 from typing import Annotated
 
@@ -9,26 +12,28 @@ from edgeasync.config import ByteCount, FilePath
 from edgeasync.training.local_parameters import Patterns
 
 BUILD_S = 300.0
-"""How long the training graph of a model that nobody vouches for may take to build."""
+"""Default time limit to build the training graph of an untrusted model."""
 
 
 class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_only=True):
-    """A model from an ONNX file: a forward model, or a training graph that was built from one before.
+    """A model from an ONNX file: a forward model, or a training graph built from one.
 
-    The limits hold where it is built in a process of its own, as the commands do (`graph_process.py`).
+    The limits apply if the graph is built in a separate process, as the commands do
+    (`graph_process.py`).
     """
 
     file: FilePath
-    """What to train: an ONNX model, or a training graph built from one. A `.safetensors` file beside a graph, of
-    the same name, holds its first values; you then leave out the keys above.
+    """ONNX model to train, or a training graph built from one. The initial values of a training
+    graph are in a `.safetensors` file of the same name beside it; the keys above must then be
+    omitted.
     """
     build_s_max: Annotated[float, Meta(gt=0, le=86_400)] = BUILD_S
-    """Time to build the training graph, in a process of its own. More ends in exit code 10."""
+    """Longest time to build the training graph in a separate process. More ends in exit code 10."""
     build_memory_bytes_max: ByteCount | None = None
-    """Memory that this process may take beyond its libraries; without it, half of the machine's. More ends in exit
-    code 10.
+    """Memory limit of that process beyond its libraries; by default half of the machine's. More
+    ends in exit code 10.
     """
     local: Patterns | UnsetType = UNSET
-    """Arrays that each device keeps to itself, by name: as `edgeasync model inspect` lists them. [Local
+    """Names of arrays that stay on each device, as listed by `edgeasync model inspect`. See [Local
     parameters](/train/local.md).
     """

@@ -1,6 +1,7 @@
-"""Code of a user's own, named by `package.module:factory`: a device's trainer, a hub's model.
+"""Loads user code named by `package.module:factory`: a device's trainer, or a hub's model.
 
-It is imported from where this process finds its modules. A peer names no code: the protocol has no field for it.
+The code is imported from this process's module path. Peers cannot name code: the protocol has no
+field for it.
 """
 
 from collections.abc import Mapping
@@ -20,15 +21,15 @@ from edgeasync.training.trainer import Trainer
 
 
 class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=True):
-    """A model that a function of the hub's machine describes; every agent needs a trainer of its own."""
+    """A model defined by a function on the hub's machine. Every agent needs its own trainer."""
 
     factory: str
-    """`"package.module:function"`. The hub calls it without arguments at every start. It returns named arrays, or
-    a `ParameterSpec` and its arrays. Each agent needs a `trainer`. `evaluation.data` is refused with such a model,
-    and so is `stop.accuracy`.
+    """Function that returns the model, `"package.module:function"`. The hub calls it without
+    arguments at every start. It returns named arrays, or a `ParameterSpec` and its arrays. Each
+    agent needs a `trainer`. `evaluation.data` and `stop.accuracy` are rejected with such a model.
     """
     local: Patterns | UnsetType = UNSET
-    """Arrays that each device keeps to itself, by name: as the factory names them. [Local
+    """Names of arrays that stay on each device, as returned by the factory. See [Local
     parameters](/train/local.md).
     """
 
@@ -36,9 +37,9 @@ class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=
         check_name(self.factory, "factory")
 
     def load(self) -> tuple[ParameterSpec, Vector]:
-        """Call the factory; return the model's layout and its first values.
+        """Call the factory, and return the model's layout and initial values.
 
-        Raises `ConfigError` for a factory that cannot be found, and for what is no model.
+        Raises `ConfigError` if the factory is missing or does not return a model.
         """
         where = f"[model] factory {self.factory}"
         found = find_code(self.factory, where)()
@@ -56,42 +57,50 @@ class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=
             vector = as_array(initial, "initial", where)
             spec.check(vector)
         except ModelMismatchError as error:
-            raise ConfigError(f"{where}: the values are not of the spec: {error}") from error
+            raise ConfigError(f"{where}: the values do not match the spec: {error}") from error
         return spec, vector
 
 
 def make_trainer(name: str, welcome: Welcome, dataset: Dataset | None) -> Trainer:
-    """Call a factory of trainers; raises `ConfigError` unless it returns a trainer."""
+    """Call a trainer factory. Raises `ConfigError` unless it returns a trainer."""
     where = f"trainer {name}"
     trainer = find_code(name, where)(welcome, dataset)
     is_trainer = isinstance(getattr(trainer, "spec", None), ParameterSpec)
     if not is_trainer or not all(callable(getattr(trainer, method, None)) for method in ("begin", "step")):
         raise ConfigError(
-            f"{where}: returned {type(trainer).__name__}; return a trainer, with spec, begin and step"
+            f"{where}: returned {type(trainer).__name__}; return a trainer with spec, begin and step"
         )
     made: Trainer = trainer
     return made
 
 
 def flatten(parameters: Mapping[str, npt.ArrayLike], where: str) -> tuple[ParameterSpec, Vector]:
-    """Return the layout and the values of named arrays; raises `ConfigError` unless they are finite floats."""
+    """Return layout and values of named arrays.
+
+    Raises `ConfigError` unless they are finite floats.
+    """
     arrays = {name: as_array(given, name, where) for name, given in parameters.items()}
     if not arrays:
-        raise ConfigError(f"{where} has no parameters; give at least one named array")
+        raise ConfigError(f"{where} has no parameters; return at least one named array")
     spec = ParameterSpec(tuple([Parameter(name, array.shape) for name, array in arrays.items()]))
     return spec, spec.flatten(arrays)
 
 
 def as_array(given: npt.ArrayLike, name: str, where: str) -> npt.NDArray[np.float32]:
-    """Return a parameter's values as float32; raises `ConfigError` unless they are finite floats."""
+    """Return a parameter's values as float32.
+
+    Raises `ConfigError` unless they are finite floats.
+    """
     try:
         array = np.asarray(given)
     except (TypeError, ValueError, RuntimeError) as error:
         words = f"{where}: parameter {name!r} cannot be read as a numpy array"
         raise ConfigError(f"{words}: {error}") from error
     if array.dtype.kind != "f":
-        raise ConfigError(f"{where}: parameter {name!r} is {array.dtype}; give floats: only they can be trained")
+        raise ConfigError(
+            f"{where}: parameter {name!r} is {array.dtype}; only floats can be trained, so convert it"
+        )
     if not array.size or not np.isfinite(array).all():
-        raise ConfigError(f"{where}: parameter {name!r} has no values, or some that are not finite")
-    # ascontiguousarray makes a scalar a vector.
+        raise ConfigError(f"{where}: parameter {name!r} is empty, or contains values that are not finite")
+    # ascontiguousarray converts a scalar to a vector.
     return np.ascontiguousarray(array, np.float32).reshape(array.shape)

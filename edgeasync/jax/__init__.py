@@ -1,7 +1,7 @@
-"""JAX on a fleet: `model` for `train`, `Hub` and `Agent`; `params` for `join`.
+"""Trains JAX models on a fleet: `model` for `train`, `Hub` and `Agent`; `params` for `join`.
 
-A tree of parameters is told by its paths: {"0": {"weight": ...}} has the array "0.weight". None of this is
-imported unless it is asked for; it needs the extra `jax`.
+Arrays are named by their paths in a tree: {"0": {"weight": ...}} has the array "0.weight". This
+module is imported only on first use and needs the extra `jax`.
 """
 
 from edgeasync.jax.models import model

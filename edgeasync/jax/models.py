@@ -1,4 +1,4 @@
-"""A tree of parameters and its loss as a model for `train`, `Hub` and `Agent`."""
+"""A parameter tree and its loss as a model for `train`, `Hub` and `Agent`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult
 
 EVALUATED_AT_ONCE = 256
-"""How many examples an evaluation gives the loss at a time."""
+"""Batch size of evaluations."""
 
 
 def model(
@@ -30,13 +30,13 @@ def model(
     predict: Callable[[Any, Any], Any] | None = None,
     frozen: Any = None,
 ) -> "JaxModel":
-    """Return a tree of parameters and its loss as a model for `train`, `Hub` and `Agent`.
+    """Return a parameter tree and its loss as a model for `train`, `Hub` and `Agent`.
 
-    - `params`: a tree of float32 arrays to begin with.
-    - `loss_fn(params, x, y)`: the mean loss of a batch. It is compiled, with the optimizer's step.
-    - `optimizer`: of optax, as it is; by default `optax.sgd(0.05)`.
-    - `predict(params, x)`: the scores of each class, (n, classes, ...); with it evaluations have an accuracy.
-    - `frozen`: a tree of arrays that `loss_fn` closes over. A device with other values is refused.
+    - `params`: a tree of float32 arrays with the initial values.
+    - `loss_fn(params, x, y)`: the mean loss of a batch. It is compiled together with the optimizer's step.
+    - `optimizer`: an optax optimizer; by default `optax.sgd(0.05)`.
+    - `predict(params, x)`: the scores of each class, (n, classes, ...). Evaluations need it for the accuracy.
+    - `frozen`: a tree of arrays that `loss_fn` closes over. Devices with other values are rejected.
 
     >>> import jax.numpy as jnp
     >>> import numpy as np
@@ -53,13 +53,13 @@ def model(
 
 
 class JaxModel(Adapted):
-    """Parameters and a loss that devices train; `model` makes one."""
+    """Parameters and a loss that devices train, created by `model`."""
 
-    optimizer_is = "give one of optax to edgeasync.jax.model"
+    optimizer_is = "pass one of optax to edgeasync.jax.model"
 
     def __init__(self, params: Any, loss_fn: Any, optimizer: Any, predict: Any, frozen: Any) -> None:
         if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-            raise ConfigError(f"optimizer is {type(optimizer).__name__}; give one of optax")
+            raise ConfigError(f"optimizer is {type(optimizer).__name__}; pass one of optax")
         self.params = params
         self.spec = ParameterSpec(tuple(parameters_of(params)))
         self.frozen = frozen_of(frozen)
@@ -76,7 +76,7 @@ class JaxModel(Adapted):
         self.compiled_step = jax.jit(step)
 
     def prepare(self, local: LocalTraining) -> Prepared:
-        """Return this model as one that can be trained."""
+        """Return this model in the form that can be trained."""
         return Prepared(
             spec=self.spec,
             initial=self.spec.flatten(arrays_of(self.params)),
@@ -102,7 +102,10 @@ class JaxModel(Adapted):
 
 
 class JaxTrainer:
-    """Trains a tree by a compiled step. On a CPU the vector follows each one, on a GPU `flush` copies it."""
+    """Trains a tree with a compiled step.
+
+    On a CPU each step updates the vector, on a GPU `flush` does.
+    """
 
     def __init__(self, model: JaxModel, data: Dataset, local: LocalTraining, seed: int) -> None:
         self.spec, self.frozen = model.spec, model.frozen
@@ -115,11 +118,11 @@ class JaxTrainer:
         self._state: Any = None
         self._vector: Vector | None = None
         self._is_ahead = False
-        """Whether steps have changed the tree since the vector had its values."""
+        """Whether steps have changed the tree since the vector was updated."""
         self._factor = 1.0
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: from now on train this vector in place."""
+        """Start an assignment: train this vector in place from now on."""
         self.spec.check(parameters)
         self._vector = parameters
         self._params = tree_like(self._params, self.spec.views(parameters))
@@ -128,15 +131,15 @@ class JaxTrainer:
             self._state = self._init(self._params)
 
     def reset(self) -> None:
-        """Forget the optimizer's state."""
+        """Reset the optimizer's state."""
         self._state = None
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply every later change by this factor."""
+        """Multiply all later changes by this factor."""
         self._factor = factor
 
     def step(self) -> StepResult:
-        """Take one compiled step, on one batch."""
+        """Take one compiled step on one batch."""
         assert self._vector is not None
         x, y = next(self._stream)
         self._params, self._state, loss = self._step(self._params, self._state, x, y, self._factor)

@@ -1,4 +1,4 @@
-"""What holds a tree of parameters for `join`."""
+"""A holder of a parameter tree for `join`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +14,12 @@ from edgeasync.sdk.participants import AddingParticipant
 
 
 def params(tree: Any, optimizer_state: Any = None, *, frozen: Any = None) -> "Params":
-    """Return a holder of parameters for `join`: arrays of JAX never change, so the session sets its `.value`.
+    """Return a holder of parameters for `join`. JAX arrays are immutable, so the session sets its `.value`.
 
-    A loop reads `.value` and sets it, then calls `session.step()`. So it does with `.optimizer_state`, if it gives
-    that: an exchange puts the first one back where the hub says so, and a script that is killed resumes with it.
-    `frozen` is a tree of arrays that the loop uses and does not train: the hub refuses a device with other values.
+    A loop reads and sets `.value`, then calls `session.step()`. The same holds for
+    `.optimizer_state`, if it is passed: the session resets it if the hub requests this, and
+    restores it after the script was killed. `frozen` is a tree of arrays that the loop uses but
+    does not train. The hub rejects devices with other values.
 
     >>> import tempfile
     >>> import jax.numpy as jnp
@@ -35,15 +36,15 @@ def params(tree: Any, optimizer_state: Any = None, *, frozen: Any = None) -> "Pa
 
 
 class Params(AddingParticipant):
-    """A tree of parameters in a session; `params` makes one."""
+    """A parameter tree in a session, created by `params`."""
 
     rounds = False  # all are float32
 
     def __init__(self, tree: Any, optimizer_state: Any, frozen: Any) -> None:
         self.value = tree
-        """The tree as it is now."""
+        """The current tree."""
         self.optimizer_state = optimizer_state
-        """That of the loop's optimizer, if it is kept here."""
+        """The state of the loop's optimizer, if it is stored here."""
         self._begun = optimizer_state
         self._staged: Any = None
         self._layout = layout_of(tree)
@@ -51,32 +52,44 @@ class Params(AddingParticipant):
         self.frozen = frozen_of(frozen)
 
     def read(self, arrays: Arrays) -> None:
-        """Copy the tree's values into these arrays; raises `ModelMismatchError` if it has others than at join."""
+        """Copy the tree's values into arrays.
+
+        Raises `ModelMismatchError` if its arrays differ from join.
+        """
         self.begin_read(arrays)()
 
     def begin_read(self, arrays: Arrays) -> Callable[[], None]:
-        """Copy the tree's values as they are now; return what fills the arrays, in any thread."""
+        """Copy the tree's current values.
+
+        Return a function that fills the arrays, on any thread.
+        """
         self.note_step()
         self._layout = layout_of(self.value)
         return begin_read_tree(self.value, arrays)
 
     def note_step(self) -> None:
-        """Raise `ModelMismatchError` if the tree has others than at join."""
+        """Raise `ModelMismatchError` if the tree's arrays differ from those at join."""
         joined = {parameter.name: parameter.shape for parameter in self.parameters}
         if different := joined.items() ^ shapes_of(self.value).items():
             name = min(different)[0]
             raise ModelMismatchError(
-                f"params: {name!r} has another shape than at join, was added, or is gone; a session exchanges the "
-                "arrays that were there at join"
+                f"params: {name!r} has another shape than at join, was added, or is missing; a session exchanges "
+                "the arrays of the tree at join"
             )
 
     def write(self, arrays: Arrays) -> None:
-        """Set a tree of these arrays' values; raises `ModelMismatchError` if it has others than at join."""
+        """Replace the tree by one with these values.
+
+        Raises `ModelMismatchError` if its arrays differ.
+        """
         self.note_step()
         self.value = tree_like(self.value, arrays)
 
     def stage(self, arrays: Arrays) -> None:
-        """Move these arrays to the device, for the next `add`; called in another thread than the loop's."""
+        """Copy these arrays to the device for the next `add`.
+
+        Called from another thread than the loop's.
+        """
         self._staged = self._layout.stage(arrays)
 
     def add(self, arrays: Arrays) -> None:  # noqa: ARG002 - `stage` has them
@@ -86,7 +99,7 @@ class Params(AddingParticipant):
         self._staged = None
 
     def reset_optimizer(self) -> None:
-        """Set the optimizer's state that was given first."""
+        """Restore the initial state of the optimizer."""
         self.optimizer_state = self._begun
 
     def state(self) -> TrainerState:
@@ -95,12 +108,12 @@ class Params(AddingParticipant):
         return {str(number): np.array(leaf) for number, leaf in enumerate(leaves)}
 
     def restore(self, state: TrainerState) -> None:
-        """Resume from such a state; raises `ValueError` if it is of another optimizer."""
+        """Resume from such a state. Raises `ValueError` if it belongs to another optimizer."""
         ours = self.state()
         if {name: (array.shape, array.dtype) for name, array in state.items()} != {
             name: (array.shape, array.dtype) for name, array in ours.items()
         }:
-            raise ValueError("a state of another optimizer")
+            raise ValueError("the state belongs to another optimizer")
         leaves = [jax.numpy.asarray(state[name]) for name in ours]
         self.optimizer_state = jax.tree_util.tree_unflatten(
             jax.tree_util.tree_structure(self.optimizer_state), leaves

@@ -1,4 +1,4 @@
-"""Trees of JAX as named arrays, and back."""
+"""Converts JAX trees to named arrays and back."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,33 +21,36 @@ def _named(tree: Any) -> list[tuple[str, Any]]:
 
 
 def parameters_of(tree: Any) -> list[Parameter]:
-    """Return names and shapes; raises `ConfigError` for what can not be trained."""
+    """Return names and shapes of a tree's arrays.
+
+    Raises `ConfigError` unless they can be trained.
+    """
     named = _named(tree)
     if not named:
-        raise ConfigError("params has no arrays; give a tree with at least one")
+        raise ConfigError("params has no arrays; pass a tree with at least one")
     for name, leaf in named:
         if getattr(leaf, "dtype", None) != np.float32:
             raise ConfigError(
-                f"params: {name!r} is no float32 array; give those, and close over what is not trained"
+                f"params: {name!r} is not a float32 array; pass only float32, and close over arrays not to train"
             )
     return [Parameter(name, tuple(leaf.shape)) for name, leaf in named]
 
 
 def shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a tree's arrays by their paths."""
+    """Return the shapes of a tree's arrays by path."""
     return {name: tuple(np.shape(leaf)) for name, leaf in _named(tree)}
 
 
 def arrays_of(tree: Any) -> Arrays:
-    """Return the values by the paths of the tree."""
+    """Return the values of a tree's arrays by path."""
     return {name: np.asarray(leaf) for name, leaf in _named(tree)}
 
 
 def frozen_of(tree: Any) -> Frozen | None:
-    """Return the checksum of a tree's arrays, `None` if it has none; raises `ConfigError` for keys."""
+    """Return the checksum of a tree's arrays, or `None`. Raises `ConfigError` for random keys."""
     for name, leaf in _named(tree):
         if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
-            raise ConfigError(f"frozen has {name!r}, a key of random numbers; leave it out")
+            raise ConfigError(f"frozen contains {name!r}, a random key; remove it")
     return frozen_checksum(
         "jax", [FrozenArray(name, np.shape(leaf), pieces_of(leaf)) for name, leaf in _named(tree)]
     )
@@ -59,9 +62,10 @@ def read_tree(tree: Any, arrays: Arrays) -> None:
 
 
 def begin_read_tree(tree: Any, arrays: Arrays) -> Callable[[], None]:
-    """Copy the tree's values as they are now; return what fills the arrays, in any thread.
+    """Copy the tree's current values. Return a function that fills the arrays, on any thread.
 
-    Arrays on one GPU are only gathered there. The returned function waits for that, and moves them to the host.
+    Arrays on a GPU are only concatenated there. The returned function waits for that, and copies
+    them to the host.
     """
     named = _named(tree)
     if gpu_of(tree) is None:
@@ -83,23 +87,25 @@ def begin_read_tree(tree: Any, arrays: Arrays) -> Callable[[], None]:
 
 
 def tree_like(tree: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return a tree like this one with copies of the arrays' values: JAX may keep what it is given."""
+    """Return a tree like this one with copies of the arrays' values, because JAX may keep its inputs."""
     layout = layout_of(tree)
     return layout.tree(layout.stage(arrays))
 
 
 class Layout(NamedTuple):
-    """How arrays become a tree. A thread that has it need not look at the tree, whose arrays may be donated."""
+    """How arrays form a tree. Threads use it without the tree, whose arrays may be donated."""
 
     structure: Any
     shapes: dict[str, tuple[int, ...]]
     gpu: Any
-    """The one GPU that all arrays are on, or None."""
+    """The GPU that contains all arrays, or None."""
     is_committed: bool
-    """Whether some are committed to their device: the loop would compile its step again for arrays that differ."""
+    """Whether some arrays are committed to their device. Others would make the loop compile its
+    step again.
+    """
 
     def stage(self, arrays: Mapping[str, Any]) -> list[Any]:
-        """Copy the arrays' values to the device, and wait until they are there."""
+        """Copy the arrays' values to the device, and wait until they have arrived."""
         if self.gpu is None:
             return [jax.numpy.array(arrays[name]) for name in self.shapes]
         sources = [arrays[name] for name in self.shapes]
@@ -108,12 +114,12 @@ class Layout(NamedTuple):
         return [jax.device_put(piece, device).block_until_ready() for piece in pieces]
 
     def tree(self, staged: list[Any]) -> Any:
-        """Return a tree of what was staged."""
+        """Return a tree of the staged values."""
         leaves = staged if self.gpu is None else _split(staged, tuple(self.shapes.values()))
         return jax.tree_util.tree_unflatten(self.structure, leaves)
 
     def sum(self, tree: Any, staged: list[Any]) -> Any:
-        """Return a tree of the sums with what was staged; a tree on a GPU in one launch."""
+        """Return a tree plus the staged values. On a GPU this is a single launch."""
         if self.gpu is None:
             return jax.tree.map(jax.numpy.add, tree, self.tree(staged))
         return _added(tree, staged)
@@ -127,7 +133,7 @@ def layout_of(tree: Any) -> Layout:
 
 
 def gpu_of(tree: Any) -> Any:
-    """Return the one device that all arrays of a tree are on, unless that is a CPU."""
+    """Return the device that contains all arrays of a tree, or None for a CPU or several devices."""
     leaves = jax.tree_util.tree_leaves(tree)
     if not all(isinstance(leaf, jax.Array) for leaf in leaves):
         return None
@@ -136,25 +142,25 @@ def gpu_of(tree: Any) -> Any:
 
 
 PIECE = 2**20
-"""Values that travel between host and GPU at once, 4 MB.
+"""Number of values copied between host and GPU at once, 4 MB.
 
-What a loop copies itself, such as a loss, may wait behind them, because JAX has few streams. It does not wait for
-the whole model.
+Copies of the loop, such as its loss, may wait for such a piece, because JAX has few streams. They
+do not wait for the whole model.
 """
 
 PIECES_MAX = 32
-"""More would take long to compile."""
+"""Largest number of pieces; more would take long to compile."""
 
 
 def _cuts(arrays: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-    """Return where the pieces begin and end in the values of all arrays."""
+    """Return the start and end of each piece in the values of all arrays."""
     length = sum(array.size for array in arrays)
     size = max(PIECE, -(-length // PIECES_MAX))
     return tuple((start, min(start + size, length)) for start in range(0, length, size))
 
 
 def _parts(arrays: Iterable[Any], start: int, end: int) -> Iterator[Any]:
-    """Yield the flat parts of contiguous arrays that are the values from `start` to `end` of all of them."""
+    """Yield the flat parts of arrays that contain the values from `start` to `end` of all of them."""
     before = 0
     for array in arrays:
         first, last = max(start - before, 0), min(end - before, array.size)
@@ -165,7 +171,7 @@ def _parts(arrays: Iterable[Any], start: int, end: int) -> Iterator[Any]:
 
 @partial(jax.jit, static_argnums=1)
 def _gathered(leaves: Sequence[Any], cuts: tuple[tuple[int, int], ...]) -> list[Any]:
-    """Return copies of the leaves' values, in pieces; the loop may donate the leaves to its next step."""
+    """Return copies of the leaves' values in pieces, because the loop may donate the leaves."""
     return [jax.numpy.copy(jax.numpy.concatenate(list(_parts(leaves, start, end)))) for start, end in cuts]
 
 

@@ -1,4 +1,4 @@
-"""A small builder of ONNX forward models, for those who do not have torch; needs the `onnx` package.
+"""Builds ONNX forward models without torch. Needs the `onnx` package.
 
     >>> from edgeasync import nn
     >>> model = nn.Sequential(
@@ -8,8 +8,8 @@
     ... )
     >>> nn.save(model, "digits.onnx", input_shape=(1, 8, 8), seed=0)
 
-Layers have torch's names, arguments and parameter names. They are descriptions that can be compared and used
-twice; shapes are checked when the model is built.
+Layers have torch's names, arguments and parameter names. They are descriptions that can be compared
+and reused. Shapes are checked when the model is built.
 """
 
 from edgeasync.nn.attention import SelfAttention

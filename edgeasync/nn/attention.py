@@ -11,12 +11,12 @@ from edgeasync.nn.layer import Layer, glorot
 
 @dataclass(frozen=True, slots=True)
 class SelfAttention(Layer):
-    """Multi-head attention of a sequence to itself: (batch, time, width) to the same, float32.
+    """Multi-head self-attention: (batch, time, width) to the same shape, float32.
 
-    Vaswani et al. 2017, arXiv:1706.03762. `heads` divides `width`.
-    Parameters, named and laid out as torch's MultiheadAttention has them: `in_proj_weight` (3 width, width),
-    the rows of queries before those of keys and of values, and `out_proj.weight` (width, width), by Glorot for
-    each product; `in_proj_bias` (3 width,) and `out_proj.bias` (width,), zeros.
+    Vaswani et al. 2017, arXiv:1706.03762. `width` must be divisible by `heads`. Parameters are
+    named and laid out as in torch's MultiheadAttention: `in_proj_weight` (3 width, width), with the
+    rows of queries, keys and values in this order, and `out_proj.weight` (width, width), both with
+    Glorot initialization; `in_proj_bias` (3 width,) and `out_proj.bias` (width,), zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Residual(nn.SelfAttention(32, 4)), (20, 32))
@@ -46,7 +46,7 @@ class SelfAttention(Layer):
         rows = graph.reshape(f"{path}/rows", x.name, (-1, width))
         projected = graph.node("Gemm", f"{path}/in_proj", [rows, *in_proj], transB=1)
         query, key, value = graph.split(f"{path}/split", projected, ("query", "key", "value"), axis=1)
-        # Scaling the queries is less work than scaling the scores, which are as many as time x time.
+        # Scale the queries, because there are fewer of them than scores (time x time).
         scale = graph.constant(f"{path}/scale", np.float32(1.0 / math.sqrt(width // self.heads)))
         scaled = graph.node("Mul", f"{path}/scaled", [query, scale])
         queries = self._heads(graph, f"{path}/queries", scaled, x, (0, 2, 1, 3))

@@ -1,4 +1,4 @@
-"""Dense layers, embeddings, activations, and layers that only move or drop values."""
+"""Dense layers, embeddings, activations, and layers that move or drop values."""
 
 import math
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from edgeasync.nn.layer import Layer, glorot
 
 @dataclass(frozen=True, slots=True)
 class Linear(Layer):
-    """x W^T + b along the last axis: (batch, ..., in_features) to (batch, ..., out_features), float32.
+    """x W^T + b along the last axis: (batch, ..., in_features) to (batch, ..., out_features).
 
-    Parameters: `weight` (out_features, in_features), as torch has it whatever the number of axes, by Glorot;
-    `bias` (out_features,), zeros.
+    Parameters: `weight` (out_features, in_features), as in torch for any number of axes, with
+    Glorot initialization; `bias` (out_features,), zeros.
 
     >>> from edgeasync import nn
     >>> nn.Linear(64, 10)
@@ -28,7 +28,7 @@ class Linear(Layer):
     bias: bool = True
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a Gemm; with more than two axes, on the rows that all axes but the last make together."""
+        """Add a Gemm. With more than two axes, all but the last are flattened into rows."""
         if not x.dims or x.dims[-1] != self.in_features:
             raise self.mismatch(path, x, f"[batch, ..., {self.in_features}]")
         bound = glorot(self.in_features, self.out_features)
@@ -38,7 +38,7 @@ class Linear(Layer):
         dims = (*x.dims[:-1], self.out_features)
         if len(dims) == 1:
             return Value(graph.node("Gemm", path, [x.name, *parameters], transB=1), dims)
-        # Gemm reads the weight as it lies; MatMul would need it transposed at every step.
+        # Gemm reads the weight as stored; MatMul would have to transpose it at every step.
         rows = graph.reshape(f"{path}/rows", x.name, (-1, self.in_features))
         product = graph.node("Gemm", f"{path}/product", [rows, *parameters], transB=1)
         return Value(graph.reshape(path, product, (-1, *dims)), dims)
@@ -46,9 +46,9 @@ class Linear(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Embedding(Layer):
-    """A learned vector for each of `count` numbers: int64 (batch, ...) to float32 (batch, ..., width).
+    """A learned vector for each number: int64 (batch, ...) to float32 (batch, ..., width).
 
-    A number of `count` or more is an error when the model runs.
+    A number of `count` or more raises an error when the model runs.
     Parameter: `weight` (count, width), uniform with variance one.
 
     >>> from edgeasync import nn
@@ -60,7 +60,7 @@ class Embedding(Layer):
 
     @property
     def input_type(self) -> ElementType:
-        """Numbers of vectors."""
+        """int64, because inputs are indices of vectors."""
         return "int64"
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
@@ -71,10 +71,10 @@ class Embedding(Layer):
 
 @dataclass(frozen=True, slots=True)
 class PositionEmbedding(Layer):
-    """Add a learned vector to each of `length` places: (batch, length, width) to the same, float32.
+    """Add a learned vector to each of `length` positions: (batch, length, width), float32.
 
-    Attention does not see order by itself; this tells it. Parameter: `weight` (length, width), uniform with
-    variance one.
+    Attention needs it, because attention ignores order. Parameter: `weight` (length, width),
+    uniform with variance one.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Embedding(1000, 16), nn.PositionEmbedding(20, 16)), (20,))
@@ -84,7 +84,7 @@ class PositionEmbedding(Layer):
     width: int
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add an Add that repeats the vectors for every example."""
+        """Add an Add that broadcasts the vectors to every example."""
         if x.dims != (self.length, self.width):
             raise self.mismatch(path, x, f"[batch, {self.length}, {self.width}]")
         weight = graph.uniform(f"{path}.weight", (self.length, self.width), math.sqrt(3.0))
@@ -115,7 +115,7 @@ class LeakyReLU(Layer):
     negative_slope: float = 0.01
 
     def __post_init__(self) -> None:
-        self.check_number("negative_slope", self.negative_slope, 0.0, math.inf, "of 0 or more")
+        self.check_number("negative_slope", self.negative_slope, 0.0, math.inf, "of at least 0")
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a LeakyRelu."""
@@ -150,20 +150,20 @@ class Tanh(Layer):
 
 @dataclass(frozen=True, slots=True)
 class GELU(Layer):
-    """`x` times the normal distribution's share below `x`, float32 (Hendrycks & Gimpel 2016, arXiv:1606.08415).
+    """`x` times the normal distribution function at `x` (Hendrycks & Gimpel, arXiv:1606.08415).
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.GELU()), (64,))
     """
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a Gelu, the exact one."""
+        """Add a Gelu in its exact form."""
         return Value(graph.node("Gelu", path, [x.name]), x.dims)
 
 
 @dataclass(frozen=True, slots=True)
 class Hardswish(Layer):
-    """x min(max(x + 3, 0), 6) / 6, element by element, float32 (Howard et al. 2019, arXiv:1905.02244).
+    """x min(max(x + 3, 0), 6) / 6, float32 (Howard et al. 2019, arXiv:1905.02244).
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.Hardswish()), (64,))
@@ -176,7 +176,7 @@ class Hardswish(Layer):
 
 @dataclass(frozen=True, slots=True)
 class _AlongAxis(Layer):
-    """An operator along an axis, which cannot be that of the batch."""
+    """An operator along an axis other than the batch."""
 
     dim: int = -1
 
@@ -196,9 +196,9 @@ class _AlongAxis(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Softmax(_AlongAxis):
-    """exp(x) as shares of its sum along the axis `dim`, float32; the batch is axis 0 and cannot be it.
+    """exp(x) divided by its sum along the axis `dim`, float32. `dim` cannot be 0, the batch.
 
-    Not for the end of a model that learns by cross-entropy, which takes raw scores.
+    Do not use it at the end of a model with cross-entropy loss, which needs raw scores.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 10), nn.Softmax()), (64,))
@@ -209,7 +209,7 @@ class Softmax(_AlongAxis):
 
 @dataclass(frozen=True, slots=True)
 class LogSoftmax(_AlongAxis):
-    """The logarithm of softmax along the axis `dim`, float32; the batch is axis 0 and cannot be it.
+    """The logarithm of softmax along the axis `dim`, float32. `dim` cannot be 0, the batch.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 10), nn.LogSoftmax()), (64,))
@@ -220,10 +220,10 @@ class LogSoftmax(_AlongAxis):
 
 @dataclass(frozen=True, slots=True)
 class Dropout(Layer):
-    """In training, zero each value with probability `p` and divide the others by 1 - p; else change nothing.
+    """In training, zero each value with probability `p` and divide the others by 1 - p.
 
-    Float32, element by element (Srivastava et al. 2014). The graph is the forward model's, in which nothing
-    is dropped; a training graph made of it drops.
+    Float32, element by element (Srivastava et al. 2014). The forward model itself drops nothing;
+    the training graph built from it does.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.1)), (64,))
@@ -232,7 +232,7 @@ class Dropout(Layer):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        self.check_number("p", self.p, 0.0, 1.0, "of 0 or more and below 1")
+        self.check_number("p", self.p, 0.0, 1.0, "of at least 0 and below 1")
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Dropout with the ratio as an input."""
@@ -242,7 +242,7 @@ class Dropout(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Flatten(Layer):
-    """Put all axes after the batch into one: (batch, ...) to (batch, features), any type.
+    """Join all axes after the batch: (batch, ...) to (batch, features), any type.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (8, 8))
@@ -259,9 +259,9 @@ class Flatten(Layer):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Reshape(Layer):
-    """Give every example the shape `shape`, which has as many values: (batch, ...) to (batch, shape...), any type.
+    """Change the shape of every example to `shape`: (batch, ...) to (batch, shape...), any type.
 
-    One size may be -1: what is left.
+    One size may be -1, which is computed from the others.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Reshape(1, 8, 8), nn.Conv2d(1, 4, 3)), (64,))
@@ -275,14 +275,14 @@ class Reshape(Layer):
             if size != -1:
                 self.check_integer("shape", size)
         if not shape or shape.count(-1) > 1:
-            raise self.bad_argument("shape", shape, "one size at least, and at most one -1")
+            raise self.bad_argument("shape", shape, "at least one size, and at most one -1")
 
     @property
     def input_type(self) -> None:
         """Any."""
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a Reshape that keeps the batch."""
+        """Add a Reshape that keeps the batch axis."""
         total, known = math.prod(x.dims), math.prod([size for size in self.shape if size != -1])
         dims = tuple([total // known if size == -1 else int(size) for size in self.shape])
         if math.prod(dims) != total:
@@ -293,9 +293,9 @@ class Reshape(Layer):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Permute(Layer):
-    """Reorder the axes, any type: axis i of the result is axis `dims[i]` of the input, as torch.permute has it.
+    """Reorder the axes, any type: axis i of the result is axis `dims[i]` of the input.
 
-    The batch is axis 0 and stays first: `Permute(0, 2, 1)` exchanges the two axes after it.
+    The batch is axis 0 and stays first: `Permute(0, 2, 1)` swaps the two axes after it.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Permute(0, 2, 1), nn.Linear(20, 5)), (20, 3))
@@ -308,7 +308,7 @@ class Permute(Layer):
         for axis in dims:
             self.check_integer("dims", axis, 0)
         if sorted(dims) != list(range(len(dims))) or dims[:1] != (0,):
-            raise self.bad_argument("dims", dims, "every axis once, beginning with the batch, 0")
+            raise self.bad_argument("dims", dims, "every axis once, starting with 0, the batch")
 
     @property
     def input_type(self) -> None:
@@ -317,7 +317,7 @@ class Permute(Layer):
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Transpose."""
         if len(self.dims) != len(x.dims) + 1:
-            raise self.mismatch(path, x, f"{len(self.dims)} axes, the batch included")
+            raise self.mismatch(path, x, f"{len(self.dims)} axes, including the batch")
         dims = tuple([x.dims[axis - 1] for axis in self.dims[1:]])
         return Value(graph.node("Transpose", path, [x.name], perm=self.dims), dims, x.type)
 

@@ -1,4 +1,4 @@
-"""Layers made of layers: one after another, and around a shortcut."""
+"""Layers that contain layers: sequences and residual blocks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +10,10 @@ from edgeasync.nn.layer import Layer
 
 @dataclass(frozen=True, slots=True, init=False)
 class Sequential(Layer):
-    """Layers one after another: each takes what the one before it gives.
+    """A sequence of layers; each layer's output is the next one's input.
 
-    The layers are named by their places: the third of a model is `2`, the first in it `2.0`.
-    Raises `ConfigError` if there is no layer, or one that is none.
+    Layers are named by position: the third layer of a model is `2`, and the first layer in it
+    `2.0`. Raises `ConfigError` if it is empty or contains something other than layers.
 
     >>> from edgeasync import nn
     >>> nn.Sequential(nn.Linear(64, 32), nn.ReLU())
@@ -27,7 +27,7 @@ class Sequential(Layer):
 
     @property
     def input_type(self) -> ElementType | None:
-        """The type of element that the first particular layer takes."""
+        """The element type of the first layer that requires one."""
         return _first_type(self.layers)
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
@@ -40,11 +40,11 @@ class Sequential(Layer):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Residual(Layer):
-    """The sum of a body, whose layers come one after another, and its input (He et al. 2015, arXiv:1512.03385).
+    """The sum of its input and of a sequence of layers (He et al. 2015, arXiv:1512.03385).
 
-    Where the body changes the shape, `shortcut` is a layer that brings the input to the same one. The body's
-    layers are named `body.0`, `body.1`, ..., the shortcut `shortcut`.
-    Raises `ConfigError` if the body is empty, a part is not a layer, or body and shortcut differ in shape.
+    If these layers change the shape, `shortcut` must be a layer that converts the input to the same
+    shape. The layers are named `body.0`, `body.1`, ..., and the shortcut `shortcut`. Raises
+    `ConfigError` if the body is empty, a part is not a layer, or body and shortcut differ in shape.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Residual(nn.Linear(64, 64), nn.ReLU()), (64,))
@@ -61,7 +61,7 @@ class Residual(Layer):
 
     @property
     def input_type(self) -> ElementType | None:
-        """The type of element that the body takes."""
+        """The element type that the body requires."""
         return _first_type(self.body)
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
@@ -71,8 +71,8 @@ class Residual(Layer):
         if (body.dims, body.type) != (shortcut.dims, shortcut.type):
             side = "input" if self.shortcut is None else "shortcut"
             raise ConfigError(
-                f"{path} Residual got {x}; its body makes {body} of it, but its {side} is {shortcut}: "
-                "give a shortcut that makes the same shape as the body"
+                f"{path} Residual got {x}; its body converts that to {body}, but its {side} is {shortcut}; "
+                "use a shortcut with the same output shape as the body"
             )
         return Value(graph.node("Add", path, [body.name, shortcut.name]), body.dims, body.type)
 
@@ -83,9 +83,9 @@ def _first_type(layers: tuple[Layer, ...]) -> ElementType | None:
 
 def _checked(owner: str, layers: tuple[Any, ...]) -> tuple[Layer, ...]:
     if not layers:
-        raise ConfigError(f"{owner} has no layers; give one at least")
+        raise ConfigError(f"{owner} has no layers; pass at least one")
     for place, layer in enumerate(layers):
         if not isinstance(layer, Layer):
-            hint = f"; write {layer.__name__}(...)" if isinstance(layer, type) else ""
-            raise ConfigError(f"{owner}: {layer!r} at place {place} is not a layer{hint}")
+            hint = f"; use {layer.__name__}(...)" if isinstance(layer, type) else ""
+            raise ConfigError(f"{owner}: {layer!r} at position {place} is not a layer{hint}")
     return layers

@@ -1,4 +1,4 @@
-"""Convolutions, pooling and upsampling: (batch, channels, length) or (batch, channels, height, width), float32."""
+"""Convolutions, pooling and upsampling, in one or two dimensions."""
 
 import math
 from dataclasses import KW_ONLY, dataclass
@@ -10,41 +10,44 @@ from edgeasync.nn.graph import LayerGraph, Value
 from edgeasync.nn.layer import Layer, he, times
 
 Size = int | tuple[int, ...]
-"""One integer for all axes, or one for each."""
+"""One integer for all axes, or one per axis."""
 
 AXES = {1: ("length",), 2: ("height", "width")}
 
 
 class _Spatial(Layer):
-    """What slides a window over `axes` axes behind the channels."""
+    """A layer that slides a window along the `axes` axes after the channels."""
 
     __slots__ = ()
     axes: ClassVar[int]
 
     def check_shape(self, path: str, x: Value, channels: int | str) -> None:
-        """Raise `ConfigError` unless `x` has `axes` + 1 axes, and `channels` of channels if that is a number."""
+        """Raise `ConfigError` unless `x` has `axes` spatial axes and the given channels."""
         if len(x.dims) != self.axes + 1 or (isinstance(channels, int) and x.dims[0] != channels):
             raise self.mismatch(path, x, f"[batch, {channels}, {', '.join(AXES[self.axes])}]")
 
     def slide(self, path: str, x: Value, window: tuple[int, ...], attributes: dict[str, Any]) -> tuple[int, ...]:
-        """Return the places of a window (dilation included) along each axis; raises `ConfigError` if none."""
+        """Return the number of window positions (including dilation) per axis.
+
+        Raises `ConfigError` if 0.
+        """
         strides, pads = attributes["strides"], attributes["pads"][: self.axes]
         least = [size - 2 * pad for size, pad in zip(window, pads, strict=True)]
         if any(dim < size for dim, size in zip(x.dims[1:], least, strict=True)):
-            raise self.mismatch(path, x, f"{' and '.join(AXES[self.axes])} of {times(least)} or more")
+            raise self.mismatch(path, x, f"{' and '.join(AXES[self.axes])} of at least {times(least)}")
         return tuple([(d - s) // t + 1 for d, s, t in zip(x.dims[1:], least, strides, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
 class _Convolution(_Spatial):
-    """The arguments that all convolutions share."""
+    """Arguments of all convolutions."""
 
     in_channels: int
     out_channels: int
     kernel_size: Size
     stride: Size = 1
     padding: Size = 0
-    _: KW_ONLY  # torch has these in one order for Conv2d and in another for ConvTranspose2d
+    _: KW_ONLY  # torch orders these differently in Conv2d and ConvTranspose2d
     dilation: Size = 1
     groups: int = 1
     bias: bool = True
@@ -57,7 +60,7 @@ class _Convolution(_Spatial):
             raise self.bad_argument("groups", self.groups, wanted)
 
     def window(self) -> dict[str, Any]:
-        """Return the arguments as ONNX names and spells them; raises `ConfigError`."""
+        """Return the arguments as ONNX attributes. Raises `ConfigError`."""
         return {
             "kernel_shape": self.sizes("kernel_size", self.kernel_size, self.axes, 1),
             "strides": self.sizes("stride", self.stride, self.axes, 1),
@@ -67,7 +70,7 @@ class _Convolution(_Spatial):
         }
 
     def parameters(self, graph: LayerGraph, path: str, shape: tuple[int, ...], inputs: float) -> list[str]:
-        """Add the weight, by He for `inputs` inputs of a result's value, and the bias; return their names."""
+        """Add weight (He initialization for `inputs` inputs) and bias, and return their names."""
         names = [graph.uniform(f"{path}.weight", shape, he(inputs))]
         if self.bias:
             names.append(graph.filled(f"{path}.bias", (self.out_channels,), 0.0))
@@ -92,9 +95,10 @@ class _Forward(_Convolution):
 
 @dataclass(frozen=True, slots=True)
 class Conv1d(_Forward):
-    """Convolution along one axis: (batch, in_channels, length) to (batch, out_channels, places), float32.
+    """Convolution: (batch, in_channels, length) to (batch, out_channels, places), float32.
 
-    Parameters: `weight` (out_channels, in_channels / groups, kernel), by He; `bias` (out_channels,), zeros.
+    Parameters: `weight` (out_channels, in_channels / groups, kernel), He initialization; `bias`,
+    zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv1d(3, 8, 5), nn.ReLU()), (3, 100))
@@ -105,11 +109,12 @@ class Conv1d(_Forward):
 
 @dataclass(frozen=True, slots=True)
 class Conv2d(_Forward):
-    """Convolution: (batch, in_channels, height, width) to (batch, out_channels, rows, columns), float32.
+    """Convolution: (batch, in_channels, height, width) to (batch, out_channels, rows, columns).
 
-    `kernel_size`, `stride`, `padding` and `dilation` are an integer or one for each axis; `groups` equal to
-    the channels makes it depthwise.
-    Parameters: `weight` (out_channels, in_channels / groups, kernel...), by He; `bias` (out_channels,), zeros.
+    `kernel_size`, `stride`, `padding` and `dilation` are an integer or one per axis. With `groups`
+    equal to the number of channels it is a depthwise convolution. Parameters: `weight`
+    (out_channels, in_channels / groups, kernel...), He initialization; `bias` (out_channels,),
+    zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()), (1, 28, 28))
@@ -120,11 +125,11 @@ class Conv2d(_Forward):
 
 @dataclass(frozen=True, slots=True)
 class ConvTranspose2d(_Convolution):
-    """The transpose of a convolution, which makes images larger; shapes as Conv2d, float32.
+    """A transposed convolution, which enlarges images; shapes as for Conv2d, float32.
 
-    A side of n becomes (n - 1) stride - 2 padding + dilation (kernel - 1) + 1.
-    Parameters: `weight` (in_channels, out_channels / groups, kernel...), by He for the values that meet in one
-    of the result; `bias` (out_channels,), zeros.
+    A side of n becomes (n - 1) stride - 2 padding + dilation (kernel - 1) + 1. Parameters: `weight`
+    (in_channels, out_channels / groups, kernel...), He initialization for the number of inputs per
+    output value; `bias` (out_channels,), zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.ConvTranspose2d(8, 1, 4, stride=2, padding=1), (8, 14, 14))
@@ -146,9 +151,9 @@ class ConvTranspose2d(_Convolution):
             ]
         )
         if min(dims) < 1:
-            raise self.mismatch(path, x, f"a larger image: its padding leaves {times(dims)} of this one")
+            raise self.mismatch(path, x, f"a larger image: its padding reduces this one to {times(dims)}")
         shape = (self.in_channels, self.out_channels // self.groups, *kernel)
-        # A value of the result meets every stride-th place of the kernel only, along each axis.
+        # Along each axis, an output value uses only every stride-th kernel position.
         meeting = shape[0] // self.groups * math.prod(kernel) / math.prod(strides)
         parameters = self.parameters(graph, path, shape, max(meeting, 1.0))
         node = graph.node("ConvTranspose", path, [x.name, *parameters], **attributes)
@@ -157,7 +162,7 @@ class ConvTranspose2d(_Convolution):
 
 @dataclass(frozen=True, slots=True)
 class _Pool(_Spatial):
-    """The arguments that all pooling with a window shares; `stride` is the window's size unless given."""
+    """Arguments of all pooling layers with a window. `stride` defaults to the window size."""
 
     kernel_size: Size
     stride: Size | None = None
@@ -166,10 +171,10 @@ class _Pool(_Spatial):
     def __post_init__(self) -> None:
         window = self.window()
         if any(2 * pad > size for pad, size in zip(window["pads"], window["kernel_shape"] * 2, strict=True)):
-            raise self.bad_argument("padding", self.padding, "half the kernel_size at most")
+            raise self.bad_argument("padding", self.padding, "at most half the kernel_size")
 
     def window(self) -> dict[str, Any]:
-        """Return the arguments as ONNX names and spells them; raises `ConfigError`."""
+        """Return the arguments as ONNX attributes. Raises `ConfigError`."""
         kernel = self.sizes("kernel_size", self.kernel_size, self.axes, 1)
         return {
             "kernel_shape": kernel,
@@ -178,7 +183,7 @@ class _Pool(_Spatial):
         }
 
     def pool(self, graph: LayerGraph, path: str, x: Value, operator: str, **more: int) -> Value:
-        """Add a pooling node; raises `ConfigError`."""
+        """Add a pooling node. Raises `ConfigError`."""
         self.check_shape(path, x, "channels")
         attributes = self.window()
         places = self.slide(path, x, attributes["kernel_shape"], attributes)
@@ -187,9 +192,9 @@ class _Pool(_Spatial):
 
 @dataclass(frozen=True, slots=True)
 class MaxPool1d(_Pool):
-    """The largest value in each window: (batch, channels, length) to (batch, channels, places), float32.
+    """The largest value in each window: (batch, channels, length) to (batch, channels, places).
 
-    `stride` is `kernel_size` unless given; a window that does not fit at the end is left out.
+    `stride` defaults to `kernel_size`. An incomplete window at the end is dropped.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.MaxPool1d(2), (3, 100))
@@ -204,9 +209,9 @@ class MaxPool1d(_Pool):
 
 @dataclass(frozen=True, slots=True)
 class MaxPool2d(_Pool):
-    """The largest value in each window: (batch, channels, height, width) to the same with fewer, float32.
+    """The largest value in each window: (batch, channels, height, width), float32.
 
-    `stride` is `kernel_size` unless given; windows that do not fit at the ends are left out.
+    `stride` defaults to `kernel_size`. Incomplete windows at the ends are dropped.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.MaxPool2d(2)), (1, 28, 28))
@@ -221,9 +226,9 @@ class MaxPool2d(_Pool):
 
 @dataclass(frozen=True, slots=True)
 class AvgPool2d(_Pool):
-    """The mean of each window, padding counted in: (batch, channels, height, width) to fewer, float32.
+    """The mean of each window including padding: (batch, channels, height, width), float32.
 
-    `stride` is `kernel_size` unless given; windows that do not fit at the ends are left out.
+    `stride` defaults to `kernel_size`. Incomplete windows at the ends are dropped.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.AvgPool2d(2)), (1, 28, 28))
@@ -238,14 +243,14 @@ class AvgPool2d(_Pool):
 
 @dataclass(frozen=True, slots=True)
 class GlobalAvgPool(Layer):
-    """The mean of each channel: (batch, channels, length or height and width) to (batch, channels), float32.
+    """The mean of each channel: (batch, channels, 1 or 2 spatial axes) to (batch, channels).
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.GlobalAvgPool(), nn.Linear(8, 10)), (1, 28, 28))
     """
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a GlobalAveragePool and a Flatten of the axes of one that it leaves."""
+        """Add a GlobalAveragePool, and a Flatten that removes axes of size 1."""
         if len(x.dims) not in (2, 3):
             raise self.mismatch(path, x, "[batch, channels, length] or [batch, channels, height, width]")
         mean = graph.node("GlobalAveragePool", f"{path}/mean", [x.name])
@@ -254,7 +259,7 @@ class GlobalAvgPool(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Upsample(Layer):
-    """Repeat every value `scale_factor` times along each axis behind the channels, 1d or 2d, float32.
+    """Repeat every value `scale_factor` times along each of 1 or 2 spatial axes, float32.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Upsample(2), nn.Conv2d(8, 4, 3, padding=1)), (8, 14, 14))
@@ -263,7 +268,7 @@ class Upsample(Layer):
     scale_factor: int
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a Resize by the nearest value."""
+        """Add a Resize with nearest neighbours."""
         if len(x.dims) not in (2, 3):
             raise self.mismatch(path, x, "[batch, channels, length] or [batch, channels, height, width]")
         dims = (x.dims[0], *[dim * int(self.scale_factor) for dim in x.dims[1:]])

@@ -1,4 +1,4 @@
-"""Layers that bring values to mean zero and variance one, then scale and shift them by what they learn."""
+"""Layers that normalize values, then apply a learned scale and shift."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from edgeasync.nn.layer import Layer
 
 @dataclass(frozen=True, slots=True)
 class _BatchNorm(Layer):
-    """Normalization of each channel over batch and space."""
+    """Normalizes each channel over batch and spatial axes."""
 
     num_features: int
     eps: float = 1e-5
@@ -21,10 +21,10 @@ class _BatchNorm(Layer):
     def __post_init__(self) -> None:
         Layer.__post_init__(self)
         self.check_number("eps", self.eps, 1e-30, 1.0, "above 0 and below 1")
-        self.check_number("momentum", self.momentum, 0.0, 1.0, "of 0 or more and below 1")
+        self.check_number("momentum", self.momentum, 0.0, 1.0, "of at least 0 and below 1")
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a BatchNormalization in its inference form, which reads the running statistics."""
+        """Add a BatchNormalization in inference mode, which uses the running statistics."""
         if len(x.dims) not in self.ranks or x.dims[0] != self.num_features:
             raise self.mismatch(path, x, self.shapes.format(self.num_features))
         shape = (self.num_features,)
@@ -39,7 +39,7 @@ class _BatchNorm(Layer):
             path,
             [x.name, *parameters],
             epsilon=float(self.eps),
-            # What torch calls momentum is the share of the new; ONNX means the share of the old.
+            # torch's momentum is the weight of the new value, ONNX's that of the old.
             momentum=1.0 - self.momentum,
             training_mode=0,
         )
@@ -50,9 +50,9 @@ class _BatchNorm(Layer):
 class BatchNorm1d(_BatchNorm):
     """Batch normalization of (batch, num_features) or (batch, num_features, length), float32.
 
-    Ioffe & Szegedy 2015, arXiv:1502.03167. `momentum` is the share of a batch in the running statistics, as
-    torch means it. Parameters (num_features,): `weight`, ones; `bias`, zeros. Statistics: `running_mean`,
-    zeros; `running_var`, ones.
+    Ioffe & Szegedy 2015, arXiv:1502.03167. `momentum` is the weight of a batch in the running
+    statistics, as in torch. Parameters (num_features,): `weight`, ones; `bias`, zeros. Statistics:
+    `running_mean`, zeros; `running_var`, ones.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU()), (64,))
@@ -64,7 +64,7 @@ class BatchNorm1d(_BatchNorm):
 
 @dataclass(frozen=True, slots=True)
 class BatchNorm2d(_BatchNorm):
-    """Batch normalization of (batch, num_features, height, width), float32; otherwise as BatchNorm1d.
+    """Batch normalization of (batch, num_features, height, width), float32. See BatchNorm1d.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8)), (1, 28, 28))
@@ -76,7 +76,7 @@ class BatchNorm2d(_BatchNorm):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Layer):
-    """Normalization of each example over its last axes, of the sizes `normalized_shape`, float32.
+    """Normalization of each example over its last axes, of the sizes `normalized_shape`.
 
     Ba et al. 2016, arXiv:1607.06450. Parameters of that shape: `weight`, ones; `bias`, zeros.
 
@@ -89,7 +89,7 @@ class LayerNorm(Layer):
 
     def __post_init__(self) -> None:
         if not self._shape():
-            raise self.bad_argument("normalized_shape", self.normalized_shape, "one size at least")
+            raise self.bad_argument("normalized_shape", self.normalized_shape, "at least one size")
         self.check_number("eps", self.eps, 1e-30, 1.0, "above 0 and below 1")
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
@@ -112,8 +112,8 @@ class LayerNorm(Layer):
 class InstanceNorm2d(Layer):
     """Normalization of each channel of each example: (batch, num_features, height, width), float32.
 
-    Ulyanov et al. 2016, arXiv:1607.08022. It scales and shifts, as torch's does with affine=True. Parameters
-    (num_features,): `weight`, ones; `bias`, zeros.
+    Ulyanov et al. 2016, arXiv:1607.08022. It has scale and shift, like torch's with affine=True.
+    Parameters (num_features,): `weight`, ones; `bias`, zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.InstanceNorm2d(8)), (1, 28, 28))

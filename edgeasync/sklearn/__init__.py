@@ -1,6 +1,6 @@
-"""scikit-learn on a fleet: `EdgeClassifier` and `EdgeRegressor`, and `model` for estimators of its own.
+"""Trains scikit-learn models on a fleet: `EdgeClassifier`, `EdgeRegressor`, and `model` for its estimators.
 
-None of this is imported unless it is asked for; it needs the extra `sklearn`.
+This module is imported only on first use and needs the extra `sklearn`.
 """
 
 from edgeasync.sklearn.estimators import EdgeClassifier, EdgeRegressor

@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn that train by `edgeasync.train`."""
+"""scikit-learn estimators that train with `edgeasync.train`."""
 
 from typing import Any, Self
 
@@ -17,13 +17,15 @@ from edgeasync.sdk.train import train
 from edgeasync.training.perceptron import Perceptron, scores_of
 
 EPOCHS = 50.0
-"""How long `fit` trains if nothing is said."""
+"""Default number of passes over the data in `fit`."""
 
 OPTIMIZER = Adam(learning_rate=0.01)
-"""Scales its steps itself: features and targets are of any size here."""
+"""Default optimizer. It adapts its step size, because features and targets may have any scale."""
 
 POLICY = Policy(optimizer=(SGD(learning_rate=1.0),), frequency=FixedFrequency(local_steps=8))
-"""Workers of one process exchange at little cost, so often; then data of a few hundred rows train well, too."""
+"""Default policy with frequent exchanges, which are cheap within a process and help with few
+examples.
+"""
 
 
 class _Edge(BaseEstimator):  # type: ignore[misc]
@@ -71,18 +73,19 @@ class _Edge(BaseEstimator):  # type: ignore[misc]
     def _scores(self, x: Any) -> Any:
         check_is_fitted(self)
         x = validate_data(self, x, dtype=np.float64, reset=False)
-        # In float64: so a prediction does not depend on which others are made with it.
+        # Use float64, so that a prediction does not depend on others in the same call.
         return scores_of({name: array.astype(np.float64) for name, array in self.arrays_.items()}, x)
 
 
 class EdgeClassifier(ClassifierMixin, _Edge):  # type: ignore[misc]
-    """A perceptron that `edgeasync.train` trains to tell classes; labels may be of any kind.
+    """A perceptron classifier, trained with `edgeasync.train`. Labels may have any type.
 
-    - `hidden`: widths of its rectified layers; without any it is a softmax regression.
-    - `workers`, `policy`, `batch_size`: as for `train`; `optimizer`, too, by default `Adam(learning_rate=0.01)`.
+    - `hidden`: widths of its ReLU layers; without any it is a softmax regression.
+    - `workers`, `policy`, `batch_size`, `optimizer`: as for `train`; the default optimizer is
+      `Adam(learning_rate=0.01)`.
     - `until`: when `fit` ends, by default after 50 passes over the data.
-    - `random_state`: of the first values, the split and the batches. With one worker it repeats a fit to the bit;
-      the order of several workers' updates depends on timing.
+    - `random_state`: seed of initial values, data split and batches. With one worker, a fit is reproducible to the
+      bit; with several, the order of their updates depends on timing.
 
     >>> import numpy as np
     >>> from edgeasync.sklearn import EdgeClassifier
@@ -92,19 +95,19 @@ class EdgeClassifier(ClassifierMixin, _Edge):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train from the beginning."""
+        """Train from scratch."""
         x, y = validate_data(self, X, y, dtype=np.float32)
         check_classification_targets(y)
         self.classes_ = np.unique(y)
         return self._fit(x, y, self.until or Stop(epochs=EPOCHS), further=False)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:  # noqa: N803
-        """Train further, one pass over these examples; the first call needs all `classes`."""
+        """Train one more pass over these examples. The first call needs all `classes`."""
         first = not hasattr(self, "arrays_")
         if first and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
         if not first and classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(f"classes is not the same as on the last call: {self.classes_}")
+            raise ValueError(f"classes differ from those of the last call: {self.classes_}")
         x, y = validate_data(self, X, y, dtype=np.float32, reset=first)
         check_classification_targets(y)
         if first:
@@ -120,21 +123,21 @@ class EdgeClassifier(ClassifierMixin, _Edge):  # type: ignore[misc]
         return self._train(x, labels, len(self.classes_), until, further=further)
 
     def predict_proba(self, X: Any) -> Any:  # noqa: N803
-        """Return each class's probability, in the order of `classes_`."""
+        """Return the probability of each class, in the order of `classes_`."""
         scores = self._scores(X)
         found = np.exp(scores - scores.max(axis=1, keepdims=True))
         return found / found.sum(axis=1, keepdims=True)
 
     def predict(self, X: Any) -> Any:  # noqa: N803
-        """Return the likeliest label of each example."""
+        """Return the most likely label of each example."""
         found = self._scores(X).argmax(axis=1)
         return self.classes_[found]
 
 
 class EdgeRegressor(RegressorMixin, _Edge):  # type: ignore[misc]
-    """A perceptron that `edgeasync.train` trains to predict a number; the arguments are those of `EdgeClassifier`.
+    """A perceptron regressor, trained with `edgeasync.train`. The arguments are those of `EdgeClassifier`.
 
-    It trains by the mean squared error: scale the targets to about 1.
+    It minimizes the mean squared error, so scale the targets to about 1.
 
     >>> import numpy as np
     >>> from edgeasync.sklearn import EdgeRegressor
@@ -144,12 +147,12 @@ class EdgeRegressor(RegressorMixin, _Edge):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train from the beginning."""
+        """Train from scratch."""
         x, y = validate_data(self, X, y, dtype=np.float32, y_numeric=True)
         return self._train(x, y.astype(np.float32), 1, self.until or Stop(epochs=EPOCHS), further=False)
 
     def partial_fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train further, one pass over these examples."""
+        """Train one more pass over these examples."""
         x, y = validate_data(self, X, y, dtype=np.float32, y_numeric=True, reset=not hasattr(self, "arrays_"))
         return self._train(x, y.astype(np.float32), 1, Stop(epochs=1), further=True)
 

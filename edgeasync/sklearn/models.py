@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn as models for `train`, `Hub` and `Agent`."""
+"""scikit-learn estimators as models for `train`, `Hub` and `Agent`."""
 
 import copy
 from typing import Any
@@ -22,15 +22,15 @@ KINDS = (SGDClassifier, SGDRegressor, MLPClassifier, MLPRegressor)
 
 
 def model(estimator: Any, features: int, classes: int | None = None) -> "SklearnModel":
-    """Return an estimator as a model for `train`, `Hub` and `Agent`; it is copied, and never changed.
+    """Return an estimator as a model for `train`, `Hub` and `Agent`. It is copied, not changed.
 
-    - `estimator`: an `SGDClassifier`, `SGDRegressor`, `MLPClassifier` or `MLPRegressor`. One that is fitted begins
-      with its values, any other with those of scikit-learn.
-    - `features`: how many an example has.
-    - `classes`: how many there are, for a classifier; labels are numbers from 0.
+    - `estimator`: an `SGDClassifier`, `SGDRegressor`, `MLPClassifier` or `MLPRegressor`. A fitted estimator starts
+      with its values, others with scikit-learn's initial ones.
+    - `features`: the number of features per example.
+    - `classes`: the number of classes, for a classifier; labels are numbers from 0.
 
-    Each local step is the estimator's own `partial_fit` on a batch, with its own loss, learning rate and penalty.
-    Its step count, and the state of Adam, stay on the device.
+    Each local step is the estimator's own `partial_fit` on a batch, with its own loss, learning
+    rate and penalty. Its step count and the state of Adam stay on the device.
 
     >>> import numpy as np
     >>> from sklearn.linear_model import SGDClassifier
@@ -45,25 +45,25 @@ def model(estimator: Any, features: int, classes: int | None = None) -> "Sklearn
 
 
 class SklearnModel(Adapted):
-    """An estimator that devices train; `model` makes one."""
+    """An estimator that devices train, created by `model`."""
 
-    optimizer_is = "the estimator has its own, by its arguments"
+    optimizer_is = "the estimator's arguments select its optimizer"
 
     def __init__(self, estimator: Any, features: int, classes: int | None) -> None:
         name = type(estimator).__name__
         if not isinstance(estimator, KINDS):
-            raise ConfigError(f"estimator is {name}; give one of {', '.join(kind.__name__ for kind in KINDS)}")
+            raise ConfigError(f"estimator is {name}; pass one of {', '.join(kind.__name__ for kind in KINDS)}")
         if is_classifier(estimator) != (classes is not None):
-            raise ConfigError(f"{name}: classes is for classifiers, and they need it; give how many there are")
+            raise ConfigError(f"{name}: classes is required for classifiers, and only for them; pass their number")
         if getattr(estimator, "average", False) or getattr(estimator, "early_stopping", False):
-            raise ConfigError(f"{name}: average and early_stopping are for one process; leave them out")
+            raise ConfigError(f"{name}: average and early_stopping work only in one process; remove them")
         self._classes = None if classes is None else np.arange(classes)
         self._estimator = _begun(estimator, features, self._classes)
         arrays = _arrays(self._estimator)
         self.spec = ParameterSpec(tuple([Parameter(name, array.shape) for name, array in arrays.items()]))
 
     def prepare(self, local: LocalTraining) -> Prepared:
-        """Return this model as one that can be trained."""
+        """Return this model in the form that can be trained."""
         return Prepared(
             spec=self.spec,
             initial=self.spec.flatten(
@@ -88,7 +88,7 @@ class SklearnModel(Adapted):
             if classes is None:
                 return EvaluationResult(float(mean_squared_error(data.y, estimator.predict(x))), None, len(data))
             right = float((estimator.predict(x).reshape(data.y.shape) == data.y).mean())
-            if not hasattr(estimator, "predict_proba"):  # such as a support vector machine's
+            if not hasattr(estimator, "predict_proba"):  # for example a support vector machine
                 return EvaluationResult(1.0 - right, right, len(data))
             return EvaluationResult(
                 float(log_loss(data.y, estimator.predict_proba(x), labels=classes)), right, len(data)
@@ -98,17 +98,17 @@ class SklearnModel(Adapted):
 
 
 class SklearnTrainer:
-    """Trains by the `partial_fit` of an estimator."""
+    """Trains with the `partial_fit` of an estimator."""
 
     def __init__(self, model: SklearnModel, data: Dataset, local: LocalTraining, seed: int) -> None:
         self.spec = model.spec
-        self._estimator = copy.deepcopy(model._estimator)  # noqa: SLF001 - it is the model's own trainer
-        self._stream = batches(Dataset(data.x, data.y), local.batch_size, seed)  # it takes one input
+        self._estimator = copy.deepcopy(model._estimator)  # noqa: SLF001 - the model's own trainer
+        self._stream = batches(Dataset(data.x, data.y), local.batch_size, seed)  # `x` requires a single input
         self._keeps = local.keep_optimizer_state
         self._vector: Vector | None = None
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: from now on train this vector in place."""
+        """Start an assignment: train this vector in place from now on."""
         self.spec.check(parameters)
         self._vector = parameters
         _write(self._estimator, self.spec.views(parameters))
@@ -116,8 +116,8 @@ class SklearnTrainer:
             self.reset()
 
     def reset(self) -> None:
-        """Forget the optimizer's state."""
-        vars(self._estimator).pop("_optimizer", None)  # Adam's, of a perceptron; the next step makes one
+        """Reset the optimizer's state."""
+        vars(self._estimator).pop("_optimizer", None)  # a perceptron's Adam; the next step creates a new one
 
     def step(self) -> StepResult:
         """Call `partial_fit` on one batch."""
@@ -131,7 +131,7 @@ class SklearnTrainer:
 
 
 def _begun(estimator: Any, features: int, classes: Any) -> Any:
-    """Return a copy that has its arrays."""
+    """Return a copy of the estimator with allocated arrays."""
     if hasattr(estimator, "n_features_in_"):
         if estimator.n_features_in_ != features:
             raise ConfigError(f"features is {features}, but the estimator is fitted to {estimator.n_features_in_}")

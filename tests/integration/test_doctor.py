@@ -84,7 +84,7 @@ def test_what_people_read(device):
     )
     assert told.returncode == UNFIT
     assert (
-        f"fail  data         {device.folder}/gone.npz: no such file; give the path of a .npz or .csv file\n"
+        f"fail  data         {device.folder}/gone.npz: no such file; pass the path of a .npz or .csv file\n"
         in told.stdout
     )
     assert told.stderr == "edgeasync: this device cannot train yet: data; follow the remedies in those lines\n"
@@ -202,9 +202,9 @@ FAULTS = {
         "packages", "fail", "cannot import onnxruntime", "reinstall edgeasync",
     ),
     "no GPU": (no_gpu, "provider", "warn", "CPU runs the model, cuda is not installed", "onnxruntime-gpu"),
-    "no data": (no_file, "data", "fail", "no such file", "give the path"),
+    "no data": (no_file, "data", "fail", "no such file", "pass the path"),
     "NaN": (damaged_data, "data", "fail", "readings.npz", ""),
-    "other data": (unfit_data, "step", "fail", "the data has examples of shape", "give such data"),
+    "other data": (unfit_data, "step", "fail", "the data has examples of shape", "use data of that shape"),
     "no graph": (a_model_that_is_none, "step", "fail", "onnxruntime cannot load the graph", ""),
     "forward": (a_forward_model, "step", "fail", "not a training graph", "edgeasync model build"),
     "slow": (

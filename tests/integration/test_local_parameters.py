@@ -216,7 +216,7 @@ def test_daemons_keep_a_head_over_kill_and_damage(commands):
     ("key", "hint"),
     [
         ('local = ["hed.*"]', "no array matches 'hed.*'; there are layer0.weight, layer0.bias"),
-        ('local = ["*"]', "matches all arrays of the model"),
+        ('local = ["*"]', "match all arrays of the model"),
     ],
 )
 def test_patterns_that_make_no_sense_are_told_by_hub_and_agent(commands, key, hint):

@@ -279,7 +279,7 @@ def test_data_that_cannot_be_read(commands):
     arguments = ["agent", "--hub", free_address(), "--state", "state", "--data"]
     mistake(commands, DATA, "torn.npz", "numpy.savez", arguments=[*arguments, "torn.npz"])
     mistake(commands, DATA, "names.npz", "'x' is missing", arguments=[*arguments, "names.npz"])
-    mistake(commands, DATA, "lengths.npz", "one label for each", arguments=[*arguments, "lengths.npz"])
+    mistake(commands, DATA, "lengths.npz", "one label per example", arguments=[*arguments, "lengths.npz"])
     mistake(commands, DATA, "line 3, column 'b'", "'much'", arguments=[*arguments, "words.csv"])
 
 

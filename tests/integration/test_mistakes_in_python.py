@@ -75,7 +75,7 @@ NARROW = np.eye(3), np.array([0, 1, 0])
 TEN = {
     "wrong spec": (wrong_trainer, ModelMismatchError, "is not the hub's .*: give both the same names and shapes"),
     "empty loader": (lambda _: fit([]), EdgeAsyncError, "a trainer's batches must never end"),
-    "missing file": (lambda _: train("m.onnx", DATA), ConfigError, r"m\.onnx: no such file; give the path"),
+    "missing file": (lambda _: train("m.onnx", DATA), ConfigError, r"m\.onnx: no such file; pass the path"),
     "integer parameters": (lambda _: train(Mine(np.int64), DATA), ConfigError, "'weight' is int64; give floats"),
     "NaN data": (
         lambda _: train(MODEL, (NAN, DATA[1])),
@@ -85,7 +85,7 @@ TEN = {
     "wrong batch": (
         lambda _: fit([NARROW] * 99),
         DataError,
-        "give batches of 4 features an example, and one label",
+        "use batches with 4 features per example, and one label",
     ),
     "missing method": (lambda _: train(NoGradient(), DATA), ConfigError, r"no method `gradient\(arrays, x, y\)`"),
     "two runs of an object": (run_twice, EdgeAsyncError, "was run before; make another one to run again"),
@@ -121,10 +121,10 @@ MORE = {
         ConfigError,
         f"'w' {UNREAD}",
     ),
-    "batch": (lambda: fit([np.eye(3)]), DataError, r"batches gave ndarray; give pairs \(x, y\)"),
+    "batch": (lambda: fit([np.eye(3)]), DataError, r"expected batches \(x, y\) of arrays, got ndarray"),
     "unknown argument": (lambda: train(MODEL, DATA, wrkers=2), TypeError, ARGUMENT),
     "missing argument": (lambda: train(MODEL), TypeError, r"^train\(\) missing a required argument: 'data'$"),
-    "no samples": (lambda: from_iterable([], 9), DataError, "gave no samples; give at least one"),
+    "no samples": (lambda: from_iterable([], 9), DataError, "has no samples; it needs at least one"),
     "far away": (lambda: Agent("tcp://192.0.2.7:1", DATA).start(), AddressError, r"say insecure=True \(--insec"),
 }
 

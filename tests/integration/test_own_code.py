@@ -106,7 +106,7 @@ def test_a_fleet_of_daemons_trains_a_model_of_the_users_own(commands, importable
     assert resumed.wait() == 0
     for command in (["runs", "."], ["replay", run, "--export", "w.safetensors"], ["hub", "--check", settings]):
         assert commands.run(*command).returncode == 0
-    hint = "for the arrays alone write x.safetensors or x.npz"
+    hint = "for the arrays alone use x.safetensors or x.npz"
     mistake(commands, CONFIG, hint, arguments=["export", "run-hub", "--out", "x.onnx"])
     told = commands.run("export", "run-hub", "--out", "x.npz", "--json")
     newest = load_file(run / "model.safetensors")
@@ -168,11 +168,11 @@ def test_held_out_data_cannot_be_given_to_code_that_the_hub_cannot_run(commands,
 def test_a_trainer_that_does_not_fit_is_told(commands, importable):
     _, address = commands.hub(commands.settings(model=TABLE))
     cases = [
-        ("mistakes:nothing", CONFIG, ["returned NoneType; return a trainer, with spec, begin and step"]),
+        ("mistakes:nothing", CONFIG, ["returned NoneType; return a trainer with spec, begin and step"]),
         ("mistakes:no_step", CONFIG, ["returned StructMeta; return a trainer"]),
         ("mistakes:refuses", DATA, ["no temperatures in it"]),
         ("mistakes:other", MISMATCH, ["'w' (2,), trained, here, 'weight' (4,), trained, there"]),
-        (None, CONFIG, ["give this agent a trainer (--trainer) of its own, such as 'package.module:factory'"]),
+        (None, CONFIG, ["start this agent with its own trainer (--trainer), such as 'package.module:factory'"]),
     ]
     for trainer, code, hints in cases:
         flags = ["--data", commands.data("d.npz")] if trainer is None else ["--trainer", trainer]

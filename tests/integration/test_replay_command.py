@@ -349,7 +349,7 @@ def test_a_replay_exports_into_no_file_of_the_run_that_it_reads(crashed):
         arguments = ["replay", "run-hub", "--until", 5, "--export", place]
         mistake(crashed, CONFIG, f"--export {place}: run-hub is a folder that is read", arguments=arguments)
     arguments = ["replay", "run-hub", "--export", "then.onnx"]
-    mistake(crashed, CONFIG, "--export then.onnx: write a name that ends in .safetensors", arguments=arguments)
+    mistake(crashed, CONFIG, "--export then.onnx: the file name must end in .safetensors", arguments=arguments)
     assert {path: path.read_bytes() for path in run.iterdir()} == before
 
 

@@ -249,7 +249,7 @@ def test_who_begins_to_wait_while_the_hub_ends_hears_of_it(tmp_path, wait):
 
 def test_an_agent_of_a_model_in_python_needs_a_trainer(tmp_path, caplog):
     arrays = dict(MODEL.spec.views(MODEL.initial(0)))
-    wanted = "give this agent a trainer"
+    wanted = "start this agent with its own trainer"
     with (
         Hub(arrays, run=tmp_path, bind=ANYWHERE) as hub,
         pytest.raises(ConfigError, match=wanted),
@@ -295,7 +295,7 @@ def test_an_agent_reads_a_file_of_two_inputs(tmp_path):
     np.savez(tmp_path / "data.npz", **{"x.a": X[:, :2], "x.b": X[:, 2:], "y": DATA.y})
     np.savez(tmp_path / "wrong.npz", x=X, y=DATA.y)
     with Hub(proto, run=tmp_path / "run", bind=ANYWHERE, until=Stop(updates=4)) as hub:
-        with pytest.raises(DataError, match="one array x, the hub's model takes a, b"):
+        with pytest.raises(DataError, match="one array x, but the hub's model expects a, b"):
             Agent(hub.address, tmp_path / "wrong.npz", name="b").start().wait(PATIENCE_S)
         with Agent(hub.address, tmp_path / "data.npz", name="a"):
             assert hub.wait(PATIENCE_S)
@@ -304,7 +304,7 @@ def test_an_agent_reads_a_file_of_two_inputs(tmp_path):
 def test_a_hub_refuses_what_its_devices_would(tmp_path):
     network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     for said, words in (
-        ({"accumulation_steps": 4}, "the model has a batch norm"),
+        ({"accumulation_steps": 4}, "computes different statistics on parts"),
         ({"metrics": ["mae"]}, "mae says nothing about the loss cross_entropy"),
     ):
         with (

@@ -109,7 +109,7 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(commands, forward):
     (commands.folder / "pi").mkdir(0o700)
     replace_file(commands.folder / "pi" / "graphs", b"")
     agent = commands.agent(address, "pi")
-    assert "fetched again" in agent.wait_for("warning")["detail"]
+    assert "downloading the graph again" in agent.wait_for("warning")["detail"]
     assert "cannot be written" in agent.wait_for("warning", count=2)["detail"]
     trained(address, 5, "pi")
 

@@ -121,7 +121,7 @@ def test_examples_that_are_read_when_they_are_drawn_can_evaluate():
 
 def test_an_estimator_takes_one_input():
     two = Dataset.of({"a": np.eye(3), "b": np.eye(3)}, [0, 1, 0])
-    with pytest.raises(DataError, match="the data has the inputs a, b; here one array x is needed"):
+    with pytest.raises(DataError, match="the data has the inputs a, b, but needs a single array x"):
         model(SGDClassifier(), 3, 2).prepare(LocalTraining()).make_trainer(two, 0, 1)
 
 

@@ -24,5 +24,5 @@ def test_the_best_model_is_written_in_its_kind(tmp_path):
     arrays_alone = SaveBest(tmp_path / "new" / "arrays.npz")
     arrays_alone.on_best(best(arrays, lambda _: proto))
     assert np.load(arrays_alone.saved)["file"].tolist() == [1.0] * 3
-    with pytest.raises(ConfigError, match=r"best.onnx: only models of ONNX.* best\.safetensors or best\.npz"):
+    with pytest.raises(ConfigError, match=r"best.onnx: only ONNX.* best\.safetensors or best\.npz"):
         SaveBest(tmp_path / "best.onnx").on_best(best(arrays))

@@ -38,7 +38,7 @@ def test_a_layer_computes_what_it_says(layer, dims, reference):
 @pytest.mark.parametrize(
     ("layers", "dims", "sentence"),
     [
-        ([nn.SelfAttention(4, 2)], (4,), "0 SelfAttention got [batch, 4]; it takes [batch, time, 4]"),
+        ([nn.SelfAttention(4, 2)], (4,), "0 SelfAttention got [batch, 4], but needs [batch, time, 4]"),
     ],
 )
 def test_a_wrong_shape_is_refused_with_the_layer_s_path(layers, dims, sentence):
@@ -48,7 +48,7 @@ def test_a_wrong_shape_is_refused_with_the_layer_s_path(layers, dims, sentence):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: nn.SelfAttention(6, 4), "SelfAttention: heads is 4; give a divisor of width 6"),
+        (lambda: nn.SelfAttention(6, 4), "SelfAttention: heads is 4; pass a divisor of width 6"),
     ],
 )
 def test_a_wrong_argument_is_refused(make, sentence):

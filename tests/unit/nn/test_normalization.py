@@ -65,11 +65,11 @@ def test_a_batch_normalization_keeps_the_share_that_torch_means():
         (
             [nn.BatchNorm1d(3)],
             (3, 4, 4),
-            "0 BatchNorm1d got [batch, 3, 4, 4]; it takes [batch, 3] or [batch, 3, length]",
+            "0 BatchNorm1d got [batch, 3, 4, 4], but needs [batch, 3] or [batch, 3, length]",
         ),
-        ([nn.BatchNorm2d(3)], (4, 4, 3), "0 BatchNorm2d got [batch, 4, 4, 3]; it takes [batch, 3, height, width]"),
-        ([nn.LayerNorm((2, 3))], (3,), "0 LayerNorm got [batch, 3]; it takes [batch, ..., 2, 3]"),
-        ([nn.InstanceNorm2d(3)], (3,), "0 InstanceNorm2d got [batch, 3]; it takes [batch, 3, height, width]"),
+        ([nn.BatchNorm2d(3)], (4, 4, 3), "0 BatchNorm2d got [batch, 4, 4, 3], but needs [batch, 3, height, width]"),
+        ([nn.LayerNorm((2, 3))], (3,), "0 LayerNorm got [batch, 3], but needs [batch, ..., 2, 3]"),
+        ([nn.InstanceNorm2d(3)], (3,), "0 InstanceNorm2d got [batch, 3], but needs [batch, 3, height, width]"),
     ],
 )
 def test_a_wrong_shape_is_refused_with_the_layer_s_path(layers, dims, sentence):
@@ -79,9 +79,9 @@ def test_a_wrong_shape_is_refused_with_the_layer_s_path(layers, dims, sentence):
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: nn.BatchNorm1d(3, eps=0.0), "BatchNorm1d: eps is 0.0; give a number above 0 and below 1"),
+        (lambda: nn.BatchNorm1d(3, eps=0.0), "BatchNorm1d: eps is 0.0; pass a number above 0 and below 1"),
         (lambda: nn.BatchNorm2d(3, momentum=None), "BatchNorm2d: momentum is None"),
-        (lambda: nn.LayerNorm(()), "LayerNorm: normalized_shape is (); give one size at least"),
+        (lambda: nn.LayerNorm(()), "LayerNorm: normalized_shape is (); pass at least one size"),
         (lambda: nn.LayerNorm((3, 0)), "LayerNorm: normalized_shape is (3, 0)"),
         (lambda: nn.InstanceNorm2d(0), "InstanceNorm2d: num_features is 0"),
     ],

@@ -68,8 +68,8 @@ def test_a_layer_computes_what_it_says(layer, dims, reference):
 @pytest.mark.parametrize(
     ("layers", "dims", "sentence"),
     [
-        ([nn.GRU(3, 2)], (5, 4), "0 GRU got [batch, 5, 4]; it takes [batch, time, 3]"),
-        ([nn.LSTM(3, 2)], (3,), "0 LSTM got [batch, 3]; it takes [batch, time, 3]"),
+        ([nn.GRU(3, 2)], (5, 4), "0 GRU got [batch, 5, 4], but needs [batch, time, 3]"),
+        ([nn.LSTM(3, 2)], (3,), "0 LSTM got [batch, 3], but needs [batch, time, 3]"),
     ],
 )
 def test_a_wrong_shape_is_refused_with_the_layer_s_path(layers, dims, sentence):
@@ -80,7 +80,7 @@ def test_a_wrong_shape_is_refused_with_the_layer_s_path(layers, dims, sentence):
     ("make", "sentence"),
     [
         (lambda: nn.LSTM(3, 4, 0), "LSTM: num_layers is 0"),
-        (lambda: nn.GRU(3, 4, bidirectional=2), "GRU: bidirectional is 2; give True or False"),
+        (lambda: nn.GRU(3, 4, bidirectional=2), "GRU: bidirectional is 2; pass True or False"),
     ],
 )
 def test_a_wrong_argument_is_refused(make, sentence):

@@ -240,7 +240,7 @@ def test_labels_that_are_ignored_need_be_no_class():
     (result,), vector = take(graph, numbers((50, 8)), np.full(50, 255))
     assert result.loss is None
     np.testing.assert_array_equal(vector, graph.initial)
-    with pytest.raises(DataError, match="label 3 is not under 3 classes"):
+    with pytest.raises(DataError, match="label 3 is too large for the 3 classes"):
         trainer(graph, numbers((50, 8)), np.where(labels == 255, 255, labels + 1))
 
 
@@ -289,8 +289,8 @@ def test_a_fixed_batch_takes_full_batches_only():
 @pytest.mark.parametrize(
     ("x", "y", "words"),
     [
-        (numbers((50, 9)), LABELS, r"examples of shape \(9,\).* takes \(8,\)"),
-        (numbers((50, 8)), np.arange(50) % 4, "label 3 is not under 3 classes"),
+        (numbers((50, 9)), LABELS, r"examples of shape \(9,\).* expects \(8,\)"),
+        (numbers((50, 8)), np.arange(50) % 4, "label 3 is too large for the 3 classes"),
         (numbers((50, 8)), numbers(50), "class numbers"),
         (numbers((50, 8)), numbers((50, 3)), "class numbers"),
     ],
@@ -302,11 +302,11 @@ def test_data_that_does_not_fit(x, y, words):
 
 def test_axes_in_another_order_do_not_fit():
     graph = built(nn.Sequential(nn.Conv2d(3, 3, 3), nn.GlobalAvgPool()), (3, 8, 8))
-    with pytest.raises(DataError, match=r"\(8, 8, 3\).* takes \(3, 8, 8\): bring their axes into that order"):
+    with pytest.raises(DataError, match=r"\(8, 8, 3\).* expects \(3, 8, 8\); reorder their axes"):
         trainer(graph, numbers((50, 8, 8, 3)), LABELS)
     trainer(graph, numbers((50, 192)), LABELS)
     places = built(nn.Conv1d(2, 3, 1), (2, 5), loss="mse")
-    with pytest.raises(DataError, match=r"targets of shape \(5, 3\).* takes \(3, 5\): bring their axes"):
+    with pytest.raises(DataError, match=r"targets of shape \(5, 3\).* expects \(3, 5\); reorder their axes"):
         trainer(places, numbers((50, 2, 5)), numbers((50, 5, 3)))
 
 
@@ -314,12 +314,12 @@ def test_axes_in_another_order_do_not_fit():
 def test_answers_that_are_neither_yes_nor_no(no):
     graph = built(nn.Linear(8, 1), (8,), loss="bce_with_logits")
     with pytest.raises(
-        DataError, match=r"bce_with_logits takes answers from 0 \(no\) to 1 \(yes\): write 0 for -1"
+        DataError, match=r"bce_with_logits expects answers from 0 \(no\) to 1 \(yes\); use 0 instead of -1"
     ):
         trainer(graph, numbers((50, 8)), np.where(LABELS, 1.0, no))
     trainer(graph, numbers((50, 8)), np.where(LABELS, 0.9, 0.1))
     own = built(nn.Linear(8, 8), (8,), loss="bce_with_logits", target="input")
-    with pytest.raises(DataError, match="bce_with_logits takes answers"):
+    with pytest.raises(DataError, match="bce_with_logits expects answers"):
         trainer(own, numbers((50, 8)), LABELS)
     trainer(own, np.eye(8), LABELS[:8])
 
@@ -329,7 +329,7 @@ def test_tokens_that_do_not_fit():
     with pytest.raises(DataError, match="examples are not whole numbers"):
         trainer(graph, numbers((50, 5)), LABELS)
     for token in (20, -21):
-        with pytest.raises(DataError, match=rf"cannot look up \(.*idx={token}.*number tokens"):
+        with pytest.raises(DataError, match=rf"out of the range of the hub's model \(.*idx={token}.*number tokens"):
             take(graph, np.full((50, 5), token), LABELS)
 
 
@@ -383,10 +383,10 @@ def text_input(graph):
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        (without_target, GraphError, "no 'target': it is not a training graph"),
-        (lambda graph: graph.output.pop(1), GraphError, "no 'loss_weight': it is not a training graph"),
-        (lambda graph: graph.output.pop(2), GraphError, "no 'scores': it is not a training graph"),
-        (free_features, GraphError, r"'x' is .*no free size but the batch"),
+        (without_target, GraphError, "no 'target', so it is not a training graph"),
+        (lambda graph: graph.output.pop(1), GraphError, "no 'loss_weight', so it is not a training graph"),
+        (lambda graph: graph.output.pop(2), GraphError, "no 'scores', so it is not a training graph"),
+        (free_features, GraphError, r"'x' is .*no free size except the batch"),
         (no_dimension, GraphError, "."),
         (text_input, GraphError, "."),
         (lambda graph: graph.output.pop(), ModelMismatchError, "'2.bias.grad' is missing"),
@@ -404,7 +404,7 @@ def test_a_graph_of_another_model_and_a_forward_model():
     for parameters, words in (
         ((("0.weight", (16, 9)),), r"'0.weight' is tensor\(float\) \[16, 8\].*\[16, 9\]"),
         ((("none", (16, 8)),), "'none' is missing"),
-        ((("0.weight", (16, 8)),), r"the graph's inputs x, 0.bias, .* have no one size of the batch"),
+        ((("0.weight", (16, 8)),), r"the graph's inputs x, 0.bias, .* have no common batch size"),
     ):
         spec = ParameterSpec(tuple([Parameter(*parameter) for parameter in parameters]))
         with pytest.raises((ModelMismatchError, GraphError), match=words):
@@ -419,7 +419,7 @@ def test_a_graph_of_another_model_and_a_forward_model():
 def test_a_graph_that_fails_in_a_step():
     graph = built(MLP, (8,))
     gradient = GraphGradient(graph.model, graph.spec, provider="cpu")
-    with pytest.raises(GraphError, match=r"the hub's model does not run here: node .*Sub"):
+    with pytest.raises(GraphError, match=r"the hub's model fails on this device: node .*Sub"):
         gradient(graph.initial, numbers((4, 8)), np.arange(3), np.zeros_like(graph.initial))
 
 
@@ -435,7 +435,7 @@ def test_a_graph_that_fails_in_a_step():
 )
 def test_a_device_with_one_class_is_told_so(caplog, targets, settings, told):
     trainer(built(MLP, (8,), **settings), numbers((50, 8)), targets)
-    assert ("it teaches the model no other; check y" in caplog.text) == told
+    assert ("so it trains a single class; check y" in caplog.text) == told
 
 
 def test_an_autoencoder_s_placeholders_for_labels_are_no_class(caplog):
@@ -466,7 +466,7 @@ def test_a_provider_that_is_not_there_is_replaced_with_a_warning(monkeypatch, ca
     asked = stand_in(monkeypatch, available, starting=available)
     open_session(b"", 1, provider)
     assert asked == [f"{name}ExecutionProvider" for name in chosen]
-    assert "is not in this onnxruntime" in caplog.text
+    assert "this onnxruntime has no provider" in caplog.text
 
 
 @pytest.mark.parametrize("provider", ["cuda", "auto"])
@@ -474,7 +474,7 @@ def test_a_provider_that_does_not_start_is_replaced_with_a_warning(monkeypatch, 
     asked = stand_in(monkeypatch, ["CUDA", "CPU"], starting=["CPU"])
     open_session(b"", 1, provider)
     assert asked == ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    assert "does not start here" in caplog.text
+    assert "failed to start" in caplog.text
 
 
 def stand_in(monkeypatch, available, starting):

@@ -81,12 +81,12 @@ def test_each_input_has_a_type_of_its_own():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (ONE, "the data has one array x, the hub's model takes image, age: give an array for each"),
-        (Dataset.of({"image": IMAGE}, LABELS), "has the inputs image, the hub's model takes image, age"),
-        (Dataset.of({"image": IMAGE, "sex": AGE}, LABELS), "has the inputs image, sex, the hub's model takes"),
+        (ONE, "the data has one array x, but the hub's model expects image, age; pass an array for each"),
+        (Dataset.of({"image": IMAGE}, LABELS), "has the inputs image, but the hub's model expects image, age"),
+        (Dataset.of({"image": IMAGE, "sex": AGE}, LABELS), "has the inputs image, sex, but the hub's model expects"),
         (
             Dataset.of({"image": AGE, "age": IMAGE}, LABELS),
-            r"examples of shape \(2,\), the hub's model takes \(4,\)",
+            r"examples of shape \(2,\), but the hub's model expects \(4,\)",
         ),
     ],
 )
@@ -102,7 +102,7 @@ def test_inputs_of_two_sizes_of_the_batch_are_refused():
     proto = onnx.load_model_from_string(build_training_graph(two(), GraphSettings()).model)
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 16
     graph = build_training_graph(two(), GraphSettings())
-    with pytest.raises(GraphError, match="the graph's inputs image, age have no one size of the batch"):
+    with pytest.raises(GraphError, match="the graph's inputs image, age have no common batch size"):
         onnx_trainer(proto.SerializeToString(), graph.spec, TWO, [SGD()], provider="cpu")
 
 
@@ -114,7 +114,7 @@ def test_a_model_of_one_input_takes_it_by_its_name_too():
 
 
 def test_models_in_numpy_take_one():
-    with pytest.raises(DataError, match="the data has the inputs age, image; here one array x is needed"):
+    with pytest.raises(DataError, match="the data has the inputs age, image, but needs a single array x"):
         SoftmaxModel(inputs=6, classes=3).check_data(TWO)
 
 
@@ -128,7 +128,7 @@ def test_a_file_has_an_array_for_each_input(tmp_path):
     assert list(found.features.arrays) == ["image", "age"]
     np.testing.assert_array_equal(found.features.arrays["age"], AGE)
     for arrays, words in (
-        ({"x": IMAGE, "x.age": AGE, "y": LABELS}, r"has x and x\.age; give x for one input, or x\.NAME"),
+        ({"x": IMAGE, "x.age": AGE, "y": LABELS}, r"has both x and x\.age; use x for one input, or x\.NAME"),
         ({"x.image": IMAGE, "x.age": AGE}, "array 'y' is missing"),
     ):
         np.savez(path, **arrays)
@@ -139,11 +139,11 @@ def test_a_file_has_an_array_for_each_input(tmp_path):
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        ({}, "x is empty; give an array for each input"),
+        ({}, "x is empty; pass an array for each input"),
         ({"a": IMAGE, "b": AGE[1:]}, r"39 examples in x\['b'\] but 40 labels"),
-        ({"a": IMAGE, "b": AGE[:, 0]}, r"x\['b'\] has 1 dimensions; give one row of features"),
+        ({"a": IMAGE, "b": AGE[:, 0]}, r"x\['b'\] has 1 dimensions; pass one row of features"),
         ({"a": IMAGE * np.nan}, r"x\['a'\] has values that are not finite"),
-        ({"a": IMAGE.astype(str)}, r"x\['a'\] holds .* values; give real numbers"),
+        ({"a": IMAGE.astype(str)}, r"x\['a'\] has type .*; use real numbers"),
     ],
 )
 def test_inputs_that_are_no_examples(x, words):
