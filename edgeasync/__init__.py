@@ -1,4 +1,4 @@
-"""edgeasync: train one model across many unequal, unreliable devices, without waiting for any of them.
+"""Train one model across many unequal, unreliable devices, without waiting for the slowest.
 
 The public API consists of these names, and of the modules in `_MODULES` and `_ADAPTERS`. Everything
 else is private. A name is imported on first use, so that commands and devices import only what they

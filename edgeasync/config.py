@@ -125,7 +125,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def whole_address(address: str, folder: Path | None = None) -> str:
-    """Make the path of an `ipc://PATH` address absolute, relative to `folder` or the current folder.
+    """Make the path of an `ipc://PATH` address absolute, relative to `folder` or the cwd.
 
     >>> whole_address("ipc:///run/hub"), whole_address("ipc://@name"), whole_address("tcp://10.0.0.1:5555")
     ('ipc:///run/hub', 'ipc://@name', 'tcp://10.0.0.1:5555')
@@ -203,7 +203,9 @@ def _encode(value: object) -> int | str:
 
 
 class Kinds(NamedTuple):
-    """The kinds that a key may have whose type is a protocol: edgeasync's own, and those of plugins.
+    """The kinds that a key with a protocol as its type may have.
+
+    They are edgeasync's own, and those of plugins.
 
     `own` is a union of tagged sections. `find` returns the class of a plugin by its `kind`, or
     `None`. `installed` returns the names of installed plugins.

@@ -17,8 +17,7 @@
     ├── NoMemoryError            14   this device has not the memory for a local step
     └── TransitionError           1   a state machine was about to make a move that it does not have: a defect
 
-The codes are a contract: scripts rely on them. Each message says what was wrong, where, and what to
-do.
+The codes are a contract: scripts rely on them. Each message says what was wrong, where, and what to do.
 """
 
 import ast
@@ -71,9 +70,7 @@ _NATIVE = re.compile(
     r"(?:.* was false\. ?|(?:\w+: )?Assertion .* failed: ?|[A-Z][a-z]\w+[A-Z]\w+(?= ) ?)?"
     r"|\b[A-Z]\w+::(?=[A-Z])"
 )
-"""What libraries in C++ write besides the reason: codes, source lines, functions, scopes and
-assertions.
-"""
+"""What libraries in C++ write besides the reason: codes, source lines, functions, scopes and assertions."""
 
 _RUNNING = re.compile(
     r"(?:Exception|Non-zero status code returned while) running (\w+) node\. Name:'([^']*)' ?(.*)"

@@ -74,7 +74,7 @@ class MeanAbsoluteError(Section, frozen=True, tag_field="kind", tag="l1"):
 
 
 class Huber(Section, frozen=True, tag_field="kind", tag="huber"):
-    """Half the squared difference up to `delta`, linear beyond (Huber 1964); the mean over all values.
+    """Half the squared difference up to `delta`, linear beyond (Huber 1964); the mean.
 
     >>> from edgeasync import losses
     >>> losses.Huber(delta=0.5).delta
@@ -86,7 +86,7 @@ class Huber(Section, frozen=True, tag_field="kind", tag="huber"):
 
 
 class BinaryCrossEntropy(Section, frozen=True, tag_field="kind", tag="bce_with_logits"):
-    """Cross-entropy of independent binary scores before a sigmoid, with targets in [0, 1]; the mean.
+    """Mean cross-entropy of independent binary scores before a sigmoid, targets in [0, 1].
 
     >>> from edgeasync import losses
     >>> losses.find_loss("bce_with_logits") == losses.BinaryCrossEntropy()

@@ -1,4 +1,4 @@
-"""Metrics that devices measure besides the loss: `train(metrics=["accuracy", TopK(k=3)])`, also for `Hub`.
+"""Metrics that devices measure besides the loss, for `train(metrics=...)` and `Hub`.
 
 A device computes its metrics on its training batches, from the scores that training computes
 anyway, over all local steps between two exchanges. It sends them with the update. Each metric is
@@ -100,7 +100,7 @@ class MAE(Section, frozen=True, tag_field="kind", tag="mae"):
 
 
 class F1(Section, frozen=True, tag_field="kind", tag="f1"):
-    """The harmonic mean of precision and recall; for classes, the unweighted mean over those that occur.
+    """The harmonic mean of precision and recall, averaged over the classes that occur.
 
     For several yes-or-no answers it is computed over all answers together.
 
@@ -149,7 +149,9 @@ _MEANT_FOR: dict[str, tuple[type, ...]] = {
 
 
 def find_metrics(settings: Sequence[MetricSetting], loss: str) -> list[Metric]:
-    """Return the metrics for settings and a kind of loss. Raises `ConfigError` if they do not match.
+    """Return the metrics for settings and a kind of loss.
+
+    Raises `ConfigError` if they do not match.
 
     >>> from edgeasync.metrics import find_metrics
     >>> [metric.name for metric in find_metrics(["f1", "top_k"], "cross_entropy")]
@@ -207,7 +209,7 @@ class Meter:
         self._sums: list[Sums | None] = [None] * len(self._metrics)
 
     def add(self, scores: npt.ArrayLike, targets: npt.ArrayLike) -> None:
-        """Add a batch: raw scores (n, classes, ...) and class numbers (n, ...), or values of one shape."""
+        """Add a batch: raw scores (n, classes, ...) and class numbers (n, ...), or values."""
         self._add(np.asarray(scores), np.asarray(targets))
 
     def _add(self, scores: Array, targets: Array) -> None:

@@ -54,7 +54,7 @@ class BatchGradient(NamedTuple):
 
 
 class Network:
-    """A model with values: `network(x)` returns scores, `network.gradient(x, y)` a loss and its gradient.
+    """A model with values: `network(x)` returns scores, `network.gradient(x, y)` a gradient.
 
     - `model`: layers of `edgeasync.nn`, an `onnx.ModelProto`, or the path of an ONNX file.
     - `input_shape`: the shape of one example, for layers.
@@ -97,7 +97,9 @@ class Network:
         self._fed = {entry.name: entry for entry in self._session.get_inputs()}
 
     def __call__(self, x: Examples) -> npt.NDArray[np.float32]:
-        """Return the scores of examples. Batch norms use running statistics, and dropout is inactive.
+        """Return the scores of examples, as in evaluation mode.
+
+        Batch norms use running statistics, and dropout is inactive.
 
         Raises `DataError` for examples that do not match the network.
         """
@@ -114,10 +116,11 @@ class Network:
         return found
 
     def gradient(self, x: Examples, y: npt.ArrayLike, loss: LossSetting = "cross_entropy") -> BatchGradient:
-        """Return the mean loss of a batch and its gradient. `loss` is a name or an object of `edgeasync.losses`.
+        """Return the mean loss of a batch and its gradient.
 
-        It is computed as in training: batch norms use the batch's statistics and update the running
-        ones. Raises `DataError` for a batch that does not match the network.
+        `loss` is a name or an object of `edgeasync.losses`. As in training, batch norms use the
+        batch's statistics and update the running ones. Raises `DataError` for a batch that does not
+        match the network.
         """
         loss = find_loss(check_loss(loss, "gradient"))
         batch = Dataset.of(x, y, where="the batch")

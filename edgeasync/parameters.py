@@ -108,7 +108,7 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def _places(self) -> list[tuple[str, int, int, tuple[int, ...]]]:
-        """Name, start, end and shape of each array in the vector; cached, as every local step needs it."""
+        """Name, start, end and shape of each array in the vector, cached for every local step."""
         ends = list(accumulate(parameter.size for parameter in self.parameters))
         return [(p.name, end - p.size, end, p.shape) for p, end in zip(self.parameters, ends, strict=True)]
 
@@ -149,7 +149,7 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return vector
 
     def check(self, vector: Vector) -> None:
-        """Raise `ModelMismatchError` unless `vector` is a flat float32 vector of this spec's length."""
+        """Raise `ModelMismatchError` unless `vector` is flat, float32 and of the right length."""
         if vector.dtype != np.float32 or vector.shape != (self.length,) or not vector.flags.c_contiguous:
             raise ModelMismatchError(
                 f"expected a flat float32 vector of {self.length} values, got {vector.dtype} {vector.shape}"

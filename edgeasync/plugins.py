@@ -61,7 +61,7 @@ class Plugin(Section, frozen=True, metaclass=_Named):
 
 
 class Codec(Protocol):
-    """A user-defined codec. It encodes float32 values in a number of bytes that depends only on their number.
+    """A user-defined codec. The encoded size depends only on the number of float32 values.
 
     `decode` receives the bytes of `encode` and the same `length`. Results must depend only on the
     arguments.
@@ -81,10 +81,10 @@ class Codec(Protocol):
 
     @property
     def needs_feedback(self) -> bool:
-        """Whether the codec is so lossy that devices must add the lost part to their next update."""
+        """Whether devices must add the part that the codec drops to their next update."""
 
     def nbytes(self, length: int) -> int:
-        """Return the size of `length` encoded values: at most 4 bytes each plus 32, and not decreasing."""
+        """Return the size of `length` encoded values: at most 4 bytes each plus 32, monotonic."""
 
     def encode(self, values: Vector) -> bytes:
         """Encode finite values."""
@@ -105,7 +105,9 @@ def is_name(text: str) -> bool:
 
 
 def find_code(name: str, where: str) -> Callable[..., Any]:
-    """Import a callable by name. Raises `ConfigError`, starting with `where`, if it is missing or not callable.
+    """Import a callable by name.
+
+    Raises `ConfigError`, starting with `where`, if it is missing or not callable.
 
     Raises `PluginError` for a module in a run's folder. Exceptions of the module itself are passed
     on.

@@ -44,7 +44,7 @@ class SettingKey(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """The first sentence of the description, without its period and without a link at its end."""
+        """The first sentence of the description, without its period and a link at its end."""
         return _LINK.sub(r"\1", re.sub(rf"[:;,] {_LINK.pattern}$", "", first_sentence(self.description)))
 
 
@@ -84,7 +84,9 @@ def describe(field: types.Field, meaning: str) -> SettingKey:
 
 @lru_cache(maxsize=256)
 def meanings_of(settings: type) -> dict[str, str]:
-    """Return the docstrings of the fields of a class and its bases, each on one line, by field name.
+    """Return the docstrings of a class's fields, each on one line, by field name.
+
+    Docstrings of base classes are included.
 
     Empty for a class without source code, such as one defined at a prompt.
     """
@@ -170,7 +172,7 @@ def structs_of(kind: types.Type) -> list[types.StructType]:
 
 
 def tables_of(settings: type, path: str = "") -> Iterator[tuple[str, type]]:
-    """Yield every table of a settings file with its path, such as `hub.stop`; "" is the file itself.
+    """Yield every table of a settings file with its path, such as `hub.stop`, or "".
 
     For a key with several kinds, the path includes the kind: `model.mlp`.
     """

@@ -1,4 +1,4 @@
-"""Trains torch modules on a fleet: `model` for `train`, `Hub` and `Agent`; modules themselves for `join`.
+"""Trains torch modules on a fleet: with `model` by `train`, `Hub` and `Agent`, or with `join`.
 
 `load` copies a run's trained arrays into a module, and `to_onnx` exports a module for devices
 without torch. This module is imported only on first use.
@@ -54,16 +54,16 @@ def model(
 ) -> "TorchModel":
     """Return a module as a model for `train`, `Hub` and `Agent`. The module is copied, not changed.
 
-    - `loss`: the mean loss of a batch; by default cross-entropy for integer targets, mean squared error for others.
-      Torch losses that compare values one by one accept targets (n,) for an output (n, 1). A custom loss receives
-      what the module returns, such as a dict. Unless that is a single tensor of scores for the targets, there is no
-      accuracy and there are no metrics.
-    - `optimizer`: one of `torch.optim` on all parameters of the module that are not frozen; its groups and current
-      learning rates are used. Or a function that returns an optimizer for given parameters. By default SGD with a
-      learning rate of 0.05.
+    - `loss`: the mean loss of a batch. By default cross-entropy for integer targets, and mean
+      squared error for others. Torch losses that compare values one by one accept targets (n,) for
+      an output (n, 1). A custom loss receives what the module returns, such as a dict. Unless that
+      is a single tensor of scores for the targets, there is no accuracy and there are no metrics.
+    - `optimizer`: one of `torch.optim` on all parameters of the module that are not frozen. Its
+      groups and current learning rates are used. Or a function that returns an optimizer for given
+      parameters. By default SGD with a learning rate of 0.05.
     - `device`: where to train, such as "cuda".
+
     A module with several inputs receives them by their names in the data.
-    A module of several inputs takes them by the names that the data has for them.
 
     >>> import numpy as np
     >>> from torch import nn

@@ -1,7 +1,8 @@
 """Writes and reads the interface of a training graph.
 
 - inputs: those of the forward model, `target`, and every trained parameter and running statistic;
-- outputs: `loss`, `loss_weight`, the forward model's output, `<parameter>.grad` and `<statistic>.new`;
+- outputs: `loss`, `loss_weight`, the forward model's output, `<parameter>.grad` and
+  `<statistic>.new`;
 - everything that is not trained is an initializer.
 """
 

@@ -23,12 +23,12 @@ INPUT_PREFIX = "x."
 def load(path: Path) -> Dataset:
     """Read the examples of a file. The format depends on its suffix.
 
-    - `.npz`: the array `x` contains the examples, real numbers of shape (n, features...), including token ids.
-      A model with several inputs needs an array `x.NAME` for each.
-      The array `y` contains the targets: integers from 0 are labels, floats are values. Without `y`, every
+    - `.npz`: the array `x` contains the examples, real numbers of shape (n, features...), including
+      token ids. A model with several inputs needs an array `x.NAME` for each. The array `y`
+      contains the targets: integers from 0 are labels, floats are values. Without `y`, every
       example is its own target.
-    - `.csv`: a header row, then one example per line. The target is column `y`, or else the last column. Targets
-      are labels if all are integers of at least 0. All other columns are features.
+    - `.csv`: a header row, then one example per line. The target is column `y`, or else the last
+      column. Targets are labels if all are integers of at least 0. All other columns are features.
 
     Raises `DataError` with the file and, for CSV, line and column.
 

@@ -33,9 +33,11 @@ def model(
     """Return a parameter tree and its loss as a model for `train`, `Hub` and `Agent`.
 
     - `params`: a tree of float32 arrays with the initial values.
-    - `loss_fn(params, x, y)`: the mean loss of a batch. It is compiled together with the optimizer's step.
+    - `loss_fn(params, x, y)`: the mean loss of a batch. It is compiled together with the
+      optimizer's step.
     - `optimizer`: an optax optimizer; by default `optax.sgd(0.05)`.
-    - `predict(params, x)`: the scores of each class, (n, classes, ...). Evaluations need it for the accuracy.
+    - `predict(params, x)`: the scores of each class, (n, classes, ...). Evaluations need it for the
+      accuracy.
     - `frozen`: a tree of arrays that `loss_fn` closes over. Devices with other values are rejected.
 
     >>> import jax.numpy as jnp

@@ -14,7 +14,9 @@ from edgeasync.sdk.participants import AddingParticipant
 
 
 def params(tree: Any, optimizer_state: Any = None, *, frozen: Any = None) -> "Params":
-    """Return a holder of parameters for `join`. JAX arrays are immutable, so the session sets its `.value`.
+    """Return a holder of parameters for `join`.
+
+    JAX arrays are immutable, so the session sets its `.value`.
 
     A loop reads and sets `.value`, then calls `session.step()`. The same holds for
     `.optimizer_state`, if it is passed: the session resets it if the hub requests this, and

@@ -87,7 +87,7 @@ def begin_read_tree(tree: Any, arrays: Arrays) -> Callable[[], None]:
 
 
 def tree_like(tree: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return a tree like this one with copies of the arrays' values, because JAX may keep its inputs."""
+    """Return a tree like this one with copies of the values, because JAX may keep its inputs."""
     layout = layout_of(tree)
     return layout.tree(layout.stage(arrays))
 
@@ -133,7 +133,7 @@ def layout_of(tree: Any) -> Layout:
 
 
 def gpu_of(tree: Any) -> Any:
-    """Return the device that contains all arrays of a tree, or None for a CPU or several devices."""
+    """Return the device of all arrays of a tree, or None for a CPU or several devices."""
     leaves = jax.tree_util.tree_leaves(tree)
     if not all(isinstance(leaf, jax.Array) for leaf in leaves):
         return None
@@ -160,7 +160,7 @@ def _cuts(arrays: Sequence[Any]) -> tuple[tuple[int, int], ...]:
 
 
 def _parts(arrays: Iterable[Any], start: int, end: int) -> Iterator[Any]:
-    """Yield the flat parts of arrays that contain the values from `start` to `end` of all of them."""
+    """Yield the flat parts of arrays with the values from `start` to `end` of all of them."""
     before = 0
     for array in arrays:
         first, last = max(start - before, 0), min(end - before, array.size)

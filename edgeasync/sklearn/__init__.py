@@ -1,4 +1,4 @@
-"""Trains scikit-learn models on a fleet: `EdgeClassifier`, `EdgeRegressor`, and `model` for its estimators.
+"""Trains scikit-learn models on a fleet, with its estimators or those of edgeasync.
 
 This module is imported only on first use and needs the extra `sklearn`.
 """

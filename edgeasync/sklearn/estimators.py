@@ -84,8 +84,8 @@ class EdgeClassifier(ClassifierMixin, _Edge):  # type: ignore[misc]
     - `workers`, `policy`, `batch_size`, `optimizer`: as for `train`; the default optimizer is
       `Adam(learning_rate=0.01)`.
     - `until`: when `fit` ends, by default after 50 passes over the data.
-    - `random_state`: seed of initial values, data split and batches. With one worker, a fit is reproducible to the
-      bit; with several, the order of their updates depends on timing.
+    - `random_state`: seed of initial values, data split and batches. With one worker, a fit is
+      reproducible to the bit; with several, the order of their updates depends on timing.
 
     >>> import numpy as np
     >>> from edgeasync.sklearn import EdgeClassifier
@@ -135,7 +135,9 @@ class EdgeClassifier(ClassifierMixin, _Edge):  # type: ignore[misc]
 
 
 class EdgeRegressor(RegressorMixin, _Edge):  # type: ignore[misc]
-    """A perceptron regressor, trained with `edgeasync.train`. The arguments are those of `EdgeClassifier`.
+    """A perceptron regressor, trained with `edgeasync.train`.
+
+    See `EdgeClassifier` for its arguments.
 
     It minimizes the mean squared error, so scale the targets to about 1.
 

@@ -24,8 +24,8 @@ KINDS = (SGDClassifier, SGDRegressor, MLPClassifier, MLPRegressor)
 def model(estimator: Any, features: int, classes: int | None = None) -> "SklearnModel":
     """Return an estimator as a model for `train`, `Hub` and `Agent`. It is copied, not changed.
 
-    - `estimator`: an `SGDClassifier`, `SGDRegressor`, `MLPClassifier` or `MLPRegressor`. A fitted estimator starts
-      with its values, others with scikit-learn's initial ones.
+    - `estimator`: an `SGDClassifier`, `SGDRegressor`, `MLPClassifier` or `MLPRegressor`. A fitted
+      estimator starts with its values, others with scikit-learn's initial ones.
     - `features`: the number of features per example.
     - `classes`: the number of classes, for a classifier; labels are numbers from 0.
 

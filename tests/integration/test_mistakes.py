@@ -390,7 +390,7 @@ def test_a_path_below_a_home_that_is_not_there(commands, arguments):
     said = told.stdout + told.stderr
     assert "Traceback" not in said
     assert NOBODY in said
-    assert "there is no such home; write the whole path" in said
+    assert "unknown home folder; use an absolute path" in said
     assert told.returncode == (UNFIT if arguments[0] == "doctor" and "--model" in arguments else CONFIG)
 
 

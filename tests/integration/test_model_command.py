@@ -373,7 +373,7 @@ def test_settings_that_are_none(commands, forward):
 def test_a_training_graph_in_place_of_a_forward_model_and_the_other_way_round(commands, forward):
     say(commands, "model", "build", forward, "--out", "training.onnx")
     arguments = ["model", "build", "training.onnx", "--out", "again.onnx"]
-    mistake(commands, CONFIG, "training.onnx", "give the forward model", arguments=arguments)
+    mistake(commands, CONFIG, "training.onnx", "pass the forward model", arguments=arguments)
     for command in ("inspect", "check"):
         arguments = ["model", command, "training.onnx", "--train", "head.*"]
         mistake(commands, CONFIG, "train would change nothing", arguments=arguments)
@@ -383,7 +383,7 @@ def test_a_training_graph_in_place_of_a_forward_model_and_the_other_way_round(co
     mistake(commands, CONFIG, "training.safetensors", arguments=["model", "check", "training.onnx"])
     run_folder(commands, {})
     arguments = ["export", "run", "--model", "training.onnx", "--out", "out.onnx"]
-    mistake(commands, GRAPH, "training graph", "give the forward model", arguments=arguments)
+    mistake(commands, GRAPH, "training graph", "pass the forward model", arguments=arguments)
 
 
 def test_files_that_cannot_be_read_or_written(commands, forward):

@@ -75,7 +75,7 @@ def test_partial_fit_trains_further(digits):
     assert scores[-1] > max(0.8, scores[0])
     with pytest.raises(ValueError, match="not in classes"):
         classifier.partial_fit(x[:2], [3, 77])
-    with pytest.raises(ValueError, match="not the same"):
+    with pytest.raises(ValueError, match="classes differ"):
         classifier.partial_fit(x[:2], y[:2], [1, 2])
     regressor = EdgeRegressor((), workers=1, random_state=0)  # of more workers, timing orders the updates
     found = [regressor.partial_fit(x, x[:, 20]).score(x, x[:, 20]) for _ in range(5)]
@@ -145,8 +145,8 @@ def test_an_agent_trains_a_regressor(tmp_path):
     ("mistake", "told"),
     [
         (lambda: model(SVC(), 3, 2), "estimator is SVC; give one of SGDClassifier"),
-        (lambda: model(SGDClassifier(), 3), "classes is for classifiers, and they need it"),
-        (lambda: model(SGDClassifier(average=True), 3, 2), "average and early_stopping are for one process"),
+        (lambda: model(SGDClassifier(), 3), "classes is required for classifiers"),
+        (lambda: model(SGDClassifier(average=True), 3, 2), "average and early_stopping work only in one process"),
         (
             lambda: model(SGDRegressor().partial_fit([[1]], [1]), 3),
             "features is 3, but the estimator is fitted to 1",

@@ -465,7 +465,7 @@ MISTAKES = {
     "accuracy": ({"until": Stop(accuracy=0.9)}, ConfigError, "accuracy"),
     "loss": ({"loss": "mse"}, ConfigError, "has the loss cross_entropy"),
     "metrics": ({"metrics": ["precision"]}, ConfigError, "precision"),
-    "metric of values": ({"metrics": [MAE()]}, ConfigError, "mae says nothing about the loss cross_entropy"),
+    "metric of values": ({"metrics": [MAE()]}, ConfigError, "mae does not apply to the loss cross_entropy"),
     "metrics of one's own": ({"model": Own(), "metrics": ["f1"]}, ConfigError, "the model Own tells no scores"),
     "parts": ({"micro_batch_size": "small"}, ConfigError, "micro_batch_size"),
     "accumulation": ({"accumulation_steps": 0}, ConfigError, "accumulation_steps"),

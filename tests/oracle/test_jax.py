@@ -125,8 +125,8 @@ def test_a_loop_joins_by_a_holder_and_resumes(tmp_path):
     ("mistake", "told"),
     [
         (lambda: model({}, loss), "params has no arrays"),
-        (lambda: model({"step": jnp.zeros(1, jnp.int32)}, loss), "'step' is no float32 array"),
-        (lambda: model(tree(), loss, 0.1), "optimizer is float; give one of optax"),
+        (lambda: model({"step": jnp.zeros(1, jnp.int32)}, loss), "'step' is not a float32 array"),
+        (lambda: model(tree(), loss, 0.1), "optimizer is float; pass one of optax"),
     ],
 )
 def test_mistakes_are_told_in_one_line(mistake, told):
@@ -137,7 +137,7 @@ def test_mistakes_are_told_in_one_line(mistake, told):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"optimizer": Adam()}, "optimizer means nothing to JaxModel: give one of optax to edgeasync.jax.model"),
+        ({"optimizer": Adam()}, "optimizer means nothing to JaxModel: pass one of optax to edgeasync.jax.model"),
         ({"accumulation_steps": 4}, "accumulation_steps means nothing to JaxModel: give a larger batch_size"),
         ({"micro_batch_size": "auto"}, "micro_batch_size means nothing to JaxModel: give a smaller batch"),
         ({"metrics": ["accuracy"]}, "metrics means nothing to JaxModel: leave them out, or evaluate"),
@@ -170,5 +170,5 @@ def test_a_tree_that_is_another_than_at_join_is_told(change):
     kept = parameters.params({"w": jnp.zeros(3), "b": jnp.zeros(1)})
     kept.value = change(kept.value)
     for use in (kept.read, kept.write):
-        with pytest.raises(ModelMismatchError, match="has another shape than at join, was added, or is gone"):
+        with pytest.raises(ModelMismatchError, match="has another shape than at join, was added, or is missing"):
             use({"w": np.zeros(3, np.float32), "b": np.zeros(1, np.float32)})

@@ -333,7 +333,7 @@ def test_a_batch_norm_that_cannot_have_two_examples_says_so(count, batch_size):
     [
         (
             {"optimizer": edgeasync.Adam()},
-            "optimizer means nothing to TorchModel: give one of torch.optim to edge",
+            "optimizer means nothing to TorchModel: pass one of torch.optim to edge",
         ),
         ({"accumulation_steps": 4}, "accumulation_steps means nothing to TorchModel: give a larger batch_size"),
         ({"micro_batch_size": 8}, "micro_batch_size means nothing to TorchModel: give a smaller batch_size"),

@@ -464,7 +464,7 @@ def test_a_hook_of_a_parameter_is_in_no_file_and_stays_in_a_module(hook):
     said = refused(module, torch.randn(3, 4), exporter="legacy")
     assert said.startswith("the gradient of a.weight has a hook, which no file can hold; ")
     data = np.ones((8, 4), np.float32), np.ones((8, 2), np.float32)
-    with pytest.raises(ConfigError, match=r"a.weight has a hook, which no other process gets; .* engine='tasks'"):
+    with pytest.raises(ConfigError, match=r"a.weight has a hook, which cannot be sent to another process; .* engine='tasks'"):
         train(edgeasync.torch.model(module, nn.MSELoss()), data, workers=1, engine="processes")
     run = train(edgeasync.torch.model(module, nn.MSELoss()), data, workers=1, until=Stop(updates=1))
     moved = {name for name, array in run.arrays.items() if (array != module.state_dict()[name].numpy()).any()}

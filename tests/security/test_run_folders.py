@@ -160,12 +160,12 @@ class Evil:
         return eval, ("open('executed', 'w')",)
 
 
-NOT_TRUSTED = "is code that only the run's folder names"
+NOT_TRUSTED = "only the run's folder names this code"
 
 FOLDERS = {
     plugin: (2, NOT_TRUSTED),
     plugin_by_its_path: (2, NOT_TRUSTED),
-    plugin_of_a_package_in_the_folder: (2, "is in the folder of a run, and no code is imported from there"),
+    plugin_of_a_package_in_the_folder: (2, "is in the folder of a run, from which code is never imported"),
     many_plugins: (2, NOT_TRUSTED),
     factory_of_an_installed_module: (2, NOT_TRUSTED),
     factory_in_the_folder: (2, NOT_TRUSTED),

@@ -110,7 +110,7 @@ def test_what_is_wrong_is_named_with_its_path(toml, text, message):
 )
 def test_a_text_with_a_nul_is_refused(toml, text, path):
     """It would end a name of a file or an address for the system, but not for Python."""
-    assert complaint(toml(text)) == f"{path}: has a NUL character; remove it"
+    assert complaint(toml(text)) == f"{path}: contains a NUL character; remove it"
 
 
 @pytest.mark.parametrize("text", ["[hub", "bind = ", "a = 1\na = 2", b"a = '\xff'", b"\x00", "hub = 1979-13-01"])
@@ -119,7 +119,7 @@ def test_broken_toml_is_one_line(toml, text):
 
 
 def test_missing_file_says_what_to_give(tmp_path):
-    assert "no such file; give the path of a TOML settings file" in complaint(tmp_path / "none.toml")
+    assert "no such file; pass the path of a TOML settings file" in complaint(tmp_path / "none.toml")
 
 
 def test_a_user_without_a_home_is_told_to_write_the_whole_path(monkeypatch, tmp_path):
@@ -132,7 +132,7 @@ def test_a_user_without_a_home_is_told_to_write_the_whole_path(monkeypatch, tmp_
     assert expanded("~/state") == tmp_path / "state"
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    with pytest.raises(ConfigError, match="~/state: there is no such home; write the whole path"):
+    with pytest.raises(ConfigError, match="~/state: unknown home folder; use an absolute path"):
         expanded("~/state")
     assert expanded(tmp_path) == tmp_path
 
@@ -210,7 +210,7 @@ def test_sizes(value, size):
     "value", [-1, 1.5, True, None, "", "64", "64 MIB", "64 KB", "64 kiB", "-1 B", "1e3 B", "1 TiB", "B", [1]]
 )
 def test_what_is_not_a_size_is_refused_with_the_units(value):
-    with pytest.raises(ValueError, match="is not a size; write bytes or one of B, kB, MB, GB, KiB, MiB, GiB"):
+    with pytest.raises(ValueError, match="is not a size; use bytes or one of B, kB, MB, GB, KiB, MiB, GiB"):
         ByteCount.parse(value)
 
 

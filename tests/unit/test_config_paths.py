@@ -252,7 +252,7 @@ def test_other_addresses_stay_as_they_are(address):
 
 
 def test_a_home_that_is_not_there_is_told_with_its_key():
-    with pytest.raises(ConfigError, match=r"test: agent.state: .*there is no such home"):
+    with pytest.raises(ConfigError, match=r"test: agent.state: .*unknown home folder"):
         convert({"agent": {"state": "~nobody-here/x"}}, AgentSettings, where="test")
 
 

@@ -100,15 +100,15 @@ def test_scores_that_are_no_numbers_are_never_right():
         (
             ["mae"],
             "cross_entropy",
-            "mae says nothing about the loss cross_entropy; choose from accuracy, top_k, f1",
+            "mae does not apply to the loss cross_entropy; choose from accuracy, top_k, f1",
         ),
         (
             [TopK()],
             "bce_with_logits",
-            "top_5 says nothing about the loss bce_with_logits; choose from accuracy, f1",
+            "top_5 does not apply to the loss bce_with_logits; choose from accuracy, f1",
         ),
-        (["accuracy"], "mse", "accuracy says nothing about the loss mse; choose from mae"),
-        (["top_k", TopK(k=5)], "cross_entropy", "metrics has top_5 twice"),
+        (["accuracy"], "mse", "accuracy does not apply to the loss mse; choose from mae"),
+        (["top_k", TopK(k=5)], "cross_entropy", "metrics contains top_5 twice"),
     ],
 )
 def test_metrics_that_do_not_fit(settings, loss, words):
@@ -130,7 +130,7 @@ def test_what_is_no_metric_is_one_line(given):
         (losses.CrossEntropy(class_weights=[1.0, -1.0]), "class_weights"),
         (losses.CrossEntropy(ignored_label=-100), "ignored_label"),
         (losses.Huber(delta=0), "delta"),
-        (losses.Huber, "give a name such as 'mse', or an object"),
+        (losses.Huber, "pass a name such as 'mse', or an object"),
         ("nll", "cross_entropy"),
         ({"kind": "hinge"}, "hinge"),
     ],
@@ -144,5 +144,5 @@ def test_what_is_no_loss_is_one_line(loss, words):
 def test_numbers_of_numpy_make_losses():
     loss = losses.CrossEntropy(class_weights=np.float32([1, 2]), label_smoothing=np.float32(0.5))
     assert losses.check_loss(loss, "train") == losses.CrossEntropy(class_weights=(1.0, 2.0), label_smoothing=0.5)
-    with pytest.raises(ConfigError, match="class_weights is 'heavy'; give a number for each class"):
+    with pytest.raises(ConfigError, match="class_weights is 'heavy'; pass a number for each class"):
         losses.CrossEntropy(class_weights="heavy")

@@ -77,17 +77,17 @@ def test_a_loop_without_torch_joins_a_hub(tmp_path):
 
 def test_axes_in_another_order_are_refused():
     network = Network(nn.Conv1d(2, 3, 1), (2, 5))
-    with pytest.raises(DataError, match=r"shape \(5, 2\), the network takes \(2, 5\)"):
+    with pytest.raises(DataError, match=r"shape \(5, 2\), but the network expects \(2, 5\)"):
         network(np.zeros((4, 5, 2)))
-    with pytest.raises(DataError, match="give one each"):
+    with pytest.raises(DataError, match="pass one target per score"):
         networks.mean_loss("mse", np.zeros((4, 3, 5)), np.zeros((4, 5, 3)))
 
 
 def test_mistakes_are_named():
     network = Network(nn.Linear(4, 3), (4,))
-    with pytest.raises(DataError, match="takes \\(4,\\)"):
+    with pytest.raises(DataError, match="expects \\(4,\\)"):
         network.gradient(np.ones((2, 5)), [0, 1])
-    with pytest.raises(DataError, match="the network takes \\(4,\\)"):
+    with pytest.raises(DataError, match="the network expects \\(4,\\)"):
         network(np.ones((2, 5)))
     with pytest.raises(DataError, match="label 3 is not under 3 classes"):
         network.gradient(np.ones((1, 4)), [3])
@@ -97,5 +97,5 @@ def test_mistakes_are_named():
         Network(LAYERS)
     with pytest.raises(ConfigError, match="model is int"):
         Network(3)
-    with pytest.raises(DataError, match="give one each"):
+    with pytest.raises(DataError, match="pass one target per score"):
         networks.mean_loss("mse", [[1.0]], [[1.0, 2.0]])

@@ -103,7 +103,7 @@ def test_its_constants_are_not_trained_and_its_names_are_its_own():
 def test_a_device_is_told_of_other_data():
     with pytest.raises(DataError, match="targets of shape"):
         trained(loss_of(SQUARES), numbers((40, 2), 3))
-    with pytest.raises(ConfigError, match="f1 says nothing about the loss onnx; leave it out"):
+    with pytest.raises(ConfigError, match="f1 does not apply to the loss onnx; remove it"):
         trained(loss_of(SQUARES), VALUES, metrics=["f1"])
 
 
@@ -137,7 +137,7 @@ def test_what_is_no_loss_is_refused(loss, words):
 
 def test_a_loss_has_a_file_or_a_graph():
     for given in ({}, {"file": "loss.onnx", "graph": b""}):
-        with pytest.raises(ConfigError, match="has a file or a graph: give one of the two"):
+        with pytest.raises(ConfigError, match="needs either file or graph; set one of the two"):
             OnnxLoss(**given)
 
 

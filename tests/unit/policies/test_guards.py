@@ -57,8 +57,8 @@ def test_a_plugin_is_read_written_and_read_again():
         ({"kind": NAME, "strength": 11}, "policy.staleness.strength: expected `float` <= 10.0"),
         ({"kind": "nowhere.at:All"}, "policy.staleness: plugin nowhere.at:All: no module 'nowhere'"),
         ({"kind": f"{__name__}:Haling"}, f"plugin {__name__}:Haling: {__name__} has no 'Haling'"),
-        ({"kind": "pathlib:Path"}, "plugin pathlib:Path: is no edgeasync.policies.Plugin"),
-        ({"kind": "__main__:Own"}, "plugin __main__:Own: is in the program itself"),
+        ({"kind": "pathlib:Path"}, "plugin pathlib:Path: not a subclass of edgeasync.policies.Plugin"),
+        ({"kind": "__main__:Own"}, "plugin __main__:Own: is in the main program"),
         ({"kind": "tests.support.parts.sly_policies:Pace"}, "expected `StalenessPolicy`, got `Pace`"),
         ({"kind": "polynomal"}, "policy.staleness.kind: 'polynomal' is not known; did you mean polynomial?"),
     ],
@@ -275,6 +275,6 @@ def test_without_trust_a_run_under_a_plugin_is_read_up_to_its_last_checkpoint(tm
         RunReplay(run, until=replay.beginning.entry + 1, checkpoint=kept)
     with pytest.raises(PluginError, match=rf"not verified: stops at {kept}.*decided by {name}.*--trust-code"):
         verify_run(run)
-    with pytest.raises(PluginError, match=f"plugin {name}: is code that only the run's folder names"):
+    with pytest.raises(PluginError, match=f"plugin {name}: only the run's folder names this code"):
         run_under(Policy(), run, 90)
     assert run_under(Policy(staleness=sly.Weight()), run, 90).updates >= 90, "the caller has the plugin"

@@ -224,7 +224,7 @@ def test_metrics_in_parts_are_those_of_the_batch():
 
 def test_metrics_that_the_loss_does_not_bear():
     graph = built(nn.Linear(8, 1), (8,), loss="mse")
-    with pytest.raises(ConfigError, match="accuracy says nothing about the loss mse; choose from mae"):
+    with pytest.raises(ConfigError, match="accuracy does not apply to the loss mse; choose from mae"):
         trainer(graph, numbers((50, 8)), numbers((50, 1)), metrics=["accuracy"])
     made = trainer(graph, numbers((50, 8)), numbers(50), metrics=["mae"])
     made.begin(graph.initial.copy())
