@@ -150,7 +150,7 @@ def test_a_name_that_leads_nowhere_is_told_by_hub_and_agent(commands, importable
         ("nothing", "returned NoneType; return named arrays"),
         ("integers", "parameter 'w' is int64; give floats"),
         ("empty", "has no parameters"),
-        ("other_shape", "array 'w' has shape (3,), not (2,)"),
+        ("other_shape", "array 'w' has shape (3,), expected (2,)"),
         ("other_name", "array 'v' is not part of this model"),
         ("short", "expected a flat float32 vector of 2 values"),
     ],

@@ -47,7 +47,7 @@ def test_an_autoencoder_is_its_own_target():
 
 def test_an_operator_without_a_rule_is_named_and_what_to_do():
     text = DENSE.replace("a = Relu(h)", "a = Sinh(h)")
-    refused(model(text), r"the Sinh that makes 'a': no gradient for Sinh; write the model with other "
+    refused(model(text), r"the Sinh that computes 'a': no gradient for Sinh; write the model with other "
                          r"operators, or freeze the parameters before it: freeze=\['w1', 'b1'\]$")  # fmt: skip
     assert names(build_training_graph(model(text), GraphSettings(freeze=("w1", "b1")))) == ["w2", "b2"]
     refused(model(text), "all trained parameters come before it: write the model with other operators$",
@@ -61,7 +61,7 @@ def test_operators_without_a_rule_are_named_all_at_once():
     text = "h = Gemm(x, w1, b1)\na = Sinh(h)\nb = Mul(a, w2)\nc = Cosh(b)\nd = Sinh(c)\ny = Mul(d, b2)"
     data = model(text, {"w1": numbers((4, 5), 1), "b1": numbers((5,), 2), "w2": numbers((5,), 3),
                         "b2": numbers((5,), 4)})  # fmt: skip
-    refused(data, "the Sinh that makes 'a', the Cosh that makes 'c', the Sinh that makes 'd': no "
+    refused(data, "the Sinh that computes 'a', the Cosh that computes 'c', the Sinh that computes 'd': no "
                   r"gradient for Sinh, Cosh; .* before them: freeze=\['w1', 'b1', 'w2'\]$")  # fmt: skip
     assert names(build_training_graph(data, GraphSettings(loss="mse", freeze=("w1", "b1", "w2")))) == ["b2"]
 
@@ -81,7 +81,7 @@ def test_parameters_that_an_exporter_merged():
     ones = {"w": np.ones(4, np.float32), "v": numbers((4,), 3)}
     text = "a = Mul(x, w)\nb = Mul(a, v)\ny = Mul(b, w)"
     why = (
-        "parameter 'w' is used by the Mul that makes 'a' and the Mul that makes 'y', and all its values are equal"
+        "parameter 'w' is used by the Mul that computes 'a' and the Mul that computes 'y', and all its values are equal"
     )
     refused(
         model(text, ones),
@@ -154,7 +154,7 @@ def folded(parameter, output):
 @pytest.mark.parametrize(("parameter", "output"), [("onnx::Conv_36", "c"), ("c1.weight", "getitem_3")])
 def test_a_batch_norm_that_an_exporter_folded(parameter, output):
     refused(
-        folded(parameter, output), f"the Conv that makes '{output}' contains a batch norm that the exporter folded"
+        folded(parameter, output), f"the Conv that computes '{output}' contains a batch norm that the exporter folded"
     )
     head = build_training_graph(folded(parameter, output), GraphSettings(loss="mse", train=("w",)))
     assert names(head) == ["w"]
@@ -190,7 +190,7 @@ def test_tied_weights_of_which_an_exporter_made_two():
     table = numbers((5, 3), 4)
     text = "h = Gather(w, x)\na = Tanh(h)\ny = MatMul(a, val_0)"
     data = noted(model(text, {"w": table, "val_0": table.T.copy()}, (2,), kind=TensorProto.INT64))
-    refused(data, "the MatMul that makes 'y' uses 'val_0', which the exporter computed")
+    refused(data, "the MatMul that computes 'y' uses 'val_0', which the exporter computed")
     assert names(build_training_graph(data, GraphSettings(loss="mse", freeze=("w",)))) == ["val_0"]
 
 

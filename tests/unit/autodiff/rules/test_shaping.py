@@ -208,7 +208,7 @@ def test_a_cut_of_a_free_batch_is_refused(starts, ends, steps):
                  "steps": ints(*steps)}  # fmt: skip
     text = "h = Mul(x, p)\ny = Slice(h, starts, ends, axes, steps)"
     with pytest.raises(
-        GraphError, match=r"Slice that makes 'y' has no gradient: it slices the batch axis"
+        GraphError, match=r"Slice that computes 'y' has no gradient: it slices the batch axis"
     ):
         build_training_graph(forward(text, constants, (3,)), GraphSettings(loss="mse"))
 
