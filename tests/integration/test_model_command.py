@@ -376,7 +376,7 @@ def test_a_training_graph_in_place_of_a_forward_model_and_the_other_way_round(co
     mistake(commands, CONFIG, "training.onnx", "pass the forward model", arguments=arguments)
     for command in ("inspect", "check"):
         arguments = ["model", command, "training.onnx", "--train", "head.*"]
-        mistake(commands, CONFIG, "train would change nothing", arguments=arguments)
+        mistake(commands, CONFIG, "train has no effect", arguments=arguments)
     (commands.folder / "training.safetensors").unlink()
     mistake(commands, CONFIG, "training.safetensors", arguments=["model", "inspect", "training.onnx"])
     (commands.folder / "training.safetensors").write_bytes(b"torn")

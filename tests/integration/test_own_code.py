@@ -148,7 +148,7 @@ def test_a_name_that_leads_nowhere_is_told_by_hub_and_agent(commands, importable
     ("factory", "hint"),
     [
         ("nothing", "returned NoneType; return named arrays"),
-        ("integers", "parameter 'w' is int64; give floats"),
+        ("integers", "parameter 'w' is int64; only floats can be trained"),
         ("empty", "has no parameters"),
         ("other_shape", "array 'w' has shape (3,), expected (2,)"),
         ("other_name", "array 'v' is not part of this model"),

@@ -441,7 +441,7 @@ MISTAKES = {
     "no method": ({"model": NoGradient()}, ConfigError, r"has no method `gradient\(arrays, x, y\)`"),
     "wrong gradient": ({"model": Wrong()}, ConfigError, r"the gradient of 'bias' has shape \(3,\), not \(2,\)"),
     "missing gradient": ({"model": Missing()}, ConfigError, "returned no gradient of 'bias'"),
-    "integers": ({"model": Integers()}, ConfigError, "'weight' is int64; give floats"),
+    "integers": ({"model": Integers()}, ConfigError, "'weight' is int64; only floats can be trained"),
     "no model": ({"model": 3}, ConfigError, "the model int is no model; give layers of edgeasync.nn"),
     "no file": ({"model": "missing.onnx"}, ConfigError, r"missing\.onnx: no such file"),
     "no data file": ({"data": "missing.npz"}, DataError, r"missing\.npz: no such file"),
