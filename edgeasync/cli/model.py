@@ -168,7 +168,7 @@ def export_run(
         raise ConfigError(f"--model {forward}: {out.name} stores arrays only; remove --model, or write .onnx")
     trained = (best_model if best else newest_model)(run, trust_code=trust_code)
     if local := local_patterns(run):
-        trained.remarks.append(f"{', '.join(local)}: each device has its own values; exported the hub's")
+        trained.remarks.append(f"{', '.join(local)}: local to each device; the file contains the hub's values")
     if content is None:
         write_arrays(out, trained.arrays, trained.metadata())
     else:

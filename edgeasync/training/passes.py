@@ -37,7 +37,7 @@ class PassesTrainer:
         return self._trainer.spec
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment."""
+        """Start an assignment."""
         self._trainer.begin(parameters)
 
     def step(self) -> StepResult:
