@@ -37,7 +37,9 @@ class Node(msgspec.Struct):
     @property
     def where(self) -> str:
         """A description of the node for messages: its name, or the tensor it computes."""
-        return f"node {self.name!r} ({self.op})" if self.name else f"the {self.op} that computes {self.outputs[0]!r}"
+        return (
+            f"node {self.name!r} ({self.op})" if self.name else f"the {self.op} that computes {self.outputs[0]!r}"
+        )
 
 
 class Graph:

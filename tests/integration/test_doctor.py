@@ -348,4 +348,7 @@ def test_a_device_with_its_key_asks_as_itself(commands, device):
     keys.revoke("pi-1")
     assert agent.wait() == ACCESS
     _, lines = device.examine()
-    assert (lines["key"]["level"], lines["key"]["detail"]) == ("fail", "the hub does not authorize this device's key")
+    assert (lines["key"]["level"], lines["key"]["detail"]) == (
+        "fail",
+        "the hub does not authorize this device's key",
+    )

@@ -215,7 +215,7 @@ def test_daemons_keep_a_head_over_kill_and_damage(commands):
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        ('local = ["hed.*"]', "no array matches 'hed.*'; there are layer0.weight, layer0.bias"),
+        ('local = ["hed.*"]', "no array matches 'hed.*'; the arrays are layer0.weight, layer0.bias"),
         ('local = ["*"]', "match all arrays of the model"),
     ],
 )

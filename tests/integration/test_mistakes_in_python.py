@@ -76,7 +76,11 @@ TEN = {
     "wrong spec": (wrong_trainer, ModelMismatchError, "is not the hub's .*: give both the same names and shapes"),
     "empty loader": (lambda _: fit([]), EdgeAsyncError, "a trainer needs an endless iterator"),
     "missing file": (lambda _: train("m.onnx", DATA), ConfigError, r"m\.onnx: no such file; pass the path"),
-    "integer parameters": (lambda _: train(Mine(np.int64), DATA), ConfigError, "'weight' is int64; only floats can be trained"),
+    "integer parameters": (
+        lambda _: train(Mine(np.int64), DATA),
+        ConfigError,
+        "'weight' is int64; only floats can be trained",
+    ),
     "NaN data": (
         lambda _: train(MODEL, (NAN, DATA[1])),
         DataError,

@@ -132,7 +132,7 @@ def test_a_run_is_verified(request, which):
     assert verified["event"] == "verified"
     assert verified["compared"]
     told = commands.run("replay", "run-hub", "--verify", "--until", 3)
-    assert (told.returncode, "leave out --until" in told.stderr) == (2, True)
+    assert (told.returncode, "remove --until" in told.stderr) == (2, True)
 
 
 def test_what_people_read(finished):
@@ -364,7 +364,7 @@ def test_runs_that_cannot_be_gone_on_with(crashed):
     mistake(crashed, FILES, "has no checkpoint", "edgeasync hub CONFIG", arguments=["hub", "--resume", empty])
     mistake(crashed, FILES, "hub.json", "no such file", arguments=["hub", "--resume", unknown])
     for more in ([settings], ["--model", "m.onnx"], ["--run", "elsewhere"], ["--loss", "mse"]):
-        mistake(crashed, CONFIG, "--resume", "leave out", arguments=["hub", "--resume", run, *more])
+        mistake(crashed, CONFIG, "--resume", "remove the settings file", arguments=["hub", "--resume", run, *more])
     arguments = ["hub", "--resume", run, "--bind", "tcp://127.0.0.1:*", "--recovery", "yesterday"]
     mistake(crashed, FILES, "yesterday", "is no checkpoint here", arguments=arguments)
     arguments = ["hub", "--resume", run, "--durability", "wishful"]

@@ -162,7 +162,8 @@ def test_a_file_of_torch_s_own_exporter_tells_that_its_masks_stay():
     module = nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Dropout1d(0.5), nn.Flatten(), nn.Linear(4, 2))
     (told,) = build_training_graph(export(module, torch.randn(3, 4), **EXPORTS["new"]), MSE).warnings
     assert re.fullmatch(
-        r"node '.*' \(RandomUniformLike\) draws random numbers in evaluations too, .*export with edgeasync.torch.to_onnx", told
+        r"node '.*' \(RandomUniformLike\) draws random numbers in evaluations too, .*export with edgeasync.torch.to_onnx",
+        told,
     )
     assert graph_of(edgeasync.torch.to_onnx(module, torch.randn(3, 4))).warnings == ()
 
@@ -464,7 +465,9 @@ def test_a_hook_of_a_parameter_is_in_no_file_and_stays_in_a_module(hook):
     said = refused(module, torch.randn(3, 4), exporter="legacy")
     assert said.startswith("the gradient of a.weight has a hook, which no file can hold; ")
     data = np.ones((8, 4), np.float32), np.ones((8, 2), np.float32)
-    with pytest.raises(ConfigError, match=r"a.weight has a hook, which cannot be sent to another process; .* engine='tasks'"):
+    with pytest.raises(
+        ConfigError, match=r"a.weight has a hook, which cannot be sent to another process; .* engine='tasks'"
+    ):
         train(edgeasync.torch.model(module, nn.MSELoss()), data, workers=1, engine="processes")
     run = train(edgeasync.torch.model(module, nn.MSELoss()), data, workers=1, until=Stop(updates=1))
     moved = {name for name, array in run.arrays.items() if (array != module.state_dict()[name].numpy()).any()}

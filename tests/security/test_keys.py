@@ -287,11 +287,19 @@ def test_what_people_see_has_the_token_on_a_line_of_its_own(tmp_path):
     ("arguments", "code", "hint"),
     [
         (("enrol", "pi-1"), CONFIG, "--address"),
-        (("enrol", "pi/1"), CONFIG, "not a name"),
+        (("enrol", "pi/1"), CONFIG, "invalid name"),
         (("enrol", "pi-1", "--key", "abc"), CONFIG, "64 hexadecimal"),
         (("enrol", "pi-1", "--role", "king"), CONFIG, "device, operator"),
-        (("enrol", "pi-1", "--key", "2a" * 32, "--valid-hours", "24"), CONFIG, "--valid-hours applies to tokens only"),
-        (("enrol", "anna", "--role", "operator", "--valid-hours", "24"), CONFIG, "--valid-hours applies to tokens only"),
+        (
+            ("enrol", "pi-1", "--key", "2a" * 32, "--valid-hours", "24"),
+            CONFIG,
+            "--valid-hours applies to tokens only",
+        ),
+        (
+            ("enrol", "anna", "--role", "operator", "--valid-hours", "24"),
+            CONFIG,
+            "--valid-hours applies to tokens only",
+        ),
         (("enrol", "pi-1", "--key", "2a" * 32, "--address", "here"), ADDRESS_WRONG, "'here' is not an address"),
         (("enrol", "anna", "--role", "operator", "--address", "here"), ADDRESS_WRONG, "is not an address"),
         (("enrol", "pi-1", "--address", "tcp://a b:5"), ADDRESS_WRONG, "'tcp://a b:5' is not an address"),

@@ -73,16 +73,15 @@ def test_outputs_that_nothing_trains():
         model("y = Cast<to=1>(x)", {"w": numbers((2, 3))}, kind=TensorProto.INT64), "no trained parameter affects"
     )
     refused(
-        model("a = Shape(x)\ny = Cast<to=1>(a)", {"w": numbers((2,))}, batch=2), "is a constant, so there is nothing"
+        model("a = Shape(x)\ny = Cast<to=1>(a)", {"w": numbers((2,))}, batch=2),
+        "is a constant, so there is nothing",
     )
 
 
 def test_parameters_that_an_exporter_merged():
     ones = {"w": np.ones(4, np.float32), "v": numbers((4,), 3)}
     text = "a = Mul(x, w)\nb = Mul(a, v)\ny = Mul(b, w)"
-    why = (
-        "parameter 'w' is used by the Mul that computes 'a' and the Mul that computes 'y', and all its values are equal"
-    )
+    why = "parameter 'w' is used by the Mul that computes 'a' and the Mul that computes 'y', and all its values are equal"
     refused(
         model(text, ones),
         f"{why}, so the exporter may have merged parameters; .*, or set freeze=\\['w'\\], or train=\\['\\*'\\] if ",
@@ -125,9 +124,7 @@ def test_running_statistics_that_an_exporter_merged(first, second):
         for name, value in parameters.items()
         if name in text.replace(",", " ").replace(")", " ").split()
     }
-    refused(
-        model(text, used), "uses the running statistic '[a-z0-9]+', which another node uses differently"
-    )
+    refused(model(text, used), "uses the running statistic '[a-z0-9]+', which another node uses differently")
 
 
 def test_statistics_by_another_name_move_too():
@@ -154,7 +151,8 @@ def folded(parameter, output):
 @pytest.mark.parametrize(("parameter", "output"), [("onnx::Conv_36", "c"), ("c1.weight", "getitem_3")])
 def test_a_batch_norm_that_an_exporter_folded(parameter, output):
     refused(
-        folded(parameter, output), f"the Conv that computes '{output}' contains a batch norm that the exporter folded"
+        folded(parameter, output),
+        f"the Conv that computes '{output}' contains a batch norm that the exporter folded",
     )
     head = build_training_graph(folded(parameter, output), GraphSettings(loss="mse", train=("w",)))
     assert names(head) == ["w"]

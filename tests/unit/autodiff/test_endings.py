@@ -383,5 +383,7 @@ def test_classes_in_the_last_axis_are_told_though_the_shapes_may_fit(text, loss,
 
 
 def test_a_loss_is_no_score():
-    with pytest.raises(GraphError, match=r"the output has shape \(\); choose the scores as the output, not a loss"):
+    with pytest.raises(
+        GraphError, match=r"the output has shape \(\); choose the scores as the output, not a loss"
+    ):
         build_training_graph(ending("y = ReduceMean <keepdims = 0> (z)"), GraphSettings())

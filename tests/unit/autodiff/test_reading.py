@@ -145,7 +145,10 @@ def test_a_branch_reads_an_input_that_is_cast():
     widen_inputs(proto)
     (found,) = session(proto.SerializeToString()).run(None, {"x": x})
     np.testing.assert_allclose(found, 2 * x * numbers((1, 4), 1))
-    refused(data, r"the If that computes 'c': operator If is not supported on devices; write the model with other operators")
+    refused(
+        data,
+        r"the If that computes 'c': operator If is not supported on devices; write the model with other operators",
+    )
 
 
 def test_a_file_that_does_not_say_the_shape_of_its_output():

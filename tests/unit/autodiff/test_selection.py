@@ -77,7 +77,11 @@ def test_scalars_whole_numbers_and_infinite_masks_are_no_parameters():
 def test_what_the_file_says_is_frozen_stays_so_unless_train_is_given(settings, expected):
     graph = build_training_graph(frozen("w1", "b1", "gone"), GraphSettings(loss="mse", **settings))
     assert names(graph) == expected
-    told = () if "train" in settings else ("not trained, because frozen in torch: w1, b1; to train them, name them in train",)
+    told = (
+        ()
+        if "train" in settings
+        else ("not trained, because frozen in torch: w1, b1; to train them, name them in train",)
+    )
     assert graph.warnings == told
 
 

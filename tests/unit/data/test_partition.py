@@ -73,7 +73,11 @@ def test_alpha_sets_the_skew():
         (lambda data: dirichlet(data, 3, 0.0, 0), ConfigError, "alpha is 0.0; pass a finite number above 0"),
         (lambda data: dirichlet(data, 3, np.nan, 0), ConfigError, "alpha is nan"),
         (lambda data: dirichlet(data, 3, 1.0, 0, examples_min=-1), ConfigError, "examples_min is -1"),
-        (lambda data: dirichlet(data, 3, 1.0, 0, examples_min=3), DataError, "are too few for 3 parts of at least 3"),
+        (
+            lambda data: dirichlet(data, 3, 1.0, 0, examples_min=3),
+            DataError,
+            "are too few for 3 parts of at least 3",
+        ),
     ],
 )
 def test_what_cannot_be_parted_is_refused(part, error, sentence):

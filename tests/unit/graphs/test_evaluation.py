@@ -380,9 +380,13 @@ def test_answers_that_are_neither_yes_nor_no(target):
 def test_axes_in_another_order():
     model = of(nn.Conv1d(2, 3, 1), (2, 5))
     graph, _ = prepared(model, loss="mse")
-    with pytest.raises(DataError, match=r"examples of shape \(5, 2\), but the hub's model expects \(2, 5\); reorder"):
+    with pytest.raises(
+        DataError, match=r"examples of shape \(5, 2\), but the hub's model expects \(2, 5\); reorder"
+    ):
         evaluator(model, graph, numbers((9, 5, 2)), numbers((9, 3, 5)), loss="mse")
-    with pytest.raises(DataError, match=r"targets of shape \(5, 3\), but the hub's model expects \(3, 5\); reorder"):
+    with pytest.raises(
+        DataError, match=r"targets of shape \(5, 3\), but the hub's model expects \(3, 5\); reorder"
+    ):
         evaluator(model, graph, numbers((9, 2, 5)), numbers((9, 5, 3)), loss="mse")
 
 

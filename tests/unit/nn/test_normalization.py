@@ -67,7 +67,11 @@ def test_a_batch_normalization_keeps_the_share_that_torch_means():
             (3, 4, 4),
             "0 BatchNorm1d got [batch, 3, 4, 4], but needs [batch, 3] or [batch, 3, length]",
         ),
-        ([nn.BatchNorm2d(3)], (4, 4, 3), "0 BatchNorm2d got [batch, 4, 4, 3], but needs [batch, 3, height, width]"),
+        (
+            [nn.BatchNorm2d(3)],
+            (4, 4, 3),
+            "0 BatchNorm2d got [batch, 4, 4, 3], but needs [batch, 3, height, width]",
+        ),
         ([nn.LayerNorm((2, 3))], (3,), "0 LayerNorm got [batch, 3], but needs [batch, ..., 2, 3]"),
         ([nn.InstanceNorm2d(3)], (3,), "0 InstanceNorm2d got [batch, 3], but needs [batch, 3, height, width]"),
     ],

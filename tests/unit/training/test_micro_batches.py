@@ -305,9 +305,7 @@ def test_a_batch_norm_that_does_not_fit_is_refused_before_a_step():
     made = onnx_trainer(
         built.model, built.spec, data, [SGD()], batch_size=16, machine=Filling(9, iter([0, 8, 16]))
     )
-    with pytest.raises(
-        NoMemoryError, match="the model has a batch norm, which needs the whole batch"
-    ):
+    with pytest.raises(NoMemoryError, match="the model has a batch norm, which needs the whole batch"):
         made.begin(built.initial.copy())
 
 

@@ -83,7 +83,10 @@ def test_each_input_has_a_type_of_its_own():
     [
         (ONE, "the data has one array x, but the hub's model expects image, age; pass an array for each"),
         (Dataset.of({"image": IMAGE}, LABELS), "has the inputs image, but the hub's model expects image, age"),
-        (Dataset.of({"image": IMAGE, "sex": AGE}, LABELS), "has the inputs image, sex, but the hub's model expects"),
+        (
+            Dataset.of({"image": IMAGE, "sex": AGE}, LABELS),
+            "has the inputs image, sex, but the hub's model expects",
+        ),
         (
             Dataset.of({"image": AGE, "age": IMAGE}, LABELS),
             r"examples of shape \(2,\), but the hub's model expects \(4,\)",

@@ -149,9 +149,7 @@ def test_a_slice_to_the_end_that_the_graph_computes(ends):
     [("e = Shape(h)\nb = Sub(e, e)", "e"), ("b = Constant<value_ints=[1, 0]>()\ne = Shape(h)", "e")],
 )
 def test_a_slice_that_cuts_the_batch_is_refused_wherever_it_ends(starts, ends):
-    with pytest.raises(
-        GraphError, match=r"has no gradient: (it slices the batch axis|its input .* constant)"
-    ):
+    with pytest.raises(GraphError, match=r"has no gradient: (it slices the batch axis|its input .* constant)"):
         build_training_graph(
             forward(f"h = Mul(x, p)\n{starts}\ny = Slice(h, b, {ends})", {"p": numbers((1, 6))}, (6,)),
             GraphSettings(loss="mse"),
@@ -207,9 +205,7 @@ def test_a_cut_of_a_free_batch_is_refused(starts, ends, steps):
     constants = {"p": numbers((1, 3)), "starts": ints(*starts), "ends": ints(*ends), "axes": ints(0),
                  "steps": ints(*steps)}  # fmt: skip
     text = "h = Mul(x, p)\ny = Slice(h, starts, ends, axes, steps)"
-    with pytest.raises(
-        GraphError, match=r"Slice that computes 'y' has no gradient: it slices the batch axis"
-    ):
+    with pytest.raises(GraphError, match=r"Slice that computes 'y' has no gradient: it slices the batch axis"):
         build_training_graph(forward(text, constants, (3,)), GraphSettings(loss="mse"))
 
 
