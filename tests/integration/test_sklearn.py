@@ -144,7 +144,7 @@ def test_an_agent_trains_a_regressor(tmp_path):
 @pytest.mark.parametrize(
     ("mistake", "told"),
     [
-        (lambda: model(SVC(), 3, 2), "estimator is SVC; give one of SGDClassifier"),
+        (lambda: model(SVC(), 3, 2), "estimator is SVC; pass one of SGDClassifier"),
         (lambda: model(SGDClassifier(), 3), "classes is required for classifiers"),
         (lambda: model(SGDClassifier(average=True), 3, 2), "average and early_stopping work only in one process"),
         (
@@ -161,7 +161,10 @@ def test_mistakes_are_told_in_one_line(mistake, told):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"optimizer": Adam()}, "optimizer means nothing to SklearnModel: the estimator has its own"),
+        (
+            {"optimizer": Adam()},
+            "optimizer means nothing to SklearnModel: the estimator's arguments select its optimizer",
+        ),
         ({"accumulation_steps": 4}, "accumulation_steps means nothing to SklearnModel: give a larger batch_size"),
         ({"micro_batch_size": "auto"}, "micro_batch_size means nothing to SklearnModel: give a smaller batch"),
         ({"metrics": ["accuracy"]}, "metrics means nothing to SklearnModel: leave them out, or evaluate"),

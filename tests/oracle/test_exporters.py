@@ -67,7 +67,9 @@ def test_a_regression_of_scikit_learn():
 @pytest.mark.parametrize("zipmap", [True, False])
 def test_an_operator_of_scikit_learn(zipmap):
     model = scikit_learn(LogisticRegression(), LABELS, zipmap=zipmap).SerializeToString()
-    told = r"\(LinearClassifier\): operators of the domain 'ai.onnx.ml'.* train an SGDClassifier .*with edgeasync.sklearn.model"
+    told = (
+        r"\(LinearClassifier\): operators of the domain 'ai.onnx.ml'.* train an SGDClassifier .*edgeasync.sklearn"
+    )
     with pytest.raises(AssertionError, match=told):
         follow(model)
     estimator = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=0.01)

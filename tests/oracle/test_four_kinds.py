@@ -94,7 +94,7 @@ class Unused(torch.nn.Linear):
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
 def test_an_export_that_would_train_otherwise_is_refused(exporter):
-    with pytest.raises(GraphError, match=r"no gradient reaches bias of Unused; .* or set freeze=\['bias'\]"):
+    with pytest.raises(GraphError, match=r"no gradient reaches bias of Unused; .* or give freeze=\['bias'\]"):
         edgeasync.torch.to_onnx(Unused(3, 2), torch.randn(4, 3), exporter=exporter)
     with pytest.raises(ConfigError, match="give a batch of two examples"):
         edgeasync.torch.to_onnx(Unused(3, 2), torch.randn(1, 3), exporter=exporter)

@@ -211,7 +211,7 @@ def test_a_module_of_several_inputs_takes_them_by_the_names_of_the_data():
     prepared = edgeasync.torch.model(nn.Linear(4, 2)).prepare(LocalTraining())
     for use in (lambda: prepared.make_trainer(two, 0, 1), lambda: prepared.make_evaluator(two)):
         with pytest.raises(
-            DataError, match=r"has the inputs age, image, and Linear.forward takes input; name them"
+            DataError, match=r"has the inputs age, image, but Linear.forward has input; use the same"
         ):
             use()
 
@@ -271,7 +271,7 @@ def test_a_loss_of_torch_says_that_it_takes_one_tensor():
 @pytest.mark.parametrize(
     ("mistake", "told"),
     [
-        (lambda: edgeasync.torch.model(3), "module is int; give a torch.nn.Module"),
+        (lambda: edgeasync.torch.model(3), "module is int; pass a torch.nn.Module"),
         (lambda: edgeasync.torch.model(nn.ReLU()), "ReLU has no parameters that can be trained"),
         (lambda: edgeasync.torch.model(module(), optimizer=0.1), "optimizer is float; give one of torch.optim"),
         (lambda: join("tcp://127.0.0.1:9", module(), 0.1), "optimizer is float; give one of torch.optim"),
