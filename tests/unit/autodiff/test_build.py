@@ -84,7 +84,8 @@ def test_parameters_that_an_exporter_merged():
     why = "parameter 'w' is used by the Mul that computes 'a' and the Mul that computes 'y', and all its values"
     refused(
         model(text, ones),
-        f"{why} are equal, so the exporter may have merged parameters; .*, or set freeze=\\['w'\\], or train=\\['\\*'\\]",
+        f"{why} are equal, so the exporter may have merged parameters; "
+        ".*, or set freeze=\\['w'\\], or train=\\['\\*'\\]",
     )
     refused(
         model(text, {"w": np.zeros(1, np.float32), "v": numbers((4,), 3)}),
