@@ -1,7 +1,8 @@
-"""edgeasync: train one model across many unequal, unreliable devices, without waiting for any.
+"""Train one model across many unequal, unreliable devices, without waiting for the slowest.
 
-The names in `__all__` and the modules in `_MODULES` and `_ADAPTERS` are public. Everything else is
-private. Names are imported on first access, so that a command or a device loads only what it uses.
+The public API consists of these names, and of the modules in `_MODULES` and `_ADAPTERS`. Everything
+else is private. A name is imported on first use, so that commands and devices import only what they
+need.
 
     >>> import numpy as np
     >>> from edgeasync import Stop, nn, train
@@ -57,7 +58,7 @@ _HOMES = {
 }
 _MODULES = ("async_train", "callbacks", "data", "losses", "metrics", "networks", "nn", "policies")
 _ADAPTERS = ("jax", "sklearn", "torch")
-"""Modules for libraries that edgeasync does not install; each has the library's name."""
+"""Modules for optional libraries, by the library's name."""
 
 __all__ = [
     "SGD",
@@ -95,7 +96,7 @@ def __getattr__(name: str) -> Any:
                 raise
             raise ImportError(f"edgeasync.{name} needs {name}, which is not installed") from error
     if name not in _HOMES:
-        from edgeasync.config import suggest  # noqa: PLC0415 - only a mistake comes here
+        from edgeasync.config import suggest  # noqa: PLC0415 - only needed for an unknown name
 
         advice = suggest(name, __dir__()) or "dir(edgeasync) lists all names"
         raise AttributeError(f"module 'edgeasync' has no attribute {name!r}; {advice}")

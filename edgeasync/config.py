@@ -1,7 +1,7 @@
-"""Parses TOML settings into frozen structs, and reports invalid keys and values with their paths.
+"""Reads settings from TOML into frozen structs. Errors name the path of a key.
 
-A settings type is a frozen `msgspec.Struct` with `forbid_unknown_fields`. This module contains the
-code that all of them share: parsing, sizes such as `"64 MiB"`, paths, and error messages.
+A settings class is a frozen `msgspec.Struct` with `forbid_unknown_fields`. This module contains
+what they share: reading, sizes such as `"64 MiB"`, and error messages.
 """
 
 import re
@@ -23,27 +23,27 @@ Settings = TypeVar("Settings")
 Given = TypeVar("Given")
 
 SIZE_DIGITS_MAX = 19
-"""Limit of digits in a size, because Python rejects numbers of thousands of digits."""
+"""Most digits of a number of bytes; Python rejects integers with thousands of digits."""
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 _UNKNOWN_KEY = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING_KIND = "Object missing required field `kind`"
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
-"""A step of a path in msgspec's errors: a key, or an index of a list."""
+"""A step in msgspec's path: a key, or an index of a list."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of every table in a settings file: immutable, and strict about unknown keys."""
+    """Base of every table in a settings file. It is frozen, and unknown keys are errors."""
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = {}
-    """Advice for keys that users often write in this table, but that belong elsewhere."""
+    """Advice for keys that users may look for in this table, but that are elsewhere."""
 
     GROUPS: ClassVar[Mapping[str, str]] = {}
-    """The `--help` group for the flags of a key and of its nested keys."""
+    """The title of a group of flags in `--help`, by the group's first key."""
 
     INSTEAD: ClassVar[Mapping[str, str]] = {}
-    """Pairs of alternative keys: a flag for one of them replaces both keys of the file."""
+    """Keys that exclude each other. A flag of one of them replaces both in the file."""
 
 
 class ByteCount(int):
@@ -51,18 +51,18 @@ class ByteCount(int):
 
     @classmethod
     def parse(cls, value: object) -> "ByteCount":
-        """Parse a size; raises `ValueError` with the accepted units."""
+        """Parse a size. Raises `ValueError`, which lists the units."""
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return cls(value)
         if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMG]?i?B)\s*", value)):
             number, unit = match.groups()
             if unit in _UNITS and len(number) <= SIZE_DIGITS_MAX:
                 return cls(Fraction(number) * _UNITS[unit])
-        raise ValueError(f"{value!r} is not a size; write bytes or one of {', '.join(_UNITS)} as in '64 MiB'")
+        raise ValueError(f"{value!r} is not a size; use bytes or one of {', '.join(_UNITS)} as in '64 MiB'")
 
     @property
     def words(self) -> str:
-        """The size with the largest unit that leaves a whole number.
+        """The size with the largest unit for which it is an integer.
 
         >>> ByteCount(1 << 26).words, ByteCount(1_500_000).words
         ('64 MiB', '1500 kB')
@@ -76,15 +76,18 @@ class ByteCount(int):
 
 
 class FilePath(str):
-    """A path in a settings file, made absolute on parsing so that a later `chdir` does not matter."""
+    """A path in a settings file.
+
+    It is made absolute when read, so that `chdir` does not change it.
+    """
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, value: object) -> "FilePath":
-        """Expand a path; raises `ValueError` for anything but a usable path."""
+        """Parse a path. Raises `ValueError`."""
         if not isinstance(value, str | Path):
-            raise ValueError(f"expected `str`, got `{type(value).__name__}`")  # noqa: TRY004 - as msgspec says it
+            raise ValueError(f"expected `str`, got `{type(value).__name__}`")  # noqa: TRY004 - msgspec's wording
         try:
             return cls(expanded(value))
         except ConfigError as error:
@@ -92,9 +95,10 @@ class FilePath(str):
 
 
 def whole_path(given: Given) -> Given:
-    """Make a path, or the paths in a list, absolute; return any other value unchanged.
+    """Make a path absolute, also in lists. Return other values unchanged.
 
-    Use it for arguments that are used later, when the working directory may have changed.
+    Call this when a caller passes a path, because the program may change its working directory
+    later.
     """
     found: Any = given
     if isinstance(given, str | Path):
@@ -105,10 +109,10 @@ def whole_path(given: Given) -> Given:
 
 
 def expanded(path: str | Path) -> Path:
-    """Return an absolute path, with a leading `~` or `~user` replaced by the home folder.
+    """Return an absolute path, with a leading `~` expanded.
 
-    Call it when you receive a path, and keep the result. Raises `ConfigError` if the home folder is
-    unknown or the working directory was deleted.
+    Call this when a caller passes a path, and keep the result. Raises `ConfigError` if the home
+    folder is unknown, or the working directory no longer exists.
     """
     try:
         return Path(path).expanduser().absolute()
@@ -121,26 +125,24 @@ def expanded(path: str | Path) -> Path:
 
 
 def whole_address(address: str, folder: Path | None = None) -> str:
-    """Make the path of an `ipc://PATH` address absolute; return other addresses unchanged.
-
-    A relative path starts from `folder`, or from the working directory.
+    """Make the path of an `ipc://PATH` address absolute, relative to `folder` or the cwd.
 
     >>> whole_address("ipc:///run/hub"), whole_address("ipc://@name"), whole_address("tcp://10.0.0.1:5555")
     ('ipc:///run/hub', 'ipc://@name', 'tcp://10.0.0.1:5555')
     """
     transport, _, place = address.partition("://")
     if transport != "ipc" or not place or place.startswith("@") or place == "*":
-        return address  # an abstract name, or a path that ZeroMQ chooses
+        return address  # an abstract socket name, or a path that ZeroMQ chooses
     return f"ipc://{expanded(place if folder is None else folder / Path(place).expanduser())}"
 
 
 def read_toml(path: Path, settings: type[Settings]) -> Settings:
-    """Parse a TOML file as `settings`; raises `ConfigError` with the file and the key."""
+    """Read a TOML file into `settings`. Raises `ConfigError` with file, key and remedy."""
     return parse_toml(read_bytes(path), settings, where=str(path))
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a settings file; raises `ConfigError` if that fails."""
+    """Return the content of a settings file. Raises `ConfigError`."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -152,7 +154,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_toml(content: bytes, settings: type[Settings], *, where: str) -> Settings:
-    """Parse TOML as `settings`; raises `ConfigError`, whose message begins with `where`."""
+    """Parse TOML into `settings`. Raises `ConfigError`, starting with `where`."""
     try:
         table = tomllib.loads(content.decode())
         nul = _path_of_nul(table)
@@ -164,10 +166,7 @@ def parse_toml(content: bytes, settings: type[Settings], *, where: str) -> Setti
 
 
 def _path_of_nul(value: object, path: str = "") -> str | None:
-    """Return the path of the first text with a NUL character, or `None`.
-
-    The operating system ends a file name at a NUL.
-    """
+    """Return the path of a text with a NUL, which would truncate a file name, or `None`."""
     if isinstance(value, str):
         return path if "\0" in value else None
     inside: Iterable[tuple[str, object]] = ()
@@ -181,10 +180,9 @@ def _path_of_nul(value: object, path: str = "") -> str | None:
 def convert(
     table: object, settings: type[Settings], *, where: str, find: Callable[[str], type | None] | None = None
 ) -> Settings:
-    """Convert plain tables and values to `settings`, and check them.
+    """Convert plain tables and values to `settings`. Raises `ConfigError`, starting with `where`.
 
-    `find` returns the class of a plugin by its kind. By default any named plugin is imported.
-    Raises `ConfigError`, or `PluginError` for a plugin, whose message begins with `where`.
+    `find` returns the class of a plugin by its kind. By default, any named plugin is imported.
     """
     try:
         return msgspec.convert(table, resolve_type(settings), dec_hook=partial(_decode, find=find), str_keys=True)
@@ -196,7 +194,7 @@ def convert(
 
 
 def to_table(settings: object) -> Any:
-    """Convert settings back to plain tables and values, as in TOML."""
+    """Convert settings to plain tables and values, as in TOML."""
     return msgspec.to_builtins(settings, enc_hook=_encode)
 
 
@@ -205,10 +203,12 @@ def _encode(value: object) -> int | str:
 
 
 class Kinds(NamedTuple):
-    """The valid kinds of a key whose type is a protocol: built-in ones and plugins.
+    """The kinds that a key with a protocol as its type may have.
 
-    `own` is the union of the built-in sections. `find` returns the plugin class for a `kind`, or
-    `None`. `installed` returns the names of the installed plugins.
+    They are edgeasync's own, and those of plugins.
+
+    `own` is a union of tagged sections. `find` returns the class of a plugin by its `kind`, or
+    `None`. `installed` returns the names of installed plugins.
     """
 
     own: Any
@@ -217,26 +217,26 @@ class Kinds(NamedTuple):
 
 
 class _NoPluginError(ValueError):
-    """A plugin is not available. msgspec appends the key that names it."""
+    """A plugin is not available. msgspec adds the path where it is named."""
 
 
 _KINDS: dict[type, Kinds] = {}
 _EXPLAINED = "\0"
-"""Prefix of a message that starts with its own path, relative to the path that msgspec appends."""
+"""Prefix of a message that contains its own path, relative to where it was raised."""
 
 
 def declare_kinds(protocol: type, kinds: Kinds) -> None:
-    """Register the kinds of a protocol. The module that defines the kinds calls it once."""
+    """Register the kinds of a protocol. Called by the module that defines them."""
     _KINDS[protocol] = kinds
 
 
 def installed_kinds(protocol: type) -> list[str]:
-    """Return the names of the installed plugins for a protocol."""
+    """Return the kinds of a protocol that installed plugins provide."""
     return list(_KINDS[protocol].installed())
 
 
 def kinds_of(described: types.Type) -> types.Type:
-    """Return the union of built-in kinds for a protocol, and any other type unchanged."""
+    """Return edgeasync's own kinds of a protocol, and any other type unchanged."""
     if isinstance(described, types.CustomType) and described.cls in _KINDS:
         return types.type_info(_KINDS[described.cls].own)
     return described
@@ -250,11 +250,11 @@ def _decode(wanted: type, value: object, find: Callable[[str], type | None] | No
     if wanted in _KINDS:
         kinds = _KINDS[wanted]
         return _read_kind(kinds if find is None else kinds._replace(find=find), value)
-    raise NotImplementedError(f"no parser for {wanted}")
+    raise NotImplementedError(f"no reader for {wanted}")
 
 
 def _read_kind(kinds: Kinds, table: object) -> object:
-    """Convert a table with a `kind` to the section of that kind; raises `ValueError`."""
+    """Read a table of one of several kinds. Raises `ValueError`."""
     kind = table.get("kind") if isinstance(table, Mapping) else None
     settings = kinds.own
     if isinstance(table, Mapping) and isinstance(kind, str) and kind not in _tags(kinds.own):
@@ -273,7 +273,7 @@ def _read_kind(kinds: Kinds, table: object) -> object:
         unknown = settings is kinds.own and isinstance(kind, str) and kind not in _tags(kinds.own)
         words = _explain(str(error), table, settings, more)
         if unknown:
-            words += f"{' If' if words.endswith('?') else '; if'} it is a plugin, install its package"
+            words += f"{' If' if words.endswith('?') else '; if'} it is a plugin's, install its package"
         raise ValueError(_EXPLAINED + words) from error
 
 
@@ -283,7 +283,7 @@ def _tags(own: Any) -> frozenset[str]:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return a question such as "did you mean X?", or an empty text if no known word is similar."""
+    """Return a question with the names nearest to `word`, or "" if none is near."""
     near = find_near(word, known)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
@@ -291,17 +291,14 @@ def suggest(word: str, known: Iterable[str]) -> str:
 SUGGESTIONS_MAX = 3
 _WORDS = re.compile("[-_]")
 WORD_MAX = 100
-"""Longer words are not compared, because that takes long and they are hardly misspellings."""
+"""Longer words are not compared, because that would be slow."""
 
 LETTERS_A_MISTAKE = 4
-"""Letters per tolerated mistake. The first letter must match."""
+"""Number of letters in a word per mistake that is allowed. The first letter must be correct."""
 
 
 def find_near(word: str, known: Iterable[str]) -> list[str]:
-    """Return the known words similar to `word`, most similar first.
-
-    A word is similar if `word` is a misspelling, a prefix or a part of it.
-    """
+    """Return the known words of which `word` is a misspelling or a part, nearest first."""
     found = []
     if len(word) > WORD_MAX:
         return []
@@ -317,7 +314,7 @@ def find_near(word: str, known: Iterable[str]) -> list[str]:
 
 
 def _count_mistakes(word: str, other: str) -> int:
-    """Return the edit distance of two words, where swapping adjacent letters counts as one."""
+    """Return the number of letters that are missing, superfluous, wrong or swapped."""
     before: list[int] = []
     row = list(range(len(other) + 1))
     for place, letter in enumerate(word, 1):
@@ -331,7 +328,7 @@ def _count_mistakes(word: str, other: str) -> int:
 
 
 def find_tables(key: str, settings: type) -> list[str]:
-    """Return the paths of all tables that have the key; `""` is the top level."""
+    """Return the paths of the tables of a settings file that have a key; "" is the file itself."""
     found: dict[str, None] = {}
 
     def look(kind: types.Type, path: str) -> None:
@@ -349,10 +346,10 @@ def find_tables(key: str, settings: type) -> list[str]:
 
 
 def _explain(message: str, table: object, settings: type, more: Iterable[str] = ()) -> str:
-    """Turn msgspec's ``... - at `$.hub.stop` `` into the one-line message ``hub.stop: ...``.
+    """Convert msgspec's ``... - at `$.hub.stop` `` to ``hub.stop: ...``, on one line.
 
-    For an unknown key or kind, append similar ones, or else all valid ones. `more` are valid kinds
-    besides those of the type.
+    For an unknown key or kind, adds the nearest names, or all valid ones. `more` are valid kinds
+    that the type does not contain.
     """
     path = ""
     if message.endswith("`") and " - at `$" in message:
@@ -373,7 +370,7 @@ def _explain(message: str, table: object, settings: type, more: Iterable[str] = 
 
 
 def _advice(message: str, path: str, table: object, settings: type, more: Iterable[str]) -> str:
-    """Return suggestions for an unknown key, an unknown value or a missing kind."""
+    """Return a suggestion for an unknown key or value, or a missing kind."""
     key = _UNKNOWN_KEY.fullmatch(message)
     if message == _MISSING_KIND:
         path += ".kind"
@@ -382,7 +379,7 @@ def _advice(message: str, path: str, table: object, settings: type, more: Iterab
     try:
         value, known, elsewhere = _known_at(path, table, settings)
     except (LookupError, TypeError, StopIteration):
-        return ""  # a key may itself look like a path
+        return ""  # a key may look like the path after it
     word = value if key is None else key[1]
     if not isinstance(word, str) or not known:
         return ""
@@ -400,7 +397,7 @@ def _advice(message: str, path: str, table: object, settings: type, more: Iterab
 
 
 def _known_at(path: str, table: Any, settings: type) -> tuple[object, list[str], Mapping[str, str]]:
-    """Return the value at a path, the valid keys, kinds or words, and advice for other keys."""
+    """Return the value at a path, its valid keys, kinds or words, and advice for keys elsewhere."""
     here = _parts(types.type_info(settings))
     for name, index in _STEP.findall(path):
         tables = [part for part in here if isinstance(part, types.StructType)]
@@ -420,7 +417,7 @@ def _known_at(path: str, table: Any, settings: type) -> tuple[object, list[str],
 
 
 def _parts(described: types.Type) -> list[types.Type]:
-    """Return the members of a union type, without their bounds; other types as a list of one."""
+    """Return the alternatives of a union type, or the type itself."""
     if isinstance(described := kinds_of(described), types.Metadata):
         return _parts(described.type)
     if isinstance(described, types.UnionType):
@@ -429,6 +426,6 @@ def _parts(described: types.Type) -> list[types.Type]:
 
 
 def _fields(tables: list[types.StructType], table: Any) -> dict[str, types.Field]:
-    """Return the keys of a table, chosen by its `kind` if there are several kinds."""
+    """Return the keys of a table, by its kind if there are several."""
     chosen = tables[0] if len(tables) == 1 else next(each for each in tables if each.tag == table["kind"])
     return {field.encode_name: field for field in chosen.fields}

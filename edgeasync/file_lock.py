@@ -1,8 +1,8 @@
-"""File locks that forked children do not inherit.
+"""File locks that belong to one process and are not inherited by forked children.
 
-`flock` locks an open file, and forked children share their parent's open files. A child that
-outlives its parent, such as a data loader's worker, would keep the lock. So every child closes
-these files when it starts.
+`flock` locks an open file, and a fork shares its parent's open files. A child that outlives its
+parent, such as a worker of a data loader, would keep the lock. So every child closes the files
+right after the fork.
 """
 
 import contextlib
@@ -16,10 +16,7 @@ FILE_MODE = 0o600
 
 
 class FileLock:
-    """A file opened for locking.
-
-    Raises `OSError` if the file cannot be opened or is a symbolic link.
-    """
+    """An open file to lock. Raises `OSError` if it cannot be opened or is a symbolic link."""
 
     def __init__(self, path: Path, flags: int) -> None:
         with _forking:
@@ -27,14 +24,14 @@ class FileLock:
             _open.add(self)
 
     def take(self, how: int) -> None:
-        """Lock the file as `fcntl.flock` does.
+        """Lock the file with `fcntl.flock`.
 
-        With `LOCK_NB`, raises `BlockingIOError` if another process has the lock.
+        Raises `BlockingIOError` if it is locked and `how` forbids waiting.
         """
         fcntl.flock(self.descriptor, how)
 
     def close(self) -> None:
-        """Release the lock. Does nothing in a forked child or if called again."""
+        """Release the lock. Does nothing in a forked child, or if called again."""
         with _forking:
             if self.descriptor >= 0:
                 os.close(self.descriptor)
@@ -44,7 +41,7 @@ class FileLock:
 
 _open: set[FileLock] = set()
 _forking = threading.Lock()
-"""Prevents a fork while a file is opened or closed."""
+"""Locked while a file is opened or closed, so that no fork happens in between."""
 
 
 def _close_in_child() -> None:
@@ -59,20 +56,22 @@ os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, a
 
 
 class Holders(NamedTuple):
-    """The processes that have a locked file open, and the one that locked it."""
+    """The processes that have a locked file open, and the process that locked it.
+
+    `processes` omits those of other users. `owner` is 0 if unknown.
+    """
 
     processes: dict[int, str]
-    """Process names by process id, without other users' processes."""
+    """Process names by process id."""
     owner: int
-    """The id of the process that locked the file, or 0 if unknown."""
 
 
 def find_holders(path: Path) -> Holders:
-    """Return the holders of a file's lock, as far as /proc shows them."""
+    """Return the holders of a file's lock; no processes if /proc does not show them."""
     processes: dict[int, str] = {}
     owner, locked = 0, path.stat()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # of another user, or it has just ended
+        with contextlib.suppress(OSError):  # it belongs to another user, or has just exited
             for file in (process / "fd").iterdir():
                 if os.path.samestat(file.stat(), locked) and (locker := _locker(process / "fdinfo" / file.name)):
                     processes[int(process.name)] = (process / "comm").read_text().strip()
@@ -81,7 +80,7 @@ def find_holders(path: Path) -> Holders:
 
 
 def _locker(descriptor: Path) -> int:
-    """Return the id of the process that locked this open file, or 0 if it is not locked."""
+    """Return the process that locked an open file, or 0."""
     for line in descriptor.read_text().splitlines():
         if line.startswith("lock:") and "FLOCK" in line:
             return int(line.split("FLOCK")[1].split()[2])

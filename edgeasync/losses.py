@@ -1,7 +1,7 @@
-"""Losses with their parameters, for `train(loss=...)` and `Hub(loss=...)`.
+"""Losses as objects, for `train(loss=...)` and `Hub(loss=...)`.
 
-In a settings file each loss is a table: `loss = { kind = "huber", delta = 0.5 }`.
-`docs/reference/training_graph.md` defines them. This module does not need the `onnx` package.
+Each can also be a table in a settings file: `loss = { kind = "huber", delta = 0.5 }`.
+`docs/reference/training_graph.md` defines them. This module does not import the `onnx` package.
 
 >>> import numpy as np
 >>> from edgeasync import Stop, losses, nn, train
@@ -29,10 +29,10 @@ _Label = Annotated[int, Meta(ge=0, le=2**24)]
 class CrossEntropy(Section, frozen=True, tag_field="kind", tag="cross_entropy"):
     """Softmax cross-entropy of raw scores against class numbers.
 
-    `class_weights` has one weight per class, and the loss is then the weighted mean over the
-    examples. `label_smoothing` mixes that share of the uniform distribution into the labels
-    (Szegedy et al. 2016, arXiv:1512.00567). Examples with the `ignored_label` do not count. It may
-    be any number of 0 or more.
+    With `class_weights` it is a weighted mean, with the weight of each example's class.
+    `label_smoothing` mixes that share of the uniform distribution into the labels (Szegedy et al.
+    2016, arXiv:1512.00567). Examples with the `ignored_label` do not count; it need not be a class
+    number.
 
     >>> from edgeasync import losses
     >>> losses.CrossEntropy(label_smoothing=0.1, class_weights=[1, 5]).class_weights
@@ -40,11 +40,11 @@ class CrossEntropy(Section, frozen=True, tag_field="kind", tag="cross_entropy"):
     """
 
     class_weights: tuple[_Weight, ...] | None = None
-    """One weight for each class, for a weighted mean."""
+    """One weight per class, for a weighted mean."""
     label_smoothing: _Share = 0.0
-    """Share of the uniform distribution that the loss mixes into the labels."""
+    """Share of the uniform distribution that is mixed into the labels."""
     ignored_label: _Label | None = None
-    """Label of examples or positions that do not count. It need not be a class number."""
+    """Label of examples, or positions, that do not count. It need not be a class number."""
 
     def __post_init__(self) -> None:
         weights = self.class_weights
@@ -52,11 +52,11 @@ class CrossEntropy(Section, frozen=True, tag_field="kind", tag="cross_entropy"):
             try:
                 msgspec.structs.force_setattr(self, "class_weights", tuple(map(float, weights)))
             except (TypeError, ValueError):
-                raise ConfigError(f"class_weights is {weights!r}; set a list with one number per class") from None
+                raise ConfigError(f"class_weights is {weights!r}; pass a number for each class") from None
 
 
 class MeanSquaredError(Section, frozen=True, tag_field="kind", tag="mse"):
-    """The mean squared difference over all values.
+    """The mean of squared differences over all values.
 
     >>> from edgeasync import losses
     >>> losses.find_loss("mse") == losses.MeanSquaredError()
@@ -65,7 +65,7 @@ class MeanSquaredError(Section, frozen=True, tag_field="kind", tag="mse"):
 
 
 class MeanAbsoluteError(Section, frozen=True, tag_field="kind", tag="l1"):
-    """The mean absolute difference over all values.
+    """The mean of absolute differences over all values.
 
     >>> from edgeasync import losses
     >>> losses.find_loss("l1") == losses.MeanAbsoluteError()
@@ -74,9 +74,7 @@ class MeanAbsoluteError(Section, frozen=True, tag_field="kind", tag="l1"):
 
 
 class Huber(Section, frozen=True, tag_field="kind", tag="huber"):
-    """The mean Huber loss over all values (Huber 1964).
-
-    It is half the squared difference up to `delta`, and linear beyond.
+    """Half the squared difference up to `delta`, linear beyond (Huber 1964); the mean.
 
     >>> from edgeasync import losses
     >>> losses.Huber(delta=0.5).delta
@@ -84,13 +82,11 @@ class Huber(Section, frozen=True, tag_field="kind", tag="huber"):
     """
 
     delta: Annotated[float, Meta(gt=0.0, le=1e6)] = 1.0
-    """Difference beyond which the loss is linear."""
+    """Difference above which the loss is linear."""
 
 
 class BinaryCrossEntropy(Section, frozen=True, tag_field="kind", tag="bce_with_logits"):
-    """The mean binary cross-entropy of raw scores against targets from 0 to 1.
-
-    The scores are values before the sigmoid, and each is an independent yes-or-no question.
+    """Mean cross-entropy of independent binary scores before a sigmoid, targets in [0, 1].
 
     >>> from edgeasync import losses
     >>> losses.find_loss("bce_with_logits") == losses.BinaryCrossEntropy()
@@ -99,10 +95,10 @@ class BinaryCrossEntropy(Section, frozen=True, tag_field="kind", tag="bce_with_l
 
 
 class OnnxLoss(Section, frozen=True, tag_field="kind", tag="onnx"):
-    """A custom loss: an ONNX graph with the inputs `prediction` and `target`.
+    """A user-defined loss: an ONNX graph with inputs `prediction` and `target` and a scalar output.
 
-    Its output is one number, the mean over the batch. Set either the `file` of the graph or the
-    serialized `graph`.
+    The scalar is the mean over the batch. Pass the `file` of the graph, or the serialized `graph`
+    itself.
 
     >>> from edgeasync import losses
     >>> losses.OnnxLoss(file="/models/loss.onnx").file
@@ -110,21 +106,21 @@ class OnnxLoss(Section, frozen=True, tag_field="kind", tag="onnx"):
     """
 
     file: str | None = None
-    """Path of the graph. The hub reads the file once and stores its content in the run's record."""
+    """Path of the graph. The hub reads it once, and stores the graph itself in the run's record."""
     graph: bytes | None = None
-    """The serialized graph, in base64 in a settings file."""
+    """The serialized graph in base64, as stored in the run's record."""
 
     def __post_init__(self) -> None:
         if (self.file is None) == (self.graph is None):
-            raise ConfigError("a loss of kind onnx needs either file or graph; set exactly one of them")
+            raise ConfigError("a loss of kind onnx needs either file or graph; set one of the two")
         if self.file is not None:
             msgspec.structs.force_setattr(self, "file", str(expanded(self.file)))
 
     @property
     def content(self) -> bytes:
-        """The serialized graph; raises `ConfigError` if the file was not read yet."""
+        """The serialized graph. Raises `ConfigError` if the file was not read yet."""
         if self.graph is None:
-            raise ConfigError(f"{self.file}: the loss file was not read yet; set graph instead of file")
+            raise ConfigError(f"{self.file}: the file of the loss was not read; pass the graph itself")
         return self.graph
 
 
@@ -132,7 +128,8 @@ NamedLoss = CrossEntropy | MeanSquaredError | MeanAbsoluteError | Huber | Binary
 Loss = NamedLoss | OnnxLoss
 LossName = Literal["cross_entropy", "mse", "l1", "huber", "bce_with_logits"]
 LossSetting = LossName | Loss
-"""A loss by name or with parameters: an object in Python, a table with `kind` in a file."""
+"""A loss by name, or with parameters: an object in Python, a table with `kind` in a settings file.
+"""
 
 _LOSSES: dict[LossName, Loss] = {
     "cross_entropy": CrossEntropy(),
@@ -144,7 +141,7 @@ _LOSSES: dict[LossName, Loss] = {
 
 
 def find_loss(setting: LossSetting) -> Loss:
-    """Return the loss object for a name or an object.
+    """Return the loss for a setting.
 
     >>> from edgeasync import losses
     >>> losses.find_loss("huber").delta
@@ -154,7 +151,7 @@ def find_loss(setting: LossSetting) -> Loss:
 
 
 def kind_of(setting: LossSetting) -> str:
-    """Return the kind of a loss.
+    """Return the name of a loss's kind.
 
     >>> from edgeasync import losses
     >>> losses.kind_of(losses.Huber(delta=0.5))
@@ -164,9 +161,9 @@ def kind_of(setting: LossSetting) -> str:
 
 
 def check_loss(loss: object, where: str) -> LossSetting:
-    """Validate a loss argument: an object of this module, a name or a table.
+    """Validate a loss, which is an object of this module, a name or a table.
 
-    Raises `ConfigError`, whose message begins with `where`.
+    Raises `ConfigError`.
     """
     try:
         table = msgspec.to_builtins(loss, enc_hook=float)  # converts numpy's numbers

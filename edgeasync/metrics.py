@@ -1,8 +1,8 @@
-"""Training metrics besides the loss: `train(metrics=["accuracy", TopK(k=3)])`, also for `Hub`.
+"""Metrics that devices measure besides the loss, for `train(metrics=...)` and `Hub`.
 
-A device computes metrics from the scores of its training batches, without an extra forward pass. It
-accumulates them over the local steps between two exchanges, and sends them with the update. Each
-metric is the quotient of two sums, so batches of different sizes can be accumulated.
+A device computes its metrics on its training batches, from the scores that training computes
+anyway, over all local steps between two exchanges. It sends them with the update. Each metric is
+the quotient of two sums, so batches of any size can be added up.
 
 >>> import numpy as np
 >>> from edgeasync import Stop, metrics, nn, train
@@ -30,14 +30,11 @@ __all__ = ["F1", "MAE", "Accuracy", "Meter", "TopK"]
 Array = npt.NDArray[Any]
 Count = float | npt.NDArray[np.float64]
 Sums = tuple[Count, Count]
-"""A metric's numerator and denominator: two numbers, or two arrays with one number per class."""
+"""A count and its divisor, either numbers or arrays with one entry per class."""
 
 
 class Accuracy(Section, frozen=True, tag_field="kind", tag="accuracy"):
-    """The share of correct predictions.
-
-    With class numbers, the predicted class is the one with the highest score. With binary targets,
-    each yes-or-no answer counts separately.
+    """The share of correct answers: the most likely class, or each of several yes-or-no answers.
 
     >>> from edgeasync.metrics import Accuracy, Meter
     >>> meter = Meter([Accuracy()])
@@ -48,17 +45,17 @@ class Accuracy(Section, frozen=True, tag_field="kind", tag="accuracy"):
 
     @property
     def name(self) -> str:
-        """Its name in `Update.metrics`."""
+        """The metric's name in `Update.metrics`."""
         return "accuracy"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return the numbers of correct predictions and of all predictions."""
+        """Return the number of correct answers, and of all answers."""
         right = scores.argmax(1) == targets if targets.dtype.kind == "i" else (scores > 0.0) == (targets > 0.5)
         return float(right.sum()), float(right.size)
 
 
 class TopK(Section, frozen=True, tag_field="kind", tag="top_k"):
-    """The share of examples whose class is among the `k` highest scores.
+    """The share of examples whose class is among the `k` most likely ones.
 
     >>> from edgeasync.metrics import Meter, TopK
     >>> meter = Meter([TopK(k=2)])
@@ -68,22 +65,22 @@ class TopK(Section, frozen=True, tag_field="kind", tag="top_k"):
     """
 
     k: Annotated[int, Meta(ge=1, le=1000)] = 5
-    """Number of highest scores that count as a hit."""
+    """Number of most likely classes that count."""
 
     @property
     def name(self) -> str:
-        """Its name in `Update.metrics`."""
+        """The metric's name in `Update.metrics`."""
         return f"top_{self.k}"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return the numbers of hits and of all examples."""
+        """Return the number of examples whose class is among the first `k`, and of all examples."""
         own = np.take_along_axis(scores, targets[:, None], 1)
         right = ((scores > own).sum(1) < self.k) & ~np.isnan(own[:, 0])
         return float(right.sum()), float(right.size)
 
 
 class MAE(Section, frozen=True, tag_field="kind", tag="mae"):
-    """The mean absolute error.
+    """The mean absolute difference of values from their targets.
 
     >>> from edgeasync.metrics import MAE, Meter
     >>> meter = Meter([MAE()])
@@ -94,19 +91,18 @@ class MAE(Section, frozen=True, tag_field="kind", tag="mae"):
 
     @property
     def name(self) -> str:
-        """Its name in `Update.metrics`."""
+        """The metric's name in `Update.metrics`."""
         return "mae"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return the sum of absolute errors, and their number."""
+        """Return the sum of absolute differences, and their number."""
         return float(np.abs(scores - targets).sum(dtype=np.float64)), float(scores.size)
 
 
 class F1(Section, frozen=True, tag_field="kind", tag="f1"):
-    """The F1 score, the harmonic mean of precision and recall.
+    """The harmonic mean of precision and recall, averaged over the classes that occur.
 
-    With class numbers, it is the unweighted mean over the classes that occur. With binary targets,
-    it is computed over all answers together.
+    For several yes-or-no answers it is computed over all answers together.
 
     >>> from edgeasync.metrics import F1, Meter
     >>> meter = Meter([F1()])
@@ -117,11 +113,11 @@ class F1(Section, frozen=True, tag_field="kind", tag="f1"):
 
     @property
     def name(self) -> str:
-        """Its name in `Update.metrics`."""
+        """The metric's name in `Update.metrics`."""
         return "f1"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return twice the true positives, and that plus all false answers, for each class."""
+        """Return twice the true positives, and the same plus all false answers, per class."""
         if targets.dtype.kind != "i":
             said, meant = scores > 0.0, targets > 0.5
             return 2.0 * float((said & meant).sum()), float(said.sum() + meant.sum())
@@ -136,7 +132,9 @@ class F1(Section, frozen=True, tag_field="kind", tag="f1"):
 
 Metric = Accuracy | TopK | MAE | F1
 MetricSetting = Literal["accuracy", "top_k", "mae", "f1"] | Metric
-"""A metric by name or with parameters: an object in Python, a table with `kind` in a file."""
+"""A metric by name, or with parameters: an object in Python, a table with `kind` in a settings
+file.
+"""
 
 MetricSettings = Annotated[tuple[MetricSetting, ...], Meta(max_length=METRICS_MAX)]
 
@@ -147,13 +145,13 @@ _MEANT_FOR: dict[str, tuple[type, ...]] = {
     "bce_with_logits": (Accuracy, F1),
     "onnx": (),
 }
-"""Valid metrics by kind of loss. All other losses have only the mean absolute error."""
+"""Metrics that suit each kind of loss; other losses have the mean absolute difference."""
 
 
 def find_metrics(settings: Sequence[MetricSetting], loss: str) -> list[Metric]:
-    """Return the metric objects for names or objects.
+    """Return the metrics for settings and a kind of loss.
 
-    Raises `ConfigError` for a metric that does not apply to this kind of loss, and for duplicates.
+    Raises `ConfigError` if they do not match.
 
     >>> from edgeasync.metrics import find_metrics
     >>> [metric.name for metric in find_metrics(["f1", "top_k"], "cross_entropy")]
@@ -173,9 +171,7 @@ def find_metrics(settings: Sequence[MetricSetting], loss: str) -> list[Metric]:
 
 
 def check_metrics(metrics: object, where: str) -> tuple[MetricSetting, ...]:
-    """Validate a metrics argument: one or several objects of this module, names or tables.
-
-    Raises `ConfigError`, whose message begins with `where`.
+    """Validate metrics: objects of this module, names or tables. Raises `ConfigError`.
 
     >>> from edgeasync.metrics import check_metrics
     >>> check_metrics("accuracy", "train")
@@ -196,9 +192,9 @@ class _Given(Section, frozen=True):
 
 
 class Meter:
-    """Accumulates metrics over batches. You may use it in your own trainer.
+    """Sums up metrics over batches. A custom trainer may use one.
 
-    `ignored_label` is that of the loss. Targets with this label do not count.
+    `ignored_label` is that of the loss; examples with it do not count.
 
     >>> from edgeasync.metrics import Accuracy, Meter
     >>> meter = Meter([Accuracy()], ignored_label=9)
@@ -213,17 +209,14 @@ class Meter:
         self._sums: list[Sums | None] = [None] * len(self._metrics)
 
     def add(self, scores: npt.ArrayLike, targets: npt.ArrayLike) -> None:
-        """Add a batch: raw scores (n, classes, ...) and class numbers (n, ...).
-
-        For other losses, predictions and targets have the same shape.
-        """
+        """Add a batch: raw scores (n, classes, ...) and class numbers (n, ...), or values."""
         self._add(np.asarray(scores), np.asarray(targets))
 
     def _add(self, scores: Array, targets: Array) -> None:
         if targets.dtype.kind in "bu" and targets.size != scores.size:
-            targets = targets.astype(np.int64)  # class numbers, as in a Dataset
+            targets = targets.astype(np.int64)  # class numbers, as in a data set
         if targets.dtype.kind == "i":
-            # In scores (n, classes, ...) each position of the last axes is an example.
+            # For scores (n, classes, ...), each position counts as an example.
             scores, targets = np.moveaxis(scores, 1, -1).reshape(-1, scores.shape[1]), targets.ravel()
             if self._ignored_label is not None:
                 counts = targets != self._ignored_label
@@ -235,10 +228,7 @@ class Meter:
             self._sums[number] = found if before is None else (before[0] + found[0], before[1] + found[1])
 
     def take(self) -> dict[str, float]:
-        """Return the metrics by name since the last call, and reset them.
-
-        Undefined ones are omitted.
-        """
+        """Return the metrics by name, and reset the sums. Metrics without data are omitted."""
         taken = {
             metric.name: _quotient(*sums)
             for metric, sums in zip(self._metrics, self._sums, strict=True)
@@ -249,6 +239,6 @@ class Meter:
 
 
 def _quotient(count: Count, of: Count) -> float:
-    """Return the mean of the quotients whose denominator is positive."""
+    """Return the mean quotient of the classes that occur."""
     occurs = np.asarray(of) > 0.0
     return float(np.mean(np.asarray(count)[occurs] / np.asarray(of)[occurs]))

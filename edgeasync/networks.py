@@ -1,4 +1,4 @@
-"""Networks with parameters, for your own training loop without torch: scores, losses and gradients.
+"""Networks with values, for custom training loops without torch: scores, losses and gradients.
 
 >>> import numpy as np
 >>> from edgeasync import networks, nn
@@ -36,10 +36,11 @@ Examples = npt.ArrayLike | Mapping[str, npt.ArrayLike]
 
 
 class BatchGradient(NamedTuple):
-    """The mean loss of a batch, and its gradient.
+    """The gradient of a batch's mean loss.
 
-    `weight` is the number of values in the mean. To combine batches, weight their gradients by it.
-    `vector` is overwritten when the network computes the next gradient of the same loss.
+    `weight` is the weight of the batch relative to others, the number of its values that have a
+    loss. To add batches up, multiply each gradient by it. `vector` is valid until the next gradient
+    of the same loss.
 
     >>> import numpy as np
     >>> from edgeasync import networks, nn
@@ -53,19 +54,17 @@ class BatchGradient(NamedTuple):
 
 
 class Network:
-    """A model with its parameters.
-
-    `network(x)` returns scores, and `network.gradient(x, y)` a loss and its gradient.
+    """A model with values: `network(x)` returns scores, `network.gradient(x, y)` a gradient.
 
     - `model`: layers of `edgeasync.nn`, an `onnx.ModelProto`, or the path of an ONNX file.
-    - `input_shape`: shape of one example, for layers.
-    - `seed`: seed of the initial values, for layers.
-    - `threads`: number of cores to use.
+    - `input_shape`: the shape of one example, for layers.
+    - `seed`: the seed of the initial values, for layers.
+    - `threads`: the number of cores to use.
     - `provider`: onnxruntime's execution provider, as for an agent.
 
-    `train` and `Hub` accept a network like an `onnx.ModelProto`, and start from its current values.
+    A network can replace an `onnx.ModelProto` in `train` and `Hub`, with its current values.
 
-    Raises `ConfigError` for invalid arguments, and `GraphError` for a model that cannot be trained.
+    Raises `ConfigError`, and `GraphError` if the model cannot be trained.
 
     >>> import numpy as np
     >>> from edgeasync import networks, nn
@@ -86,37 +85,42 @@ class Network:
         self._computing: dict[str, Any] = {"threads": threads, "provider": provider}
         self._forward, built = _build(model, input_shape, seed)
         self.frozen = built.frozen
-        """The checksum of the arrays that are not trained, or `None` if all are."""
+        """The checksum of the values that are not trained, or `None`."""
         self.spec = built.spec
-        """Names, shapes and roles of the arrays."""
+        """Names, shapes and roles of the network's arrays."""
         self.vector: Vector = np.array(built.initial)
         """All values: trained ones, then statistics such as a batch norm's running mean."""
         self.arrays = self.spec.views(self.vector)
-        """Views of `vector` by name. Writing to one changes the network."""
+        """The same values by name. Writing to these arrays changes the network."""
         self._gradients: dict[object, tuple[GraphGradient, Vector]] = {}
         self._session = open_session(evaluation_graph(self._forward, self.spec, None), **self._computing)
         self._fed = {entry.name: entry for entry in self._session.get_inputs()}
 
     def __call__(self, x: Examples) -> npt.NDArray[np.float32]:
-        """Return the scores of examples in evaluation mode.
+        """Return the scores of examples, as in evaluation mode.
 
-        Batch norms use their running statistics, and dropout is disabled. Raises `DataError` for
-        examples that do not fit.
+        Batch norms use running statistics, and dropout is inactive.
+
+        Raises `DataError` for examples that do not match the network.
         """
         inputs = [name for name in self._fed if name not in self.arrays]
         given = x if isinstance(x, Mapping) else {inputs[0]: x}
         if sorted(given) != sorted(inputs):
-            raise DataError(f"the data has the inputs {', '.join(given)}, but the network has {', '.join(inputs)}")
+            raise DataError(
+                f"the data has the inputs {', '.join(given)}, but the network has {', '.join(inputs)}; use the "
+                "same names"
+            )
         feeds = {name: _form(given[name], self._fed[name]) for name in inputs}
         feeds |= {name: array for name, array in self.arrays.items() if name in self._fed}
         found: npt.NDArray[np.float32] = self._session.run(None, feeds)[0]
         return found
 
     def gradient(self, x: Examples, y: npt.ArrayLike, loss: LossSetting = "cross_entropy") -> BatchGradient:
-        """Return the mean loss of a batch and its gradient in training mode.
+        """Return the mean loss of a batch and its gradient.
 
-        `loss` is a name or an object of `edgeasync.losses`. Batch norms use the batch's statistics,
-        and update their running statistics. Raises `DataError` for a batch that does not fit.
+        `loss` is a name or an object of `edgeasync.losses`. As in training, batch norms use the
+        batch's statistics and update the running ones. Raises `DataError` for a batch that does not
+        match the network.
         """
         loss = find_loss(check_loss(loss, "gradient"))
         batch = Dataset.of(x, y, where="the batch")
@@ -131,9 +135,9 @@ class Network:
         return BatchGradient(0.0 if found is None else found, gradient.weight, out)
 
     def share(self, other: "Network") -> None:
-        """Use the memory of another network, so that both have the same parameters from now on.
+        """Share the memory of another network's values, so that both always have the same values.
 
-        Raises `ModelMismatchError` if the other network has different arrays.
+        Raises `ModelMismatchError` if its arrays differ.
 
         >>> from edgeasync import networks, nn
         >>> small, large = (
@@ -145,20 +149,18 @@ class Network:
         True
         """
         if self.spec != other.spec:
-            raise ModelMismatchError("the other network has different arrays; pass one with the same layers")
+            raise ModelMismatchError("the other network has other arrays; pass one with the same layers")
         self.vector, self.arrays = other.vector, other.arrays
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf names it
-        """Return the serialized ONNX model for inference with the current values."""
+        """Return the ONNX model for inference with the current values, as bytes."""
         from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
 
         return export_model(self._forward, self.arrays)
 
 
 def mean_loss(loss: LossSetting, scores: npt.ArrayLike, targets: npt.ArrayLike) -> float:
-    """Return the mean loss of scores, as training computes it.
-
-    Raises `ConfigError` for an `OnnxLoss`, and `DataError` if the shapes do not fit.
+    """Return the mean loss of scores, as in training. Raises `ConfigError` for an `OnnxLoss`.
 
     >>> from edgeasync import networks
     >>> networks.mean_loss("mse", [[1.0], [2.0]], [[1.0], [4.0]])
@@ -166,29 +168,31 @@ def mean_loss(loss: LossSetting, scores: npt.ArrayLike, targets: npt.ArrayLike) 
     """
     found = find_loss(check_loss(loss, "mean_loss"))
     if isinstance(found, OnnxLoss):
-        raise ConfigError("mean_loss cannot compute an OnnxLoss; use Network.gradient")
+        raise ConfigError("a loss that is an ONNX graph needs its model; use Network.gradient")
     values = np.asarray(scores, np.float32)
     kind = np.int64 if isinstance(found, CrossEntropy) else np.float32
     wanted = np.asarray(targets, kind)
     if kind is np.float32:
         if not fits(wanted.shape, values.shape):
-            raise DataError(f"targets of shape {wanted.shape} do not fit scores of shape {values.shape}")
+            raise DataError(
+                f"targets of shape {wanted.shape} for scores of shape {values.shape}; pass one target per score"
+            )
         wanted = wanted.reshape(values.shape)
     summed = numpy_loss(found)(values, wanted)
     return summed.total / summed.weight if summed.weight else 0.0
 
 
 def _build(model: object, input_shape: Sequence[int] | None, seed: int) -> tuple[bytes, HubGraph]:
-    """Return the serialized forward model and its training graph; raises `ConfigError`."""
-    settings = OnnxModel(file=FilePath(), loss=MeanSquaredError())  # a loss that fits every output
+    """Return the forward model, and its training graph."""
+    settings = OnnxModel(file=FilePath(), loss=MeanSquaredError())  # a loss that matches every output
     if isinstance(model, str | Path):
         graph = load_graph(OnnxModel(file=FilePath.parse(model), loss=MeanSquaredError()))
         if graph.forward is None:
-            raise ConfigError(f"{model}: already a training graph; use the forward model that it was built from")
+            raise ConfigError(f"{model}: a training graph; pass the forward model that it was built from")
         return graph.forward, graph
     if isinstance(model, nn.Layer):
         if input_shape is None:
-            raise ConfigError("layers need the shape of one example; pass input_shape, such as input_shape=(64,)")
+            raise ConfigError("layers of edgeasync.nn need the shape of an example, such as input_shape=(64,)")
         model = nn.to_onnx(model, input_shape, seed=seed)
     serialize = getattr(model, "SerializeToString", None)
     if not callable(serialize):
@@ -201,10 +205,10 @@ def _build(model: object, input_shape: Sequence[int] | None, seed: int) -> tuple
 
 
 def _form(values: npt.ArrayLike, entry: Any) -> npt.NDArray[Any]:
-    """Convert examples to the dtype and shape of a session's input; raises `DataError`."""
+    """Convert examples to the form of a session's input."""
     kind = np.int64 if entry.type == "tensor(int64)" else np.float32
     found: npt.NDArray[Any] = np.ascontiguousarray(values, kind)
     have, want = found.shape[1:], tuple(entry.shape[1:])
     if not fits(have, want):
-        raise DataError(f"the examples have shape {have}, but the network expects {want}")
+        raise DataError(f"examples of shape {have}, but the network expects {want}; use data of that shape")
     return found.reshape(len(found), *want)

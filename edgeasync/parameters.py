@@ -1,7 +1,7 @@
-"""The representation of a model: a `ParameterSpec` and a flat float32 vector.
+"""The form of a model: a `ParameterSpec` that names its arrays, and one flat float32 vector.
 
-The spec lists names, shapes and roles of the arrays, which are views of the vector. Gradients,
-deltas, momenta and snapshots are vectors of the same length.
+Gradients, deltas, momentum and snapshots are vectors of the same length. The named arrays are views
+of them.
 """
 
 import hashlib
@@ -24,22 +24,25 @@ Arrays = Mapping[str, npt.NDArray[np.float32]]
 """The arrays of a model by name."""
 
 PARAMETERS_MAX = 250_000_000
-"""Largest accepted number of values in a model, 1 GB."""
+"""Most values of a model, 1 GB. Larger models are rejected."""
 
 CHUNK = 1 << 16
-"""Values that arithmetic processes at once. Three such arrays fit into a small L2 cache."""
+"""Number of values processed at a time. Three such arrays fit into the L2 cache of small machines.
+"""
 
 Role = Literal["trained", "statistic"]
-"""The hub adds updates to `trained` arrays, and averages `statistic` ones, such as running means."""
+"""`trained` entries are changed by updates. `statistic` entries (running values of batch norms) are
+averaged.
+"""
 
 _ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class Parameter(msgspec.Struct, frozen=True, array_like=True):
-    """The name, shape and role of one array of a model.
+    """One named array of a model: its name, shape, and role.
 
-    The role is `"trained"` or `"statistic"`. A statistic is a running mean or variance, and the hub
-    averages its values.
+    The role is `"trained"` or `"statistic"`. A statistic is a running mean or variance, whose
+    values the hub averages.
 
     >>> from edgeasync import Parameter
     >>> Parameter("weight", (64, 10)).role
@@ -57,10 +60,10 @@ class Parameter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """The layout of a model's arrays in one flat vector.
+    """The order, shapes and roles of a model's arrays inside one flat vector.
 
     Trained arrays precede statistics, so each role is one contiguous range. Raises `ValueError` for
-    an unknown role, a repeated name, and a trained array after a statistic.
+    an unknown role, a repeated name, or a trained array after a statistic.
 
     >>> import numpy as np
     >>> from edgeasync import Parameter, ParameterSpec
@@ -95,35 +98,35 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def trained_length(self) -> int:
-        """Number of trained values, which are at the start of the vector before the statistics."""
+        """Number of trained values, at the start of the vector; the rest are statistics."""
         return sum(parameter.size for parameter in self.parameters if parameter.role == "trained")
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the flat float32 vector."""
+        """Size of the flat float32 vector in bytes."""
         return 4 * self.length
 
     @cached_property
     def _places(self) -> list[tuple[str, int, int, tuple[int, ...]]]:
-        """Name, start, end and shape of each array, cached because every local step needs them."""
+        """Name, start, end and shape of each array in the vector, cached for every local step."""
         ends = list(accumulate(parameter.size for parameter in self.parameters))
         return [(p.name, end - p.size, end, p.shape) for p, end in zip(self.parameters, ends, strict=True)]
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the spec: the first 32 hexadecimal digits of its SHA-256."""
+        """32 hexadecimal digits that identify the spec (truncated SHA-256)."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:32]
 
     @cached_property
     def layout(self) -> str:
-        """The fingerprint of the arrays sorted by role and name."""
+        """The fingerprint of the same arrays sorted by role and name."""
         return layout_of(self.parameters)
 
     def __hash__(self) -> int:
-        return hash(self.fingerprint)  # hashing all names and shapes takes longer than a small update
+        return hash(self.fingerprint)  # hashing all names and shapes would be slower than a small update
 
     def views(self, vector: Vector) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the named arrays as views of `vector`; raises the errors of `check`."""
+        """Return the named arrays as views of `vector`. Writing to a view changes the vector."""
         self.check(vector)
         return {name: vector[start:end].reshape(shape) for name, start, end, shape in self._places}
 
@@ -139,14 +142,14 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
             if name not in arrays:
                 raise ModelMismatchError(f"array {name!r} of the model is missing")
             if arrays[name].shape != view.shape:
-                raise ModelMismatchError(f"array {name!r} has shape {arrays[name].shape}, not {view.shape}")
+                raise ModelMismatchError(f"array {name!r} has shape {arrays[name].shape}, expected {view.shape}")
             if arrays[name].dtype != np.float32:
-                raise ModelMismatchError(f"array {name!r} is {arrays[name].dtype}, not float32")
+                raise ModelMismatchError(f"array {name!r} is {arrays[name].dtype}, expected float32")
             view[...] = arrays[name]
         return vector
 
     def check(self, vector: Vector) -> None:
-        """Raise `ModelMismatchError` unless `vector` is flat, float32 and of this spec's length."""
+        """Raise `ModelMismatchError` unless `vector` is flat, float32 and of the right length."""
         if vector.dtype != np.float32 or vector.shape != (self.length,) or not vector.flags.c_contiguous:
             raise ModelMismatchError(
                 f"expected a flat float32 vector of {self.length} values, got {vector.dtype} {vector.shape}"
@@ -154,13 +157,13 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
 
 def layout_of(parameters: Iterable[Parameter]) -> str:
-    """Return a fingerprint of the arrays that does not depend on their order."""
+    """Return 32 hexadecimal digits that are equal for the same arrays in any order."""
     ordered = sorted(parameters, key=lambda parameter: (_ROLES.index(parameter.role), parameter.name))
     return ParameterSpec(tuple(ordered)).fingerprint
 
 
 def first_difference(ours: ParameterSpec, theirs: ParameterSpec) -> str:
-    """Describe the first difference of two specs, for a message."""
+    """Describe the first difference of two specs."""
     for mine, other in zip_longest(ours.parameters, theirs.parameters):
         if mine != other:
             return f"{_describe(mine)} here, {_describe(other)} there"

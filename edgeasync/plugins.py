@@ -1,7 +1,6 @@
-"""Finds plugins and other user code by name among the modules installed on this machine.
+"""Loads code of other authors by its name in this machine's installation. Peers cannot name code.
 
-A name is `package.module:Name`, or an entry point of an installed package. Messages from other
-machines never name code.
+A name is `package.module:Name`, or the name of an entry point of an installed package.
 """
 
 import importlib
@@ -35,7 +34,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class _Named(msgspec.StructMeta):
-    """Sets the tag of a plugin class to `module:Name`, by which it is found again."""
+    """Sets a struct's tag to its module and name, by which it can be found."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
         options.setdefault("tag_field", "kind")
@@ -44,11 +43,11 @@ class _Named(msgspec.StructMeta):
 
 
 class Plugin(Section, frozen=True, metaclass=_Named):
-    """Base class of your own policies. Its fields are the policy's keys in a settings file.
+    """Base of a user-defined policy: a frozen value, whose fields are its keys in a settings file.
 
-    Implement the methods of the policy's protocol. An instance is immutable, and its methods may
-    depend only on the fields and the arguments, so that a replay repeats every decision. Annotate a
-    field with `msgspec.Meta` to limit its values.
+    It has the methods of a policy's protocol. The hub stores all state, so results must depend only
+    on the keys and the arguments; then a replay makes the same decisions. Annotate keys with
+    `msgspec.Meta` to limit them.
 
     >>> from edgeasync import Policy
     >>> from edgeasync.policies import Plugin, Staleness
@@ -62,10 +61,10 @@ class Plugin(Section, frozen=True, metaclass=_Named):
 
 
 class Codec(Protocol):
-    """Protocol of your own codecs, which encode float32 values as bytes.
+    """A user-defined codec. The encoded size depends only on the number of float32 values.
 
-    The number of bytes depends only on the number of values. `decode` receives the bytes of
-    `encode` and the number of values. Both may depend only on their arguments.
+    `decode` receives the bytes of `encode` and the same `length`. Results must depend only on the
+    arguments.
 
     >>> import numpy as np
     >>> class Halves:
@@ -82,37 +81,36 @@ class Codec(Protocol):
 
     @property
     def needs_feedback(self) -> bool:
-        """Whether devices must add what `encode` dropped to their next update (error feedback)."""
+        """Whether devices must add the part that the codec drops to their next update."""
 
     def nbytes(self, length: int) -> int:
-        """Return the encoded size of `length` values in bytes.
-
-        It is at most 4 `length` + 32, and never smaller for more values.
-        """
+        """Return the size of `length` encoded values: at most 4 bytes each plus 32, monotonic."""
 
     def encode(self, values: Vector) -> bytes:
         """Encode finite values."""
 
     def decode(self, coded: npt.NDArray[np.uint8], length: int) -> Vector:
-        """Return `length` float32 values; may raise any exception for invalid bytes."""
+        """Return `length` float32 values. Raises any exception for invalid bytes."""
 
 
 def check_name(name: str, key: str) -> None:
-    """Raise `ValueError` unless `name` has the form `package.module:factory`."""
+    """Raise `ValueError` unless `name` has the form of a code name."""
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{key} {name!r} does not name code; use the form package.module:factory")
+        raise ValueError(f"{key} {name!r} does not name code; use package.module:factory")
 
 
 def is_name(text: str) -> bool:
-    """Return whether `text` has the form `package.module:Name`."""
+    """Return whether a text has the form of a code name."""
     return _NAME.fullmatch(text) is not None
 
 
 def find_code(name: str, where: str) -> Callable[..., Any]:
-    """Import the callable `name`.
+    """Import a callable by name.
 
-    Raises `ConfigError`, whose message begins with `where`, if it is missing or not callable.
-    Raises `PluginError` for a module in a run's folder. Exceptions of the module itself propagate.
+    Raises `ConfigError`, starting with `where`, if it is missing or not callable.
+
+    Raises `PluginError` for a module in a run's folder. Exceptions of the module itself are passed
+    on.
     """
     module_name, _, path = name.partition(":")
     try:
@@ -122,35 +120,37 @@ def find_code(name: str, where: str) -> Callable[..., Any]:
         if not f"{module_name}.".startswith(f"{missing}."):
             raise ConfigError(f"{where}: its module needs {missing}, which is not installed") from error
         raise ConfigError(
-            f"{where}: no module {missing!r}; install its package beside edgeasync, or add its folder to "
-            "PYTHONPATH, because the current folder is not searched"
+            f"{where}: no module {missing!r}; install its package next to edgeasync, or add its folder to "
+            "PYTHONPATH (the current folder is not searched)"
         ) from error
     for attribute in path.split("."):
         if not hasattr(found, attribute):
-            raise ConfigError(f"{where}: {module_name} has no {path!r}")
+            raise ConfigError(f"{where}: {module_name} has no {path!r}; correct the name")
         found = getattr(found, attribute)
     if not callable(found):
-        raise ConfigError(f"{where}: {path} is {type(found).__name__}, not a function; name a function")
+        raise ConfigError(
+            f"{where}: is {type(found).__name__}, not a function; name a function that returns the object"
+        )
     code: Callable[..., Any] = found
     return code
 
 
 _REFUSED: set[str] = set()
-"""Folders of the runs that this process has opened."""
+"""Folders of runs that this process has opened."""
 
 _INSTALLATION = [os.path.realpath(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
 
 
 def refuse_modules_in(run: Path) -> None:
-    """Never import modules from the run's folder in this process.
+    """Forbid imports from the folder of a run, from now on in this process.
 
-    The folder may be untrusted, so call this before you read anything from it.
+    The folder may come from an untrusted source. Call this before reading anything from it.
     """
     _REFUSED.update((os.path.realpath(run), os.path.abspath(run)))  # noqa: PTH100 - links stay as they are
 
 
 def _is_refused(place: str) -> bool:
-    """Return whether a file is in a run's folder and not in Python's installation folders."""
+    """Return whether a file is in the folder of a run, except in an installation inside it."""
     for path in map(Path, (os.path.realpath(place), os.path.abspath(place))):  # noqa: PTH100
         if any(path.is_relative_to(run) for run in _REFUSED):
             return not any(path.is_relative_to(folder) for folder in _INSTALLATION)
@@ -158,9 +158,9 @@ def _is_refused(place: str) -> bool:
 
 
 def _import_outside_runs(module_name: str, where: str) -> ModuleType:
-    """Import a module and its parent packages.
+    """Import a module and its packages.
 
-    Raises `PluginError`, before any code runs, if one of them is in a run's folder.
+    Raises `PluginError` before running code in a run's folder.
     """
     names = module_name.split(".")
     for count in range(1, len(names) + 1):
@@ -172,7 +172,7 @@ def _import_outside_runs(module_name: str, where: str) -> ModuleType:
             places.append(spec.origin)
         if (refused := next(filter(_is_refused, places), None)) is not None:
             raise PluginError(
-                f"{where}: its module {refused} is in the folder of a run, and no code is imported from there; "
+                f"{where}: its module {refused} is in the folder of a run, from which code is never imported; "
                 "install its package, or move the module elsewhere"
             )
         found = importlib.import_module(name)
@@ -181,40 +181,42 @@ def _import_outside_runs(module_name: str, where: str) -> ModuleType:
 
 @lru_cache(maxsize=8)
 def installed(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name, cached after the first call."""
+    """Return the entry points of a group by name; cached on first use."""
     return {point.name: point for point in entry_points(group=group)}
 
 
 def package_of(point: EntryPoint) -> str:
-    """Return name and version of an entry point's package, or an empty text if unknown."""
+    """Return name and version of the package that defines an entry point."""
     return "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
 
 
 def load_class(name: str) -> type:
-    """Import the class `name`; raises `PluginError` if that fails or it is not a class."""
+    """Return the class with a name. Raises `PluginError`, which contains the name."""
     where = f"plugin {name}"
     if name.startswith("__main__:"):
-        raise PluginError(f"{where}: is defined in the program itself; move the class to an importable module")
+        raise PluginError(f"{where}: is in the main program; move the class to a module that can be imported")
     try:
         found = find_code(name, where)
     except ConfigError as error:
         raise PluginError(str(error)) from error
     except Exception as error:
-        raise PluginError(f"{where}: its module raised {type(error).__name__}: {error}; correct it") from error
+        raise PluginError(
+            f"{where}: its module raised {type(error).__name__}: {error}; correct the module"
+        ) from error
     if not isinstance(found, type):
-        raise PluginError(f"{where}: not a class; name a class")
+        raise PluginError(f"{where}: is not a class; name a class")
     return found
 
 
 def is_plugin(kind: str) -> bool:
-    """Return whether a kind is `package.module:Name` or an installed entry point of a policy."""
+    """Return whether a kind has the form of a plugin's name, or is an installed plugin."""
     return is_name(kind) or kind in installed(POLICIES)
 
 
 def find_policy(kind: str) -> type[Plugin] | None:
-    """Import the policy plugin of a kind, or return `None` if the kind does not name a plugin.
+    """Return the class of a policy plugin, or `None` if the kind is not a plugin.
 
-    Raises `PluginError` if the class cannot be imported or is not a `Plugin`.
+    Raises `PluginError` if the plugin cannot be loaded.
     """
     if not is_plugin(kind):
         return None
@@ -222,17 +224,17 @@ def find_policy(kind: str) -> type[Plugin] | None:
     found = load_class(name)
     if not issubclass(found, Plugin):
         raise PluginError(
-            f"plugin {name}: not a subclass of edgeasync.policies.Plugin; derive it, with frozen=True"
+            f"plugin {name}: not a subclass of edgeasync.policies.Plugin; derive a frozen class from it"
         )
     return found
 
 
 class Trust(msgspec.Struct, frozen=True):
-    """The plugins that a run's folder may name.
+    """Plugins that may be imported although only the folder of a run names them.
 
-    - `known`: classes that the caller has already imported, by name.
-    - `installed`: whether plugins with an entry point of an installed package are allowed.
-    - `code`: whether all importable code outside the folder is allowed.
+    - `known`: classes that the caller has imported already, by name.
+    - `installed`: entry points of installed packages.
+    - `code`: everything outside the folder.
     """
 
     known: Mapping[str, type[Plugin]] = {}
@@ -240,7 +242,10 @@ class Trust(msgspec.Struct, frozen=True):
     code: bool = False
 
     def find_policy(self, kind: str) -> type[Plugin] | None:
-        """Call the function `find_policy`; raises `PluginError` if the plugin is not allowed."""
+        """Like the function `find_policy`.
+
+        Raises `PluginError` for a plugin that is not trusted.
+        """
         if kind in self.known:
             return self.known[kind]
         if self.code or not is_plugin(kind):
@@ -253,19 +258,19 @@ class Trust(msgspec.Struct, frozen=True):
         raise self.refusal(f"plugin {kind}")
 
     def check_code(self, name: str, where: str) -> None:
-        """Raise `PluginError` unless all code is allowed."""
+        """Raise `PluginError` unless any code may be imported."""
         if not self.code:
             raise self.refusal(f"{where} {name}")
 
     def refusal(self, what: str) -> PluginError:
-        """Return the error for a plugin that is not allowed."""
+        """Return the error for code that is not trusted."""
         instead = ", or name it in your own settings file" if self.installed else ""
         return PluginError(
-            f"{what}: is code that only the run's folder names, so it is not imported; if you trust the folder, "
-            f"allow it with trust_code=True (--trust-code){instead}"
+            f"{what}: only the run's folder names this code, so it is not imported; if you trust the folder, "
+            f"set trust_code=True (--trust-code){instead}"
         )
 
 
 def name_of(plugin: type) -> str:
-    """Return a class's name as `module:Name`."""
+    """Return the name by which a class can be loaded."""
     return f"{plugin.__module__}:{plugin.__qualname__}"

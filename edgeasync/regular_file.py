@@ -1,4 +1,7 @@
-"""Opens untrusted files only if they are regular: a pipe may block, and a device may never end."""
+"""Opens files from untrusted folders.
+
+A pipe would block until it has a writer, and a device may be endless.
+"""
 
 import errno
 import os
@@ -8,7 +11,7 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; raises `OSError`, also for any other kind of file."""
+    """Open a file for reading. Raises `OSError`, also if it is not a regular file."""
     file = open(path, "rb", opener=_open)  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -17,9 +20,9 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, offset: int = 0, nbytes: int = -1) -> bytes:
-    """Read up to `nbytes` of a regular file from `offset`, by default all.
+    """Return a file's content from `offset` on: all of it, or at most `nbytes`.
 
-    Raises `OSError`, also for any other kind of file and for content larger than memory.
+    Raises `OSError`, also if it is not a regular file or does not fit into memory.
     """
     try:
         with open_regular(path) as file:
@@ -30,7 +33,7 @@ def read_regular(path: Path, offset: int = 0, nbytes: int = -1) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Raise `OSError` unless `path` is a regular file. Call it before a library opens the path."""
+    """Raise `OSError` unless a file is regular, before a library opens it by path."""
     open_regular(path).close()
 
 

@@ -1,7 +1,7 @@
-"""Describes the keys of settings structs: type, bounds, default and description.
+"""Describes settings: the keys of a table with type, bounds, default and meaning.
 
-A key's description is the docstring below its field. It is parsed from the source only on demand:
-for `--help`, for the reference documentation and for `edgeasync schema`.
+A key's meaning is the docstring below its field. It is read from source code when needed: for
+`--help`, the reference in the documentation, and `edgeasync schema`.
 """
 
 import ast
@@ -27,7 +27,7 @@ _LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 class SettingKey(msgspec.Struct, frozen=True):
     """One key of a settings table.
 
-    `default` is a plain value, or `None` if the key is required or unset by default.
+    `default` is the plain value, or `None` if the key is required or omitted by default.
     """
 
     name: str
@@ -59,7 +59,7 @@ def first_sentence(words: str) -> str:
 
 
 def keys_of(settings: type) -> list[SettingKey]:
-    """Return the keys of a struct in order of declaration."""
+    """Return the keys of a struct in order."""
     info = types.type_info(settings)
     assert isinstance(info, types.StructType)
     meanings = meanings_of(settings)
@@ -67,7 +67,7 @@ def keys_of(settings: type) -> list[SettingKey]:
 
 
 def describe(field: types.Field, meaning: str) -> SettingKey:
-    """Describe a field. Without a `meaning`, the description lists the field's kinds, if any."""
+    """Describe a field. If it has no meaning but several kinds, list these."""
     kinds = [str(struct.tag) for struct in structs_of(field.type) if struct.tag is not None]
     if kinds and not meaning:
         meaning = f"One of {', '.join(kinds)}."
@@ -84,9 +84,11 @@ def describe(field: types.Field, meaning: str) -> SettingKey:
 
 @lru_cache(maxsize=256)
 def meanings_of(settings: type) -> dict[str, str]:
-    """Return the field docstrings of a class and its bases by field name, each on one line.
+    """Return the docstrings of a class's fields, each on one line, by field name.
 
-    A class without source, such as one defined at a prompt, has no descriptions.
+    Docstrings of base classes are included.
+
+    Empty for a class without source code, such as one defined at a prompt.
     """
     found: dict[str, str] = {}
     for kind in reversed(settings.__mro__):
@@ -111,10 +113,7 @@ def _docstrings_in(kind: type) -> dict[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """Convert a setting to its shortest form in a settings file.
-
-    Sizes get a unit, and keys that have their default are omitted.
-    """
+    """Convert a setting to its shortest form in a file: sizes with unit, kinds without defaults."""
     if isinstance(value, ByteCount):
         return value.words
     if isinstance(value, list | tuple):
@@ -133,18 +132,18 @@ def plain(value: Any) -> Any:
 
 
 def to_toml(value: Any) -> str:
-    """Format a plain value as TOML on one line, without keys that are `None`."""
+    """Format a plain value as TOML on one line. Keys without value are omitted."""
     if isinstance(value, dict):
         return braces([f"{key} = {to_toml(item)}" for key, item in value.items() if item is not None])
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(to_toml, value)) + "]"
     if isinstance(value, float):
-        return repr(value)  # also infinity, which JSON cannot represent
+        return repr(value)  # includes infinity, which JSON cannot represent
     return msgspec.json.encode(value).decode()
 
 
 def braces(items: list[str]) -> str:
-    """Format items as an inline TOML table.
+    """Format an inline table of TOML.
 
     >>> braces(["kind = 'mean'"])
     "{ kind = 'mean' }"
@@ -153,7 +152,7 @@ def braces(items: list[str]) -> str:
 
 
 def bare(kind: types.Type) -> types.Type:
-    """Return a type without its bounds, and without the `None` of an optional key."""
+    """Return a type without bounds, and without the `None` of an optional key."""
     while isinstance(kind := kinds_of(kind), types.Metadata):
         kind = kind.type
     if isinstance(kind, types.UnionType):
@@ -163,7 +162,7 @@ def bare(kind: types.Type) -> types.Type:
 
 
 def structs_of(kind: types.Type) -> list[types.StructType]:
-    """Return the structs of a type: a table, the kinds of a union, or the items of a list."""
+    """Return the tables that a type may contain: a table, a union of kinds, or a list of them."""
     inner = bare(kind)
     if isinstance(inner, types.StructType):
         return [inner]
@@ -173,10 +172,9 @@ def structs_of(kind: types.Type) -> list[types.StructType]:
 
 
 def tables_of(settings: type, path: str = "") -> Iterator[tuple[str, type]]:
-    """Yield the path and struct of every possible table of a settings file.
+    """Yield every table of a settings file with its path, such as `hub.stop`, or "".
 
-    Paths are such as `hub.stop`, and `""` for the top level. For a key with kinds, they end with
-    the kind, such as `model.mlp`.
+    For a key with several kinds, the path includes the kind: `model.mlp`.
     """
     yield path, settings
     info = types.type_info(settings)
@@ -188,14 +186,14 @@ def tables_of(settings: type, path: str = "") -> Iterator[tuple[str, type]]:
 
 
 def default_of(field: types.Field) -> Any:
-    """Return the default of a field, or `None` if it is required or unset by default."""
+    """Return the default of a field, or `None` if it has none or is omitted by default."""
     if field.default_factory is not msgspec.NODEFAULT:
         return field.default_factory()
     return None if field.default in (msgspec.NODEFAULT, msgspec.UNSET) else field.default
 
 
 def _words(kind: types.Type) -> tuple[str, str]:
-    """Return a type and its bounds as text."""
+    """Return type and bounds in words."""
     inner = bare(kind)
     if isinstance(inner, types.IntType | types.FloatType):
         return ("integer" if isinstance(inner, types.IntType) else "number"), _range(inner)

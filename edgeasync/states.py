@@ -1,4 +1,4 @@
-"""State machines defined by a table of valid transitions, which are checked in production too."""
+"""State machines with a table of allowed transitions, which are checked in production too."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -8,15 +8,15 @@ from edgeasync.errors import TransitionError
 Name = TypeVar("Name", bound=str)
 
 Table = Mapping[Name, tuple[Name, ...]]
-"""All states with their next states, the initial state first. A state may also stay unchanged."""
+"""Every state, the initial one first, with its possible successors. Staying in a state is always
+allowed.
+"""
 
 
 def check_move(table: Table[Name], before: Name, after: Name, what: str) -> None:
-    """Raise `TransitionError` unless the table allows `before` -> `after`.
-
-    `what` names the state's owner in the message.
+    """Raise `TransitionError` unless `after` may follow `before`. `what` names the object.
 
     >>> check_move({"open": ("closed",), "closed": ("open",)}, "open", "closed", "a door")
     """
     if after != before and after not in table[before]:
-        raise TransitionError(f"{what} cannot go from {before!r} to {after!r}; please report this bug")
+        raise TransitionError(f"{what} cannot change from {before!r} to {after!r}; please report this bug")

@@ -1,4 +1,4 @@
-"""Thread-safe use of msgspec types, and parsing of untrusted JSON."""
+"""Parses JSON from untrusted sources, and prepares msgspec types for use by several threads."""
 
 import threading
 from typing import TypeVar
@@ -11,10 +11,10 @@ _LOOKING = threading.RLock()
 
 
 def resolve_type(kind: type[Kind]) -> type[Kind]:
-    """Return `kind` after msgspec has inspected its fields.
+    """Return a type after msgspec has inspected its fields.
 
-    msgspec inspects a type at its first use, and crashes if another thread uses the type meanwhile
-    (seen with version 0.22). So code that several threads call must pass `resolve_type(Struct)`.
+    msgspec inspects a type on first use, and crashes if a second thread uses the type meanwhile
+    (seen with 0.22). So functions shared by threads call `resolve_type(Struct)`.
     """
     with _LOOKING:
         msgspec.json.Decoder(kind)
@@ -22,7 +22,7 @@ def resolve_type(kind: type[Kind]) -> type[Kind]:
 
 
 def parse_json(content: bytes | bytearray | memoryview | str, kind: type[Kind]) -> Kind:
-    """Parse JSON as `kind`; raises only `ValueError`, for any content."""
+    """Parse JSON into a type. Raises `ValueError` for any invalid content."""
     try:
         return msgspec.json.decode(content, type=resolve_type(kind))
     except (msgspec.DecodeError, RecursionError) as error:

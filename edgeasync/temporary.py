@@ -1,4 +1,4 @@
-"""Temporary folders. A program that creates one also removes those of programs that were killed."""
+"""Temporary folders. Those of killed programs are deleted when another program creates one."""
 
 import contextlib
 import fcntl
@@ -12,13 +12,14 @@ from edgeasync.file_lock import FileLock
 PREFIX = "edgeasync-"
 
 OWNER = "owner.lock"
-"""A file in each folder, locked by its program. The system unlocks it when the program ends."""
+"""A locked file in each folder. The system unlocks it when the program ends, for whatever reason.
+"""
 
 
 class TemporaryFolder:
     """A new folder that only this user can open.
 
-    If the program does not call `remove`, a later program removes the folder.
+    If it is left behind, a later program deletes it.
     """
 
     def __init__(self, purpose: str = "") -> None:
@@ -26,18 +27,18 @@ class TemporaryFolder:
         self.path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{purpose}"))
         part = self.path / f"{OWNER}.part"
         self._lock = FileLock(part, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        with contextlib.suppress(OSError):  # on a file system without locks nobody removes leftovers
+        with contextlib.suppress(OSError):  # on a file system without locks, leftovers are never deleted
             self._lock.take(fcntl.LOCK_EX | fcntl.LOCK_NB)
-            part.replace(self.path / OWNER)  # visible to others only once it is locked
+            part.replace(self.path / OWNER)  # other programs find it only after it is locked
 
     def remove(self) -> None:
-        """Remove the folder and its content. Does nothing if called again."""
+        """Delete the folder and its content. Does nothing if called again."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
 
 def remove_leftovers() -> None:
-    """Remove this user's temporary folders whose programs have ended. Errors are ignored."""
+    """Delete this user's temporary folders whose programs have ended. Never raises."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(tempfile.gettempdir()):
             if entry.name.startswith(PREFIX):

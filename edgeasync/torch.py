@@ -1,7 +1,7 @@
-"""Train torch modules: `model` for `train`, `Hub` and `Agent`. `join` accepts modules directly.
+"""Trains torch modules on a fleet: with `model` by `train`, `Hub` and `Agent`, or with `join`.
 
-`load` copies a run's trained parameters into a module. `to_onnx` exports a module for devices
-without torch. `import edgeasync` does not import this module.
+`load` copies a run's trained arrays into a module, and `to_onnx` exports a module for devices
+without torch. This module is imported only on first use.
 """
 
 import inspect
@@ -42,7 +42,7 @@ from edgeasync.training.trainer import Trainer
 __all__ = ["load", "model", "to_onnx", "watch_steps"]
 
 EVALUATED_AT_ONCE = 256
-"""Examples per call of the module during an evaluation."""
+"""Batch size of evaluations."""
 
 
 def model(
@@ -52,18 +52,18 @@ def model(
     *,
     device: str | torch.device = "cpu",
 ) -> "TorchModel":
-    """Create a model for `train`, `Hub` and `Agent` from a module, which is copied.
+    """Return a module as a model for `train`, `Hub` and `Agent`. The module is copied, not changed.
 
-    - `loss`: a function that returns the mean loss of a batch. The default is cross-entropy for
-      integer targets, and mean squared error otherwise. torch's elementwise losses accept targets
-      (n,) for an output (n, 1). Your own loss receives the module's output, which may be a dict.
-      Accuracy and metrics need an output that is one tensor of scores.
-    - `optimizer`: an optimizer of `torch.optim` on all module parameters that are not frozen. Its
-      parameter groups apply with their current learning rates. Or a function that creates an
-      optimizer from a list of parameters. The default is SGD with learning rate 0.05.
-    - `device`: device to train on, such as "cuda".
+    - `loss`: the mean loss of a batch. By default cross-entropy for integer targets, and mean
+      squared error for others. Torch losses that compare values one by one accept targets (n,) for
+      an output (n, 1). A custom loss receives what the module returns, such as a dict. Unless that
+      is a single tensor of scores for the targets, there is no accuracy and there are no metrics.
+    - `optimizer`: one of `torch.optim` on all parameters of the module that are not frozen. Its
+      groups and current learning rates are used. Or a function that returns an optimizer for given
+      parameters. By default SGD with a learning rate of 0.05.
+    - `device`: where to train, such as "cuda".
 
-    For data with several inputs, their names must be the argument names of the module's `forward`.
+    A module with several inputs receives them by their names in the data.
 
     >>> import numpy as np
     >>> from torch import nn
@@ -78,9 +78,9 @@ def model(
 
 
 def load(module: nn.Module, run: Run | Arrays) -> nn.Module:
-    """Copy the arrays of a run, or named arrays, into a module; return the module.
+    """Copy the arrays of a run, or named arrays, into a module, and return the module.
 
-    Raises `ModelMismatchError` if the module has other arrays.
+    Raises `ModelMismatchError` if they belong to another model.
 
     >>> import numpy as np
     >>> from torch import nn
@@ -92,17 +92,15 @@ def load(module: nn.Module, run: Run | Arrays) -> nn.Module:
     exchanged = exchanged_of(module)
     if exchanged.keys() != arrays.keys():
         name = min(exchanged.keys() ^ arrays.keys())
-        raise ModelMismatchError(
-            f"array {name!r} exists only in one of the run and {type(module).__name__}; pass the trained module"
-        )
+        raise ModelMismatchError(f"only one of the run and {type(module).__name__} has an array {name!r}")
     write_tensors(exchanged, arrays)
     return module
 
 
 class TorchModel(Adapted):
-    """A module as a model for the SDK. `model` creates it."""
+    """A module that devices train, created by `model`."""
 
-    optimizer_is = "pass one from torch.optim to edgeasync.torch.model"
+    optimizer_is = "pass one of torch.optim to edgeasync.torch.model"
     measures = True
 
     def __init__(
@@ -130,7 +128,7 @@ class TorchModel(Adapted):
         return self.__dict__
 
     def prepare(self, local: LocalTraining) -> Prepared:
-        """Return the initial values, and factories of trainers and evaluators."""
+        """Return this model in the form that can be trained."""
         exchanged = exchanged_of(self._module)
         initial = np.empty(self.spec.length, np.float32)
         read_tensors(exchanged, self.spec.views(initial))
@@ -155,9 +153,9 @@ class TorchModel(Adapted):
         )
 
     def _targets_of(self, data: Dataset) -> Dataset:
-        """Convert integer targets to floats if the loss expects values, as for ONNX models.
+        """Convert integer targets to floats if the loss needs floats, as for ONNX.
 
-        Raises `DataError` for inputs that the module does not have.
+        Raises `DataError` if the module lacks an input of the data.
         """
         if isinstance(data.features, Inputs):
             taken = inspect.signature(self._module.forward)
@@ -166,8 +164,7 @@ class TorchModel(Adapted):
             except TypeError:
                 raise DataError(
                     f"the data has the inputs {', '.join(data.features.arrays)}, but "
-                    f"{type(self._module).__name__}.forward has the arguments {', '.join(taken.parameters)}; use "
-                    "the same names"
+                    f"{type(self._module).__name__}.forward has {', '.join(taken.parameters)}; use the same names"
                 ) from None
         whole = self._loss.takes_values and data.y.dtype.kind == "i"
         return Dataset(data.features, data.y.astype(np.float32)) if whole else data

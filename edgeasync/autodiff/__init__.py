@@ -1,1 +1,4 @@
-"""Reverse-mode differentiation of a forward ONNX graph into a training graph; needs the `onnx` package."""
+"""Differentiates a forward ONNX graph into a training graph (reverse mode).
+
+Needs the `onnx` package.
+"""

@@ -1,4 +1,4 @@
-"""From a forward ONNX model to a training graph that plain onnxruntime runs."""
+"""Builds a training graph, which plain onnxruntime runs, from a forward ONNX model."""
 
 import json
 from collections.abc import Mapping
@@ -24,37 +24,37 @@ from edgeasync.protocol.operators import ALLOWED, ALLOWED_OWN
 
 
 class TrainingGraph(msgspec.Struct, frozen=True):
-    """A serialized training graph, the layout of what it trains, and the values that training begins with."""
+    """A serialized training graph, the layout of its trained arrays, and their initial values."""
 
     model: bytes
     spec: ParameterSpec
     initial: Vector
     warnings: tuple[str, ...] = ()
-    """What the file decided, or its exporter may have changed, in silence: a sentence for each."""
+    """Decisions that the file or its exporter made silently, one sentence each."""
 
 
 TRIES = 3
-"""How often the advice of a refusal is tried, for what would be refused next."""
+"""How many further errors are looked for by following each error's advice."""
 
 
 def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph:
-    """Differentiate a serialized forward model; raises `GraphError` if it cannot be trained as asked.
+    """Differentiate a serialized forward model. Raises `GraphError` if it cannot be trained.
 
-    A refusal's advice is tried before: what would be refused next, the same sentence says.
+    The error also names the errors that would follow if its advice was taken.
     """
     try:
         return _build(model, settings)
     except GraphError as error:
-        raise GraphError("; with that: ".join(_refusals(model, settings, str(error)))) from error
+        raise GraphError("; after that: ".join(_refusals(model, settings, str(error)))) from error
 
 
 def _refusals(model: bytes, settings: GraphSettings, first: str) -> list[str]:
-    """Return a refusal, and those that follow if its advice is taken."""
+    """Return the message of an error, and those that follow after taking each one's advice."""
     found, given = [first], settings
     for _ in range(TRIES):
         if not (advice := arguments(found[-1])):
             break
-        if "freeze" in advice:  # rather than to train what may be no parameter
+        if "freeze" in advice:  # prefer freezing, because training could change constants
             advice = {"freeze": (*given.freeze, *advice["freeze"])}
         given = msgspec.structs.replace(given, **advice)
         try:
@@ -68,7 +68,7 @@ def _refusals(model: bytes, settings: GraphSettings, first: str) -> list[str]:
 
 def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
     if is_training_graph(model):
-        raise GraphError("this is a training graph already; give the forward model")
+        raise GraphError("this is already a training graph; pass the forward model")
     proto = reading.parse(model)
     reading.widen_inputs(proto)
     output = reading.choose_output(proto, settings.output)
@@ -95,16 +95,17 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
 
 
 def _check_devices(model: onnx.ModelProto, prepared: ForwardGraph) -> None:
-    """Raise `GraphError` for operators that no device runs, whether or not they need a gradient.
+    """Raise `GraphError` for operators that devices do not support, with or without gradient.
 
-    Random operators pass: `to_onnx` replaces them, and the hub checks the finished graph.
+    Random operators are accepted here: `to_onnx` replaces them, and the hub checks the finished
+    graph.
     """
     for node in prepared.nodes:
         if node.op not in (ALLOWED_OWN if node.domain else ALLOWED | forward.RANDOM_OPERATORS):
             rest = "write the model with other operators"
             if node.domain or "Integer" in node.op or node.op.startswith("QLinear"):
                 rest = producer_of(model).foreign
-            raise GraphError(f"{node.where}: devices do not run {node.op}; {rest}")
+            raise GraphError(f"{node.where}: operator {node.op} is not supported on devices; {rest}")
 
 
 def _warnings(
@@ -112,41 +113,45 @@ def _warnings(
 ) -> tuple[str, ...]:
     found = []
     if selection.frozen:
-        found.append(f"frozen in torch, and so here unless train names them: {', '.join(selection.frozen)}")
+        found.append(
+            f"not trained, because frozen in torch: {', '.join(selection.frozen)}; to train them, name them in "
+            "train"
+        )
     if held := [name for name in selection.held if name in prepared.constants]:
         found.append(
-            f"weights in Constant nodes are not trained: {', '.join(held)}; to train them, give "
+            f"weights in Constant nodes are not trained: {', '.join(held)}; to train them, set "
             f"{argument('train', *(settings.train or ('*',)), *held)}"
         )
     if selection.unfit:
         of_which = ", ".join([f"{name} ({what})" for name, what in selection.unfit.items()])
         found.append(
-            f"only finite float32 weights are trained, and so these are not: {of_which}; to train them, export "
+            f"only finite float32 weights are trained, so these are not: {of_which}; to train them, export "
             "the model in float32"
         )
     if folded := folded_scalars(model, prepared):
         of_which = ", ".join([f"{name} of {origin}" for name, origin in folded.items()])
         found.append(
-            f"single numbers that the exporter computed are not trained: {of_which}; {producer_of(model).plain}, "
-            f"or give {argument('train', *(settings.train or ('*',)), *folded)}"
+            f"scalars computed by the exporter are not trained: {of_which}; {producer_of(model).plain}, "
+            f"or set {argument('train', *(settings.train or ('*',)), *folded)}"
         )
     output = prepared.output
     if isinstance(find_loss(settings.loss), CrossEntropy) and classes_are_last(prepared):
         found.append(
-            f"cross_entropy takes axis 1 of output {output!r} for the classes, and the last layer makes "
-            f"the last axis of {prepared.shapes[output]}; if these are the classes, transpose the output, "
-            "in torch by scores.movedim(-1, 1)"
+            f"cross_entropy uses axis 1 of output {output!r} as classes, but the last layer computes the "
+            f"last axis of {prepared.shapes[output]}; if that is the classes' axis, transpose the output, "
+            "in torch with scores.movedim(-1, 1)"
         )
     return (*found, *warnings_of(model, prepared))
 
 
 def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingGraph:
-    """Take a training graph that was built before, and the values its parameters begin with.
+    """Parse an existing training graph, and lay out the initial values of its parameters.
 
-    Raises `GraphError` if it does not follow the contract, `ModelMismatchError` if the values are not its own.
+    Raises `GraphError` if it violates the contract, `ModelMismatchError` if the values do not match
+    it.
     """
     if not is_training_graph(model):
-        raise GraphError("this is not a training graph; build one with edgeasync model build")
+        raise GraphError("not a training graph; build one with edgeasync model build")
     spec = contract.read_spec(reading.read(model))
     return TrainingGraph(model, spec, spec.flatten(initial))
 
@@ -172,10 +177,10 @@ def _assemble(
     trained = [name for name in trained if name in found]
     if not trained:
         frozen = [name for name in selection.frozen if name in prepared.constants]
-        told = ", ".join(lost) or "none chosen"
+        told = ", ".join(lost) or "none selected"
         if frozen:
-            told += f"; torch had {', '.join(frozen)} frozen: give {argument('train', *frozen)}"
-        raise GraphError(f"no trained parameter reaches output {prepared.prediction!r}: {told}")
+            told += f"; torch had {', '.join(frozen)} frozen: set {argument('train', *frozen)}"
+        raise GraphError(f"no trained parameter affects output {prepared.prediction!r}: {told}")
     graph.constants |= {name: prepared.parameters[name] for name in lost}
     statistics = [name for name in prepared.parameters if name in graph.statistics]
     results = {"loss": parts.loss, contract.WEIGHT: parts.weight}
@@ -209,7 +214,7 @@ def _metadata(prepared: ForwardGraph, loss: Loss, settings: GraphSettings) -> di
 
 
 def _check_run(made: TrainingGraph, prepared: ForwardGraph, target: Shape) -> None:
-    """Take one step, so that a graph which onnxruntime cannot run is refused here and not by every device."""
+    """Run one step, so that an unusable graph fails here and not on every device."""
     shapes = {parameter.name: parameter.shape for parameter in made.spec.parameters}
     feeds: dict[str, Array] = dict(made.spec.views(made.initial))
     for name in prepared.inputs:
@@ -228,12 +233,12 @@ def _check_run(made: TrainingGraph, prepared: ForwardGraph, target: Shape) -> No
             continue
         expected = shapes.get(contract.parameter_of(name), ())
         if value.shape != expected:
-            raise GraphError(f"the training graph is wrong: {name!r} has shape {value.shape}, not {expected}")
+            raise GraphError(f"the training graph is wrong: {name!r} has shape {value.shape}, expected {expected}")
 
 
 def _check_autoencoder(prepared: ForwardGraph, target: tuple[int | None, ...]) -> None:
     if len(prepared.inputs) != 1 or prepared.shapes[prepared.inputs[0]] != target:
         shapes = ", ".join(str(prepared.shapes[name]) for name in prepared.inputs)
         raise GraphError(
-            f"target = 'input' needs one input of the output's shape {target}; the inputs have {shapes}"
+            f"target = 'input' needs one input with the output's shape {target}; the inputs have {shapes}"
         )

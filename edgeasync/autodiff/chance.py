@@ -1,4 +1,4 @@
-"""A training graph without chance: no dropout, and numbers that follow from a shape for random ones."""
+"""Makes a training graph deterministic: no dropout, and fixed values instead of random ones."""
 
 import math
 from typing import Any
@@ -8,16 +8,20 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 GOLDEN = (math.sqrt(5) - 1) / 2
-"""The fractional parts of its multiples are spread evenly over 0 to 1 (Weyl 1916)."""
+"""The golden ratio less 1.
+
+The fractional parts of its multiples cover 0 to 1 evenly (Weyl 1916).
+"""
 
 WIDTH = math.sqrt(12)
-"""The width of a uniform distribution whose standard deviation is 1."""
+"""Width of a uniform distribution with standard deviation 1."""
 
 
 def without_chance(model: bytes) -> bytes:
-    """Set every dropout's ratio to 0, and replace random numbers by ones computed from the tensor's shape.
+    """Set all dropout ratios to 0, and compute random tensors from their shape.
 
-    The replacements differ from place to place: a constant would make a mask keep everything or nothing.
+    The values differ within a tensor, because a mask of equal values would keep everything or
+    nothing.
     """
     proto = onnx.load_model_from_string(model)
     ratios = {name for node in proto.graph.node if node.op_type == "Dropout" for name in node.input[1:2]}
@@ -34,7 +38,7 @@ _DRAWING = frozenset({"RandomNormalLike", "RandomUniformLike"})
 
 
 def _spread(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return nodes that make the numbers which stand for those of a random node."""
+    """Return nodes that compute the replacement of a random node."""
     given = {entry.name: entry.f for entry in node.attribute}
     if node.op_type == "RandomNormalLike":
         width = given.get("scale", 1.0) * WIDTH

@@ -1,4 +1,4 @@
-"""Holding a training graph's gradients against differences of its loss."""
+"""Compares a training graph's gradients with finite differences of its loss."""
 
 from collections.abc import Iterator, Mapping
 
@@ -15,40 +15,45 @@ from edgeasync.errors import GraphError
 from edgeasync.parameters import ParameterSpec, Vector
 
 TOLERANCE, TOLERANCE_IN_PART = 0.02, 0.06
-"""How far a slope may be from the difference, as a share: float32 and bends in the loss allow no better.
+"""Largest relative deviation of a slope from the difference, given float32 and kinks of the loss.
 
-The second is for directions in which few values move, where a single bend counts for more.
+The second value is for directions in which few values change, where a single kink matters more.
 """
 
 STEP_SIZES = tuple([0.03 / 3**place for place in range(6)])
-"""Differences are taken over several steps, relative to the parameter's size, until two of them agree."""
+"""Step sizes of the differences, relative to the parameter's size, tried until two results agree.
+"""
 
 AGREED = 0.01
-"""How far two differences may be apart, as a share, that agree: one that does not has a bend within the step."""
+"""Relative deviation up to which two differences agree. Larger ones mean a kink within the step."""
 
 POINTS = 6
-"""At how many places a gradient must be wrong along one direction: any may lie beside a bend of the loss."""
+"""Number of points at which a gradient must be wrong along one direction; any point may be near a
+kink.
+"""
 
 PARTS_MIN, PARTS_MAX = 4, 128
-"""Into how many parts a parameter's values are dealt out, each of which is checked by itself."""
+"""Smallest and largest number of parts of a parameter that are checked separately."""
 
 OPERATIONS_MAX = 2e10
-"""What dealing out may cost, about, in operations of the forward model."""
+"""Approximate budget of these checks, in operations of the forward model."""
 
 NOISE = 3e-7
-"""What float32 leaves open of a loss, as a share."""
+"""Relative rounding error of a loss in float32."""
 
 MOVED = 0.05
-"""How far from their first values parameters are checked, as a share: a bias of 0 may lie on a bend."""
+"""Relative distance of the checked points from the initial values, because a bias of 0 may be on a
+kink.
+"""
 
 LOSS = "loss"
 
 
 class GradientCheck(msgspec.Struct, frozen=True):
-    """A check of one parameter, along one direction.
+    """The check of one parameter along one direction.
 
-    `slope` is the loss's slope by the gradient. `difference` is the slope by finite differences. `compared` is
-    whether either is anything but 0: else nothing has been held against anything.
+    `slope` is the loss's slope by the gradient, `difference` by finite differences. `compared` is
+    False if both are 0, so that the check proves nothing.
     """
 
     name: str
@@ -62,13 +67,14 @@ class GradientCheck(msgspec.Struct, frozen=True):
 def check_gradients(
     model: bytes, spec: ParameterSpec, initial: Vector, *, batch_size: int = 8, seed: int = 0
 ) -> list[GradientCheck]:
-    """Compare gradients with central differences of the loss, for each trained parameter in many directions.
+    """Compare gradients with central differences of the loss, for each trained parameter.
 
-    The first direction is the gradient itself. For the others the values are dealt out at random, to parts as
-    small as the cost allows, and every part moves by random signs, which weighs all its values alike: a single
-    wrong value shows, unless it is small among those of its part. The first comparison is returned, or one that
-    failed. Dropout is off meanwhile, random numbers are the same each time, and what gradients stop at keeps its
-    values. The examples are random, and others where a gradient is 0. Raises `GraphError` if no loss is finite.
+    The first direction is the gradient itself. For the others, the values are assigned to parts at
+    random, as small as the budget allows. All values of a part move by the same distance with
+    random signs. So a single wrong value shows, unless it is small within its part. Returns a
+    failed check of each parameter, or else its first check. Dropout is off, random numbers are
+    fixed, and tensors where gradients stop keep their values. Examples are random, and drawn again
+    if a gradient is 0. Raises `GraphError` if no loss is finite.
     """
     scene = _Scene(model, spec, initial, batch_size, seed)
     trained = [parameter.name for parameter in spec.parameters if parameter.role == "trained"]
@@ -103,14 +109,14 @@ def _directions(gradient: Array, parts: int, generator: np.random.Generator) -> 
 
 
 class _Point(msgspec.Struct, frozen=True):
-    """Random examples and parameters by name, what gradients stop at, and the gradients that the graph gives."""
+    """Random inputs and parameters by name, stopped tensors, and the gradients of the graph."""
 
     feeds: dict[str, Array]
     gradients: dict[str, Array]
 
 
 class _Scene:
-    """A training graph without chance, and the points at which it is looked at."""
+    """A deterministic training graph, and the points at which it is evaluated."""
 
     def __init__(self, model: bytes, spec: ParameterSpec, initial: Vector, batch_size: int, seed: int) -> None:
         self._proto = onnx.load_model_from_string(without_chance(model))
@@ -127,7 +133,7 @@ class _Scene:
         self.operations = measure(alone, self._those_read(feeds)).operations
 
     def point(self, number: int) -> _Point:
-        """Return one of the random points; the same for the same number."""
+        """Return a random point. The same number returns the same point."""
         while number >= len(self._points):
             feeds = self._finite_feeds(len(self._points))
             gradients = [value.astype(np.float64) for value in self._whole.run(self._gradients, feeds)]
@@ -137,12 +143,12 @@ class _Scene:
         return self._points[number]
 
     def first_that_moves(self, name: str) -> int:
-        """Return the first point at which a parameter has a gradient other than 0, else 0."""
+        """Return the first point where a parameter's gradient is not 0, or 0 if there is none."""
         moving = (number for number in range(POINTS) if self.point(number).gradients[f"{name}.grad"].any())
         return next(moving, 0)
 
     def check(self, name: str, direction: Array, begin: int) -> GradientCheck:
-        """Return the best comparison of one parameter's gradient along a direction, beginning with a point."""
+        """Return the best comparison along a direction, starting with point `begin`."""
         best = GradientCheck(name, 0.0, 0.0, np.inf, passed=False)
         tolerance = TOLERANCE if direction.all() else TOLERANCE_IN_PART
         for number in range(POINTS):
@@ -154,10 +160,10 @@ class _Scene:
         return best
 
     def _compare(self, name: str, direction: Array, tolerance: float, point: _Point) -> GradientCheck:
-        """Compare the slope with the limit of the differences over two steps that agree, or nearly do."""
+        """Compare the slope with the limit of two differences that agree, or almost agree."""
         gradient = point.gradients[f"{name}.grad"]
         slope = float((gradient * direction).sum())
-        # What a slope amounts to here; this one may be small because its terms cancel.
+        # The usual size of a slope here. This slope may be small because its terms cancel.
         usual = max(float(np.sqrt(np.mean(gradient**2))), abs(slope))
         size = max(float(np.linalg.norm(point.feeds[name])), 0.1)
         limit, spread, noise = 0.0, np.inf, 0.0
@@ -166,21 +172,22 @@ class _Scene:
             now, open_ = self._difference(name, direction, step * size, point)
             scale = max(usual, abs(now))
             if np.isfinite(spread) and open_ > TOLERANCE * scale:
-                break  # smaller steps tell even less
+                break  # smaller steps are even less accurate
             if abs(now - before) < spread:
-                # Richardson 1911: the error falls with the square of the step, and so by 9.
+                # Richardson 1911: the error falls with the square of the step size, here by a
+                # factor of 9.
                 limit, spread, noise = now + (now - before) / 8, abs(now - before), open_
             if spread <= AGREED * scale + noise:
                 break
             before = now
         if not np.isfinite([slope, spread]).all():
             return GradientCheck(name, slope, limit, np.inf, passed=False)
-        # Where everything is 0, as for scores that nothing moves, the two agree.
+        # If everything is 0, for example because the loss ignores the parameter, the two agree.
         error = max(0.0, abs(limit - slope) - noise - spread) / (max(usual, abs(limit), noise) or 1.0)
         return GradientCheck(name, slope, limit, error, error <= tolerance)
 
     def _difference(self, name: str, direction: Array, step: float, point: _Point) -> tuple[float, float]:
-        """Return the loss's slope along a direction by a difference, and what float32 leaves open of it."""
+        """Return the loss's slope along a direction by a difference, and its rounding error."""
         value = point.feeds[name]
         ahead, behind = [
             self._loss({**point.feeds, name: (value + sign * step * direction).astype(np.float32)})
@@ -195,7 +202,10 @@ class _Scene:
         return {name: value for name, value in feeds.items() if name in self._read}
 
     def _finite_feeds(self, number: int) -> dict[str, Array]:
-        """Return random examples and moved parameters; positive ones, or unmoved ones, if the loss needs it."""
+        """Return random inputs and shifted parameters.
+
+        If the loss is not finite for these, use positive inputs, or unshifted parameters.
+        """
         examples = example_feeds(self._proto, self._spec, self._batch_size, self._seed + number)
         generator = np.random.Generator(np.random.PCG64([self._seed, number]))
         first, moved = self._spec.views(self._initial), self._spec.views(self._initial.copy())
@@ -212,7 +222,7 @@ class _Scene:
             if np.isfinite(self._whole.run([LOSS], feeds)[0]):
                 return feeds
         raise GraphError(
-            "the loss of random examples is not finite with the values that training begins with; look at those"
+            "the loss of random examples is not finite for the initial values; check the initial values"
         )
 
 
@@ -221,14 +231,17 @@ def _is_autoencoder(proto: onnx.ModelProto) -> bool:
 
 
 def _stops(proto: onnx.ModelProto) -> list[str]:
-    """Return what a model says that gradients stop at; another Identity only names a result."""
+    """Return the tensors at which gradients stop.
+
+    An Identity whose output is a result does not count.
+    """
     results = {entry.name for entry in proto.graph.output}
     nodes = needed(read_nodes(proto.graph.node), [LOSS])
     return [node.outputs[0] for node in nodes if node.op == "Identity" and node.outputs[0] not in results]
 
 
 def _loss_alone(proto: onnx.ModelProto, held: Mapping[str, Array]) -> onnx.ModelProto:
-    """Return the graph without gradients, metrics and moving statistics; it is fed with the tensors of `held`."""
+    """Return the graph of the loss alone, without gradients and metrics, with `held` as inputs."""
     nodes = [node for node in read_nodes(proto.graph.node) if held.keys().isdisjoint(node.outputs)]
     nodes = needed(nodes, [LOSS])
     used = {name for node in nodes for name in free_inputs(node)}

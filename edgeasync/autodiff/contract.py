@@ -1,7 +1,8 @@
-"""The interface of a training graph, written and read. `docs/reference/training_graph.md` is its specification.
+"""Writes and reads the interface of a training graph.
 
-- inputs: the forward model's own, `target`, and one for each trained parameter and running statistic, by its name;
-- outputs: `loss`, `loss_weight`, the forward model's own, `<parameter>.grad` and `<statistic>.new`;
+- inputs: those of the forward model, `target`, and every trained parameter and running statistic;
+- outputs: `loss`, `loss_weight`, the forward model's output, `<parameter>.grad` and
+  `<statistic>.new`;
 - everything that is not trained is an initializer.
 """
 
@@ -18,7 +19,7 @@ from edgeasync.errors import GraphError
 from edgeasync.parameters import Parameter, ParameterSpec, Role
 
 CONTRACT = "edgeasync.contract"
-"""The metadata key that marks a training graph; its value is the version of the contract."""
+"""Metadata key that marks a training graph. Its value is the version of this interface."""
 
 CONTRACT_VERSION = "2"
 
@@ -28,7 +29,7 @@ _ENDINGS: tuple[tuple[Role, str], ...] = (("trained", GRADIENT), ("statistic", N
 
 
 def parameter_of(result: str) -> str:
-    """Return whose gradient or next value an output is; for others, nobody's name."""
+    """Return the parameter or statistic of an output, or an unused name for other outputs."""
     return result.rpartition(".")[0]
 
 
@@ -39,9 +40,10 @@ def serialize(
     results: dict[str, str],
     metadata: dict[str, str],
 ) -> bytes:
-    """Write the graph whose outputs are `results`, the tensor of each by its name in the contract.
+    """Serialize a graph with the outputs `results`: tensors by their names in the contract.
 
-    Nodes that no result needs are left out. Raises `GraphError` if the model uses a name of the contract.
+    Nodes that no result needs are removed. Raises `GraphError` if the model uses a name of the
+    contract.
     """
     shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
     _check_names(prepared, graph, shapes, results)
@@ -49,7 +51,7 @@ def serialize(
     rename: dict[str, str] = {}
     taken = {*shapes, *prepared.inputs, TARGET, prepared.prediction}
     for result, name in results.items():
-        # One tensor under two names, or an input that is a result as it is, needs a node of its own.
+        # A tensor with two names, or an input that is also a result, needs a node of its own.
         if name in rename or name in taken or name in graph.constants:
             graph.nodes.append(Node("Identity", [name], [result], {}, result))
         else:
@@ -59,7 +61,7 @@ def serialize(
     inputs.append(value_info(TARGET, graph.dtypes[TARGET], graph.shapes[TARGET]))
     inputs += [value_info(name, FLOAT, shape) for name, shape in shapes.items()]
     outputs = [value_info(name, FLOAT, shapes.get(parameter_of(name), ())) for name in results]
-    # Its sizes are left to onnxruntime, which refuses a graph where it would infer others than were measured.
+    # Its sizes are left open, because onnxruntime rejects a graph whose inferred sizes differ.
     kind = helper.np_dtype_to_tensor_dtype(graph.dtypes[prepared.prediction])
     sizes = [None] * len(graph.shapes[prepared.prediction])
     outputs.insert(2, helper.make_tensor_value_info(prepared.prediction, kind, sizes))
@@ -72,18 +74,18 @@ def serialize(
 def _check_names(
     prepared: ForwardGraph, graph: TrainingGraphBuilder, shapes: Mapping[str, object], results: Mapping[str, str]
 ) -> None:
-    """Refuse names that the contract needs for itself."""
+    """Raise `GraphError` if the model uses names that the contract reserves."""
     own = {*prepared.inputs, *shapes, *graph.constants}
     own.update(name for node in prepared.nodes for name in node.outputs)
     for name in (TARGET, *results):
         if name in own:
-            raise GraphError(f"the model has a tensor {name!r}, a name that the training graph needs; rename it")
+            raise GraphError(f"tensor name {name!r} is reserved for the training graph; rename it in the model")
     if both := set(prepared.inputs).intersection(shapes):
-        raise GraphError(f"{both.pop()!r} is an input and a parameter; rename one")
+        raise GraphError(f"{both.pop()!r} names both an input and a parameter; rename one")
 
 
 def is_training_graph(model: bytes) -> bool:
-    """Return whether a serialized model is a training graph made by edgeasync."""
+    """Return whether a serialized model is a training graph built by edgeasync."""
     try:
         proto = onnx.load_model_from_string(model)
     except Exception:  # noqa: BLE001
@@ -92,7 +94,10 @@ def is_training_graph(model: bytes) -> bool:
 
 
 def read_spec(proto: onnx.ModelProto) -> ParameterSpec:
-    """Return the layout of what a training graph trains; raises `GraphError` if it trains nothing."""
+    """Return the layout of a training graph's trained arrays.
+
+    Raises `GraphError` if it has none.
+    """
     results = {entry.name for entry in proto.graph.output}
     found = [
         Parameter(entry.name, tuple([dim.dim_value for dim in entry.type.tensor_type.shape.dim]), role)

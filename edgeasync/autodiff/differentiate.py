@@ -1,4 +1,4 @@
-"""The reverse pass: a forward graph becomes one that also computes gradients."""
+"""The reverse pass: extends a forward graph by the computation of gradients."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -14,9 +14,9 @@ from edgeasync.errors import GraphError, argument
 def begin(
     forward: ForwardGraph, trained: Collection[str], statistics: Collection[str]
 ) -> tuple[TrainingGraphBuilder, list[Step]]:
-    """Copy the forward nodes into a new graph, in the form that training needs; return it and every step.
+    """Copy the forward nodes into a new graph in training form. Return the graph and all steps.
 
-    Raises `GraphError` for operators without a rule where something trained depends on them.
+    Raises `GraphError` if a trained parameter passes through an operator without a gradient rule.
     """
     graph = TrainingGraphBuilder()
     graph.constants = dict(forward.constants)
@@ -32,8 +32,8 @@ def begin(
         steps.append(step)
         if caught := sorted(graph.active.intersection(free_inputs(node)).difference(node.inputs)):
             raise GraphError(
-                f"{node.where}: its body reads {caught[0]!r}, which is trained, and there is no gradient for "
-                f"{node.op}; freeze what its body reads, or write the model without it"
+                f"{node.where}: {node.op} has no gradient, but its body uses the trained tensor {caught[0]!r}; "
+                f"freeze that tensor, or write the model without {node.op}"
             )
         if (node.domain or node.op not in STOPPING) and any(
             step.active(position) for position in range(len(node.inputs))
@@ -45,7 +45,7 @@ def begin(
                 continue
             if node.op != "Cast" and (other := [name for name in made if graph.dtypes[name] != FLOAT]):
                 raise GraphError(
-                    f"{node.where} computes in {graph.dtypes[other[0]]}; only float32 can be trained: "
+                    f"{node.where} computes in {graph.dtypes[other[0]]}, but only float32 can be trained; "
                     "export the model in float32"
                 )
         rule = None if node.domain else RULES.get(node.op)
@@ -60,7 +60,7 @@ def begin(
 
 
 def _blocked(forward: ForwardGraph, trained: Collection[str], nodes: list[Node]) -> str:
-    """Say how to train a model in spite of nodes without a gradient: what to freeze, or that nothing is left."""
+    """Return the message for nodes without a gradient, with the parameters to freeze."""
     results = [name for node in nodes for name in node.outputs]
     before = {name for earlier in needed(forward.nodes, results) for name in free_inputs(earlier)}
     frozen = [name for name in trained if name in before]
@@ -73,16 +73,16 @@ def _blocked(forward: ForwardGraph, trained: Collection[str], nodes: list[Node])
     operators = dict.fromkeys(
         node.op + (f" of the domain {node.domain!r}" if node.domain else "") for node in nodes
     )
-    said = f"{', '.join(node.where for node in nodes)}: there is no gradient for {', '.join(operators)}; "
+    said = f"{', '.join(node.where for node in nodes)}: no gradient for {', '.join(operators)}; "
     if len(frozen) == len(trained):
-        return f"{said}everything that is trained comes before {them}: {rest}"
-    return f"{said}{rest}, or freeze what comes before {them}: {argument('freeze', *frozen)}"
+        return f"{said}all trained parameters come before {them}: {rest}"
+    return f"{said}{rest}, or freeze the parameters before {them}: {argument('freeze', *frozen)}"
 
 
 def reverse(graph: TrainingGraphBuilder, steps: list[Step], output: str, gradient: str) -> dict[str, str]:
-    """Append the gradients of everything active; return the gradient of each tensor that no node makes.
+    """Append the gradients of all active tensors. Return those of tensors that no node computes.
 
-    `gradient` is that of `output`. Gradients that reach a tensor by several ways are summed.
+    `gradient` is that of `output`. Gradients that reach a tensor on several paths are summed.
     """
     arrived: dict[str, list[str]] = defaultdict(list)
     arrived[output].append(gradient)
@@ -103,8 +103,8 @@ def reverse(graph: TrainingGraphBuilder, steps: list[Step], output: str, gradien
             value = found[position] if position < len(found) else None
             if value is None:
                 raise GraphError(
-                    f"{node.where}: there is no gradient for its input {position}, {name!r}; "
-                    "make that input a constant, or freeze what it depends on"
+                    f"{node.where}: no gradient for its input {position}, {name!r}; make that input a constant, "
+                    "or freeze the parameters it depends on"
                 )
             arrived[name].append(value)
     graph.enter("gradient")
@@ -114,7 +114,7 @@ def reverse(graph: TrainingGraphBuilder, steps: list[Step], output: str, gradien
 
 
 def _keep_dropouts(graph: TrainingGraphBuilder) -> None:
-    """Read the mask of every dropout, also where no gradient passes: onnxruntime removes those nobody reads."""
+    """Use the mask of every dropout, because onnxruntime removes dropouts whose mask is unused."""
     read = {name for node in graph.nodes for name in free_inputs(node)}
     for place, node in reversed([*enumerate(graph.nodes)]):
         if node.op == "Dropout" and node.outputs[1] not in read:

@@ -1,10 +1,11 @@
-"""What a model's output is: raw scores, or probabilities made of them, whether by one operator or by arithmetic.
+"""Finds out whether a model's output contains raw scores, or probabilities computed from scores.
 
-The last operators are read backwards, through what moves, clips or scales values. Each tensor on the way is
-recognized by the operator that makes it, or by its values on random inputs: rows that are positive and sum to 1,
-and the softmax or sigmoid of an earlier tensor. What other arithmetic makes of such tensors alone is refused if
-it has one sign or the same sum everywhere. Last, the output itself is refused if it stays between 0 and 1 however
-large the parameters are. The scores that a refusal names are judged in the same way before.
+The last operators are followed backwards through operators that move, clip or scale values. A
+tensor on this path is recognized by its operator, or by its values on random inputs: positive rows
+that sum to 1, and the softmax or sigmoid of an earlier tensor. Other arithmetic on such tensors
+alone is rejected if its results all have the same sign or the same sum. Finally, the output itself
+is rejected if it stays between 0 and 1 for arbitrarily large parameters. The scores that an error
+names are checked in the same way first.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,16 +22,18 @@ from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from edgeasync.scores import are_bounded
 
 EXACT = 3e-6
-"""How far values may be apart that are the same in float32."""
+"""Largest relative difference of values that are equal in float32."""
 
 LOOSE = 1e-4
-"""How far from 1 a sum of probabilities may be."""
+"""Largest deviation from 1 of a sum of probabilities."""
 
 FREE = 10.0
-"""What values exceed that have no bounds: the largest parameters are drawn a thousand times too large."""
+"""Size that unbounded values exceed, as the largest random parameters are a thousand times too
+large.
+"""
 
 SPREAD_MIN = 0.05
-"""Over less than this a sigmoid cannot be told from a straight line."""
+"""Smallest spread of values in which a sigmoid differs from a straight line."""
 
 _YES_OR_NO = argument("loss", "bce_with_logits")
 _VALUES = argument("loss", "mse")
@@ -49,13 +52,16 @@ _ARITHMETIC = (
     | {"Abs", "Exp", "Log", "Mean", "Neg", "Pow", "Reciprocal", "Relu", "Sqrt", "Sum", "Where"}
     | {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Softplus", "Tanh"}
 )
-"""What makes of probabilities alone nothing that is free in range, or is meant to be."""
+"""Operators whose results, computed from probabilities alone, are not scores."""
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """What makes probabilities, or their logarithm, of which scores; `axis` is that of the classes."""
+    """An operator that computes probabilities or their logarithm, and its input, the scores.
+
+    `axis` is the classes' axis.
+    """
 
     maker: str
     scores: str
@@ -64,19 +70,22 @@ class Ending(msgspec.Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        """What an output that ends so does, for a sentence of which it is the subject."""
+        """The predicate of a sentence about such an output."""
         if self.maker == _BOUNDED:
-            return "stays between 0 and 1, whatever the parameters are"
+            return "stays between 0 and 1 for all parameters"
         of_it = self.logarithm and self.maker != "LogSoftmax"
         return f"comes from the logarithm of {self.maker}" if of_it else f"comes from {self.maker}"
 
 
 def check_ending(prepared: ForwardGraph, loss: Loss) -> None:
-    """Raise `GraphError` if the loss takes raw scores and the output has none, or a single one for classes."""
+    """Raise `GraphError` if the loss needs raw scores and the output has none.
+
+    This includes a loss of classes with a single score.
+    """
     output = prepared.output
     if prepared.dtypes[output] != FLOAT:
         raise GraphError(
-            f"output {output!r} is {prepared.dtypes[output]}, not float32; name a float32 tensor as the output"
+            f"output {output!r} is {prepared.dtypes[output]}, not float32; choose a float32 tensor as the output"
         )
     if output not in {name for node in prepared.nodes for name in node.outputs}:
         raise GraphError(f"output {output!r} is an input of the model; nothing can be trained")
@@ -87,18 +96,18 @@ def check_ending(prepared: ForwardGraph, loss: Loss) -> None:
     ending = _Endings(prepared, classes=classes and not single).of(output)
     if single:
         raise GraphError(
-            f"output {output!r} of shape {shape} has one score for each example, and cross_entropy needs one for "
-            f"each class (its loss would be 0 for ever); {_advice_for_one(prepared, ending)}"
+            f"output {output!r} of shape {shape} has one score per example, but cross_entropy needs one per class "
+            f"(its loss would always be 0); {_advice_for_one(prepared, ending)}"
         )
     if ending is not None:
         raise GraphError(
-            f"output {output!r} {ending.said}, but this loss takes the scores before it; "
+            f"output {output!r} {ending.said}, but this loss needs the scores before it; "
             f"{_advice(prepared, ending, classes=classes)}"
         )
 
 
 def classes_are_last(prepared: ForwardGraph) -> bool:
-    """Return whether the output is of three axes or more, and a layer of features makes its last one."""
+    """Return whether the output has at least three axes, the last from a linear layer."""
     makers = {name: node for node in prepared.nodes for name in node.outputs}
     name = prepared.output
     while (node := makers.get(name)) is not None and node.op in ("Add", "Cast", "Identity"):
@@ -110,36 +119,36 @@ def classes_are_last(prepared: ForwardGraph) -> bool:
 
 
 def _advice_for_one(prepared: ForwardGraph, ending: Ending | None) -> str:
-    """Say how to train one score for each example where a loss of classes was asked for."""
+    """Return advice for a model with one score per example and a loss of classes."""
     if ending is None:
-        return f"give {_VALUES} for values, or {_YES_OR_NO} for the labels 0 and 1"
+        return f"set {_VALUES} for values, or {_YES_OR_NO} for the labels 0 and 1"
     if not ending.scores:
-        return f"it {ending.said}: give {_VALUES}, with the targets 0 and 1"
+        return f"it {ending.said}: set {_VALUES}, with the targets 0 and 1"
     if _is_single(prepared.shapes[ending.scores]):
-        return f"give {_YES_OR_NO} and {argument('output', ending.scores)}, with the labels 0 and 1"
-    return f"give {argument('output', ending.scores)}, which has one for each class"
+        return f"set {_YES_OR_NO} and {argument('output', ending.scores)}, with the labels 0 and 1"
+    return f"set {argument('output', ending.scores)}, which has one score per class"
 
 
 def _advice(prepared: ForwardGraph, ending: Ending, *, classes: bool) -> str:
-    targets = ", with 1 for an example's class and 0 for the others as targets" if classes else ""
+    targets = ", with targets of 1 for an example's class and 0 for the others" if classes else ""
     if not ending.scores:
-        return f"export the scores instead, or give {_VALUES}{targets}"
+        return f"export the scores instead, or set {_VALUES}{targets}"
     shape, scores = prepared.shapes[prepared.output], prepared.shapes[ending.scores]
-    as_output = f"give {argument('output', ending.scores)}"
+    as_output = f"set {argument('output', ending.scores)}"
     if classes and _is_single(scores):
         return f"{as_output} and {_YES_OR_NO}, with the labels 0 and 1"
     same = _without_ones(shape) == _without_ones(scores)
     if classes and not same and "igmoid" in ending.maker:
-        return f"{as_output} and {_YES_OR_NO}, with 0 or 1 for each answer"
+        return f"{as_output} and {_YES_OR_NO}, with 0 or 1 per answer"
     if classes and (ending.axis not in (None, 0, 1) or not same):
-        return f"export the scores instead, with the classes at axis 1, or give {_VALUES}{targets}"
+        return f"export the scores instead, with the classes on axis 1, or set {_VALUES}{targets}"
     if not same:
-        return f"{as_output} and {argument('loss', 'cross_entropy')}, with the numbers of classes as labels"
+        return f"{as_output} and {argument('loss', 'cross_entropy')}, with class numbers as labels"
     return as_output
 
 
 def _is_single(shape: Shape) -> bool:
-    """Return whether there is one score for each example, or for each place of one."""
+    """Return whether there is one score per example, or per position of an example."""
     return len(shape) == 1 or (len(shape) > 1 and shape[1] == 1)
 
 
@@ -148,7 +157,7 @@ def _without_ones(shape: Shape) -> list[int | None]:
 
 
 class _Endings:
-    """Finds out of what scores tensors of a model are made; the model runs once for all of them, if at all."""
+    """Finds the scores from which tensors of a model are computed. Runs the model at most once."""
 
     def __init__(self, prepared: ForwardGraph, *, classes: bool) -> None:
         self._prepared = prepared
@@ -157,7 +166,7 @@ class _Endings:
         self._tries = RandomRuns(prepared, {name for name, _, _ in self._way(prepared.output)})
 
     def of(self, name: str) -> Ending | None:
-        """Return what makes a tensor's probabilities, of which scores; `None` if it has scores itself."""
+        """Return how a tensor's probabilities are computed, or `None` if it contains scores."""
         found = self._on_the_way(name) or self._of_probabilities(name) or self._bounded(name)
         if found is None or (self._classes and found.maker == "LogSoftmax" and self._are_scores(name)):
             return None
@@ -165,9 +174,9 @@ class _Endings:
         return found if deeper is None else msgspec.structs.replace(found, scores=deeper.scores)
 
     def _on_the_way(self, output: str) -> Ending | None:
-        """Look for one maker behind which values are only moved, clipped and scaled; by operators, then by values.
+        """Find one operator after which values are only moved, clipped and scaled.
 
-        Where they are scaled, they must look like shares still: others are scores that were bounded on purpose.
+        Scaled values must still look like shares. Otherwise they are scores with intended bounds.
         """
         way = list(self._way(output))
         for find in (self._by_operator, self._by_values):
@@ -182,9 +191,10 @@ class _Endings:
         return None
 
     def _way(self, output: str) -> Iterator[tuple[str, bool, bool]]:
-        """Yield the tensors behind which nothing but moving, clipping and scaling happens, the output first.
+        """Yield the tensors that reach the output by moving, clipping and scaling alone.
 
-        With each: whether values are scaled behind it, and whether their logarithm is taken.
+        Each comes with two flags: whether values are scaled after it, and whether their logarithm
+        is used.
         """
         prepared, waiting = self._prepared, [(output, False, False)]
         while waiting:
@@ -203,11 +213,14 @@ class _Endings:
                 waiting.append((single[0], scaled, logged))
             elif node.op in _SCALING and len(single) == 1:
                 complement = node.op == "Sub" and _number(prepared, node.inputs[0]) == 1.0
-                small = logged and node.op == "Add"  # so that no logarithm is of 0
+                small = logged and node.op == "Add"  # a small number added to avoid log(0)
                 waiting.append((single[0], scaled or not (complement or small), logged))
 
     def _of_probabilities(self, output: str) -> Ending | None:
-        """Return the makers if arithmetic makes the output of them alone, and it has one sign or the same sums."""
+        """Find the operators if the output is arithmetic on probabilities alone.
+
+        The output must have one sign or equal sums.
+        """
         for find in (self._by_operator, lambda name: self._by_operator(name) or self._by_values(name)):
             found, waiting, seen = list[Ending](), [output], set[str]()
             while waiting:
@@ -233,14 +246,20 @@ class _Endings:
         return not _is_number(self._prepared, name) and self._prepared.dtypes[name] == FLOAT
 
     def _joined(self, output: str, found: list[Ending]) -> Ending:
-        """Return one ending for several, with their scores if these are the same and of the output's size."""
+        """Combine several endings into one.
+
+        It names scores if the endings share them and they have the output's size.
+        """
         makers, scores = list(dict.fromkeys([each.maker for each in found])), {each.scores for each in found}
         name, shapes = scores.pop(), self._prepared.shapes
         alike = not scores and name and _without_ones(shapes[name]) == _without_ones(shapes[output])
         return Ending(" and ".join(makers), name if alike else "", found[0].axis)
 
     def _bounded(self, output: str) -> Ending | None:
-        """Tell whether the output stays between 0 and 1, and what has no bounds before it, if that is known."""
+        """Return an ending if the output always stays between 0 and 1.
+
+        It names the unbounded tensor before the output, if there is one.
+        """
         if self._is_of_a_layer(output) or not are_bounded(self._wide(output)):
             return None
         name, free = output, list[str]()
@@ -254,11 +273,15 @@ class _Endings:
                 if (values < 0).any() and (values > 0).any():
                     return Ending(_BOUNDED, name)
                 free.append(name)
-        # Classes may have scores of one sign; an answer with such scores is never likelier than not.
+        # Scores of classes may all have one sign. A yes-or-no answer with such scores is always the
+        # same.
         return Ending(_BOUNDED, free[0] if free and self._classes else "")
 
     def _is_of_a_layer(self, name: str) -> bool:
-        """Return whether a layer makes a tensor: a frozen one need not grow with what is trained."""
+        """Return whether a layer computes a tensor.
+
+        A frozen layer may not grow with the parameters.
+        """
         while (node := self._makers.get(name)) is not None:
             if node.domain or node.op in _LAYERS:
                 weights = self._prepared.parameters.keys() | self._prepared.constants.keys()
@@ -281,7 +304,7 @@ class _Endings:
         return [run[name] for run in self._tries.wide if name in run]
 
     def _looks_like_shares(self, name: str, axis: int | None) -> bool:
-        """Return whether what was made of probabilities is still of one sign, or has the same sums everywhere."""
+        """Return whether values computed from probabilities all have one sign, or equal sums."""
         values = [run[name] for run in self._tries.near if name in run]
         if not values:
             return False
@@ -294,7 +317,10 @@ class _Endings:
         return bool(np.ptp(sums) <= EXACT * values[0].shape[1] * size)
 
     def _are_scores(self, name: str) -> bool:
-        """Return whether log-probabilities are those of an example's classes, of which the softmax is the same."""
+        """Return whether log-probabilities are over an example's classes.
+
+        The softmax of such log-probabilities is the same as that of the scores.
+        """
         values = [run[name].astype(np.float64) for run in self._tries.near if name in run]
         if any((value > 0).any() for value in values):
             return False
@@ -320,7 +346,7 @@ def _axis(prepared: ForwardGraph, node: Node) -> int:
 
 
 def _is_number(prepared: ForwardGraph, name: str) -> bool:
-    """Return whether a tensor is a constant, or a single number that may be trained."""
+    """Return whether a tensor is a constant, or a scalar that may be trained."""
     value = prepared.parameters.get(name)
     return not name or name in prepared.constants or (value is not None and value.size == 1)
 
@@ -339,7 +365,7 @@ def _within_0_and_1(prepared: ForwardGraph, node: Node) -> bool:
 
 
 def _by_values(prepared: ForwardGraph, name: str, makers: Mapping[str, Node], runs: Runs) -> Ending | None:
-    """Recognize a tensor by what it holds on random inputs, and find the scores it is made of."""
+    """Recognize a tensor by its values on random inputs, and find its scores."""
     values = [run[name] for run in runs if name in run]
     if not values or values[0].ndim < 1 or not all(np.isfinite(value).all() for value in values):
         return None
@@ -370,7 +396,7 @@ def _by_values(prepared: ForwardGraph, name: str, makers: Mapping[str, Node], ru
             if all(other in run and run[other].shape == run[name].shape for run in runs)
             and all(_same(formula(run[other].astype(np.float64)), run[name]) for run in runs)
         ]
-        # Scores less their maximum are as good, but a person knows the scores.
+        # Scores less their maximum would do too, but users know the plain scores.
         plain = [other for other in matches if makers[other].op not in ("LogSoftmax", "Sub")]
         if matches:
             return Ending(maker, (plain or matches)[0], axis, logarithm)
@@ -395,6 +421,6 @@ def _same(expected: Array, found: Array) -> bool:
 
 
 def _earlier(prepared: ForwardGraph, name: str, makers: Mapping[str, Node]) -> Iterator[str]:
-    """Yield the tensors that one is made of, the last one first."""
+    """Yield the tensors that a tensor is computed from, the last one first."""
     for node in reversed(needed(prepared.nodes, [name])):
         yield from (made for made in node.outputs if made and made != name and makers.get(made) is node)

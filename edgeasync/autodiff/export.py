@@ -1,4 +1,4 @@
-"""The trained model as a plain inference file: the forward model with trained values in place of its own."""
+"""Exports a trained model: inserts the trained values into the forward model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,15 +13,16 @@ from edgeasync.errors import GraphError, ModelMismatchError, native_reason
 
 
 def export_model(model: bytes, trained: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the serialized forward model with the arrays of `trained` as initializers, in inference mode.
+    """Return the serialized forward model with the arrays of `trained`, in inference mode.
 
-    The `metadata` is added to the model's own, and wins over it. Batch norms use their running statistics and
-    dropouts let everything through, whatever mode the model was exported in; opset and IR version stay. Raises
-    `ModelMismatchError` if an array is not one of the model's, or has another shape or type, `GraphError` for a
-    model that is not sound and for values that are not finite.
+    `metadata` is added to the model's own and overrides it. Batch norms use their running
+    statistics and dropouts pass everything, regardless of the mode in which the model was exported.
+    Opset and IR version stay the same. Raises `ModelMismatchError` if an array is missing in the
+    model or differs in shape or type, and `GraphError` if the model is invalid or values are not
+    finite.
     """
     if contract.is_training_graph(model):
-        raise GraphError("this is a training graph; give the forward model that it was built from")
+        raise GraphError("this is a training graph; pass the forward model that it was built from")
     proto = reading.load(model)
     values = reading.initial_values(proto)
     _check_values(values, trained)
@@ -44,22 +45,26 @@ def _check_values(values: Mapping[str, Array], trained: Mapping[str, Array]) -> 
     for name, value in trained.items():
         if name not in values:
             raise ModelMismatchError(
-                f"{name!r} is not a parameter of the forward model; give the one it was trained from"
+                f"{name!r} is not a parameter of the forward model; pass the model that was trained"
             )
         own = values[name]
         if (own.shape, own.dtype) != (value.shape, value.dtype):
             raise ModelMismatchError(
-                f"{name!r} is {value.dtype} of shape {value.shape}, in the forward model {own.dtype} of shape "
-                f"{own.shape}; give the one it was trained from"
+                f"{name!r} is {value.dtype} of shape {value.shape}, but {own.dtype} of shape {own.shape} in the "
+                "forward model; pass the model that was trained"
             )
         if not np.isfinite(value).all():
             raise GraphError(
-                f"{name!r} has values that are not finite: training diverged; train again, with smaller steps"
+                f"{name!r} contains values that are not finite because training diverged; train again with "
+                "smaller steps"
             )
 
 
 def _replace_values(graph: onnx.GraphProto, values: Mapping[str, Array], trained: Mapping[str, Array]) -> None:
-    """Put trained values in; what was the same as one of them, but is not any more, gets values of its own."""
+    """Insert trained values.
+
+    Tensors that shared an old value with a trained one keep a copy of it.
+    """
     new = dict(trained)
     nodes = []
     for node in graph.node:
@@ -74,7 +79,7 @@ def _replace_values(graph: onnx.GraphProto, values: Mapping[str, Array], trained
 
 
 def _settle(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
-    """Bring every node to inference mode."""
+    """Switch every node to inference mode."""
     read = _read_names(graph)
     nodes = []
     for node in graph.node:
@@ -93,16 +98,16 @@ def _settle(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
 
 
 def _remove_unread(graph: onnx.GraphProto, names: set[str]) -> None:
-    """Remove constants of these names: what only a training mode has read."""
+    """Remove the named constants, which only the training mode used."""
     _refill(graph.node, [node for node in graph.node if node.op_type != "Constant" or node.output[0] not in names])
     _refill(graph.initializer, [entry for entry in graph.initializer if entry.name not in names])
     there = {name for node in graph.node for name in node.output}
-    there.update(entry.name for entry in graph.initializer)  # whether each is a parameter is noted there
+    there.update(entry.name for entry in graph.initializer)  # value_info records whether each is a parameter
     _refill(graph.value_info, [entry for entry in graph.value_info if entry.name in there])
 
 
 def _read_names(graph: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
-    """Return what is read, by the graph's nodes, by graphs inside them, or as a result."""
+    """Return the names that nodes, nested graphs and graph outputs read."""
     bodies = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
     names = {name for node in graph.node for name in node.input}
     names.update(output if isinstance(output, str) else output.name for output in graph.output)
@@ -110,6 +115,6 @@ def _read_names(graph: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
 
 
 def _refill(field: Any, entries: list[Any]) -> None:
-    """Replace what a repeated field holds."""
+    """Replace the entries of a repeated field."""
     del field[:]
     field.extend(entries)

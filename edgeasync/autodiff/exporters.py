@@ -1,7 +1,7 @@
-"""Damage that exporters do to a model on its way here, and that would train in silence: each is refused.
+"""Rejects models that an exporter damaged in ways that would silently change training.
 
-They fold batch norms into convolutions, merge tensors that happen to be equal, and compute constants beforehand
-that then look like parameters. How each is recognized was found out with torch 2.13 and skl2onnx 1.20.
+Exporters fold batch norms into convolutions, merge equal tensors, and precompute constants that
+then look like parameters. The checks were developed with torch 2.13 and skl2onnx 1.20.
 """
 
 import re
@@ -18,16 +18,21 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, argument
 
 CHECKED = "edgeasync.checked"
-"""The metadata key of a forward model whose parameters are surely its author's: `to_onnx` compared their names."""
+"""Metadata key of a model whose parameter names `to_onnx` verified against the torch module."""
 
 EVALUATED = "edgeasync.evaluated"
-"""The metadata key of a forward model that `to_onnx` saw predict otherwise than the module in evaluation mode."""
+"""Metadata key of a model whose predictions differ from the module's in evaluation mode, set by
+`to_onnx`.
+"""
 
 
 def check_export(
     model: onnx.ModelProto, prepared: ForwardGraph, statistics: set[str], settings: GraphSettings
 ) -> None:
-    """Raise `GraphError` if what is to be trained is not what its author wrote; says how to export it instead."""
+    """Raise `GraphError` if parameters differ from those of the author's model.
+
+    The message names a better way to export.
+    """
     advice = producer_of(model).plain
     if model.producer_name == "pytorch":
         _check_folds(prepared, advice)
@@ -38,25 +43,28 @@ def check_export(
 
 
 def kinds_of_inputs(model: onnx.ModelProto) -> dict[str, str]:
-    """Return what torch's newer exporter says an initializer was: PARAMETER, BUFFER, CONSTANT_TENSOR."""
+    """Return the kinds of initializers that torch's newer exporter noted.
+
+    They are PARAMETER, BUFFER and CONSTANT_TENSOR.
+    """
     return _said(model, KIND)
 
 
 def _check_identity(prepared: ForwardGraph, statistics: set[str], settings: GraphSettings, advice: str) -> None:
-    """Refuse parameters of which an exporter may have made one of several equal ones, unless they are named."""
+    """Reject unnamed parameters that an exporter may have merged because they were equal."""
     merged = {}
     for name, value in prepared.parameters.items():
         if name in statistics or settings.names(name):
             continue
-        # A reader that stops the gradient reads a parameter by that name on purpose.
+        # An Identity that stops the gradient reads the parameter on purpose.
         readers = [node for node in prepared.nodes if name in node.inputs and node.op != "Identity"]
         if len(readers) > 1 and reading.is_uniform(value) and (value.size > 1 or value.flat[0] in (0.0, 1.0)):
             merged[name] = readers
     if merged:
         name, (first, second, *_) = next(iter(merged.items()))
         raise GraphError(
-            f"parameter {name!r} is read by {first.where} and {second.where}, and all its values are equal: the "
-            f"exporter may have merged parameters; {advice}, or give {argument('freeze', *merged)}, or "
+            f"parameter {name!r} is used by {first.where} and {second.where}, and all its values are equal, so "
+            f"the exporter may have merged parameters; {advice}, or set {argument('freeze', *merged)}, or "
             f"{argument('train', '*')} if they are shared on purpose"
         )
 
@@ -65,10 +73,10 @@ _FOLDED_INTO = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
 def _check_folds(prepared: ForwardGraph, advice: str) -> None:
-    """Refuse to train weights into which torch's exporters have multiplied a batch norm that came after.
+    """Reject weights into which torch's exporters have folded a batch norm.
 
-    The older exporter, in evaluation mode, gives the product a number for a name. The newer one keeps the
-    parameter's name, but the product has the name of the batch norm's result, one of several that it takes apart.
+    The older exporter, in evaluation mode, names the product by a number. The newer one keeps the
+    parameter's name, but names the result after one of the batch norm's outputs.
     """
     folded = [
         node
@@ -80,8 +88,8 @@ def _check_folds(prepared: ForwardGraph, advice: str) -> None:
     if folded:
         names = [name for node in folded for name in node.inputs if name in prepared.parameters]
         raise GraphError(
-            f"{folded[0].where} holds a batch norm that the exporter folded into it, and without it the model "
-            f"trains differently: {advice}, or give {argument('freeze', *names)}"
+            f"{folded[0].where} contains a batch norm that the exporter folded into it, which changes training; "
+            f"{advice}, or set {argument('freeze', *names)}"
         )
 
 
@@ -90,7 +98,7 @@ _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 
 
 def _said(model: onnx.ModelProto, key: str) -> dict[str, str]:
-    """Return what torch's newer exporter notes of tensors: whether they are parameters, and of what computed."""
+    """Return notes of torch's newer exporter by tensor."""
     infos = model.graph.value_info
     return {info.name: note.value for info in infos for note in info.metadata_props if note.key == key}
 
@@ -102,10 +110,11 @@ _WEIGHTED = frozenset({"GRU", "LSTM", "MatMul", "RNN"})
 def _check_origins(
     prepared: ForwardGraph, folded: Mapping[str, str], settings: GraphSettings, advice: str
 ) -> None:
-    """Refuse to train what torch's exporters computed beforehand, unless it is surely a weight turned round.
+    """Reject precomputed tensors unless they are plainly transposed weights.
 
-    It may as well be a constant such as an attention's scale, or made of several parameters, or of one that is
-    trained besides: an embedding whose table is the last layer's weight too would become two.
+    Such a tensor could be a constant, for example an attention's scale. It could also combine
+    several parameters, or copy one that is trained as well: an embedding table tied to the last
+    layer would become two.
     """
     computed = {}
     for name, value in prepared.parameters.items():
@@ -118,13 +127,13 @@ def _check_origins(
     if computed:
         name, reader = next(iter(computed.items()))
         raise GraphError(
-            f"{reader.where} reads {name!r}, which the exporter computed, of a parameter or of constants: "
-            f"{advice}, or give {argument('freeze', *computed)} or {argument('train', '*')}"
+            f"{reader.where} uses {name!r}, which the exporter computed from a parameter or constants; "
+            f"{advice}, or set {argument('freeze', *computed)} or {argument('train', '*')}"
         )
 
 
 def _has_twin(prepared: ForwardGraph, name: str, value: Array) -> bool:
-    """Return whether another parameter holds the same values, in whatever order."""
+    """Return whether another parameter contains the same values in any order."""
     if reading.is_uniform(value):
         return False
     values = np.sort(value, axis=None)
@@ -135,7 +144,7 @@ def _has_twin(prepared: ForwardGraph, name: str, value: Array) -> bool:
 
 
 def _check_statistics(prepared: ForwardGraph, live: set[str], advice: str) -> None:
-    """Refuse running statistics that an exporter merged with each other or with parameters that are equal."""
+    """Reject running statistics that an exporter merged with equal tensors."""
     readers: dict[str, tuple[str, int, str]] = {}
     for node in prepared.nodes:
         for position, name in enumerate(node.inputs):
@@ -147,8 +156,8 @@ def _check_statistics(prepared: ForwardGraph, live: set[str], advice: str) -> No
                     each for other in prepared.nodes if name in other.inputs[3:] for each in other.inputs[1:5]
                 ]
                 raise GraphError(
-                    f"{node.where} reads the running statistic {name!r}, which something else reads in another "
-                    f"way: the exporter merged tensors that were equal; {advice}, or give "
+                    f"{node.where} uses the running statistic {name!r}, which another node uses differently, so "
+                    f"the exporter merged equal tensors; {advice}, or set "
                     f"{argument('freeze', *dict.fromkeys(norms))}"
                 )
 
@@ -157,33 +166,33 @@ _STATISTIC_READERS = frozenset({("BatchNormalization", 3), ("BatchNormalization"
 
 
 def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
-    """Return what an exporter may have changed in silence, where the file cannot tell: a sentence for each."""
+    """Return warnings about possible silent changes by the exporter, one sentence each."""
     kind, found = kind_of_producer(model), []
     if any(entry.key == EVALUATED for entry in model.metadata_props):
         found.append(
-            "the file predicts otherwise than the module after eval(): forward asks for self.training, or draws "
-            "random numbers in training alone, and the file does so in evaluations, too; load what was trained "
-            "into the module, and evaluate that"
+            "the model's predictions differ from the module's after eval(): forward checks self.training or draws "
+            "random numbers, and the exported model always does so; to evaluate, load the trained values into the "
+            "module"
         )
     drawing = [node.where for node in prepared.nodes if node.op == "RandomUniformLike"]
     if kind == "dynamo" and drawing and not any(entry.key == CHECKED for entry in model.metadata_props):
         found.append(
-            f"{_listed(drawing)} draws in evaluations, too, as torch's exporter writes dropouts of whole "
-            "channels; edgeasync.torch.to_onnx writes those that draw in training alone"
+            f"{_listed(drawing)} draws random numbers in evaluations too, because torch's exporter writes channel "
+            "dropouts that way; export with edgeasync.torch.to_onnx"
         )
     if kind in ("tf2onnx", "keras", "jax2tf"):
         if bare := _without_bias(prepared):
             found.append(
-                f"tf2onnx leaves out biases whose values are all 0, and these have none: {_listed(bare)}; if the "
-                "layer has a bias, set it to a small number such as 1e-6 before the conversion"
+                f"tf2onnx drops biases whose values are all 0, and these layers have no bias: {_listed(bare)}; if "
+                "a layer has one, set it to a small number such as 1e-6 before the conversion"
             )
         if folded := [name for name in prepared.parameters if "_weights_fused_bn" in name]:
             found.append(
-                f"tf2onnx folded batch norms into {_listed(folded)}: they train as one layer, without batch "
-                "statistics; train the model in TensorFlow, or write it with edgeasync.nn, to keep the batch norms"
+                f"tf2onnx folded batch norms into {_listed(folded)}, so they train without batch statistics; to "
+                "keep the batch norms, train the model in TensorFlow, or write it with edgeasync.nn"
             )
     if kind == "torchscript":
-        # `to_onnx` notes as buffers those to which it gave the module's own values back.
+        # `to_onnx` marks statistics as buffers after it has restored the module's own values.
         noted = kinds_of_inputs(model)
         single = [
             entry.name
@@ -195,8 +204,8 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
         ]
         if single:
             found.append(
-                f"single numbers are not trained, as they may be constants: {_listed(single)}; if they are "
-                f"parameters, give {argument('train', '*', *single)}"
+                f"scalars are not trained, because they may be constants: {_listed(single)}; if they are "
+                f"parameters, set {argument('train', '*', *single)}"
             )
         norms = [
             node.where
@@ -207,15 +216,14 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
         ]
         if norms:
             found.append(
-                f"torch's exporter ran the model in training mode, which moved the running statistics of "
-                f"{_listed(norms)} by the example batch; training moves them on. To keep the module's own, export "
-                "with dynamo=True, optimize=False"
+                f"torch's exporter ran the model in training mode, so the running statistics of {_listed(norms)} "
+                "include the example batch; to keep the module's own, export with dynamo=True, optimize=False"
             )
     return found
 
 
 def folded_scalars(model: onnx.ModelProto, prepared: ForwardGraph) -> dict[str, str]:
-    """Return single numbers that torch's newer exporter computed, and of which it says so."""
+    """Return scalars that torch's newer exporter computed, according to its notes."""
     folded = _said(model, _FOLDED_FROM)
     used = {name for node in prepared.nodes for name in free_inputs(node)}
     return {
@@ -230,7 +238,7 @@ def folded_scalars(model: onnx.ModelProto, prepared: ForwardGraph) -> dict[str, 
 
 
 def _without_bias(prepared: ForwardGraph) -> list[str]:
-    """Return layers of a trained weight whose result no trained bias is added to, and no batch norm follows."""
+    """Return trained layers without a trained bias and without a batch norm after them."""
     readers: dict[str, list[Node]] = {}
     for node in prepared.nodes:
         for name in node.inputs:

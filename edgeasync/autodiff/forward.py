@@ -1,7 +1,7 @@
-"""A forward model made ready for differentiation: checked, pruned, with constants folded and shapes known.
+"""Prepares a forward model for differentiation: prunes it and folds constants.
 
-Shapes and shape-like values are not inferred but measured: the model runs at two batch sizes with every
-intermediate tensor as an output, which tells what follows the batch and what does not.
+Shapes and shape-like values are measured, not inferred. The model runs at two batch sizes with all
+intermediate tensors as outputs, which shows what depends on the batch size.
 """
 
 import re
@@ -28,7 +28,7 @@ from edgeasync.autodiff.reading import array_of, initial_values, opset_of, stops
 from edgeasync.errors import GraphError, native_reason
 
 PROBES = (2, 3)
-"""Batch sizes of the two runs. Not 1, which broadcasting would hide."""
+"""Batch sizes of the two runs; not 1, because of broadcasting."""
 
 SHAPE_OPERATORS = frozenset({"Shape", "Size"})
 RANDOM_OPERATORS = frozenset(
@@ -39,20 +39,22 @@ RANDOM_OPERATORS = frozenset(
 )  # fmt: skip
 
 _KEPT = RANDOM_OPERATORS | {"DequantizeLinear"}
-"""Operators whose results are not computed beforehand: quantized weights stay small in the training graph."""
+"""Operators that are not folded: quantized weights stay small in the training graph."""
 
 _DATA_KINDS = (TensorProto.FLOAT, TensorProto.INT64)
-"""What a device's data may be."""
+"""Element types that a device's data may have."""
 
 _PICKING = SHAPE_OPERATORS | {"Gather", "Slice", "Split"}
-"""Operators that may leave out what follows the batch. What another makes of it may be alike at two sizes only
-by chance: a third of the batch, or whether it is above ten."""
+"""Operators that may drop the dependence on the batch size. Other operators on values that depend
+on it may return equal values at both sizes by chance, such as a third of the batch size.
+"""
 
 
 class ForwardGraph(Graph):
-    """A forward model: `inputs` of data, `parameters` that may be trained, constants, and one `output`.
+    """A forward model: inputs, parameters that may be trained, constants, and one output.
 
-    The `prediction` is what the loss compares with the target: the output, unless that is the loss itself.
+    `prediction` is the tensor that the loss compares with the target: `output`, unless that is the
+    loss itself.
     """
 
     def __init__(self, opset: int, output: str, prediction: str | None = None) -> None:
@@ -63,7 +65,9 @@ class ForwardGraph(Graph):
         self.inputs: list[str] = []
         self.parameters: dict[str, Array] = {}
         self.output_sample: tuple[int, ...] = ()
-        """The output's shape for a free batch of `PROBES[0]`: what follows the batch may be a multiple of it."""
+        """The output's shape for a free batch of `PROBES[0]`; a size may be a multiple of the batch
+        size.
+        """
 
 
 def prepare(
@@ -74,10 +78,11 @@ def prepare(
     *,
     prediction: str | None = None,
 ) -> ForwardGraph:
-    """Return the part of the model that `output` needs, measured and folded.
+    """Return the part of the model that `output` depends on, measured and folded.
 
-    `trained` and `statistics` are names of initializers that stay variable; all others become constants.
-    Raises `GraphError` for what cannot run, for foreign operators, and for free sizes other than the batch's.
+    `trained` and `statistics` name initializers that stay variable; all others become constants.
+    Raises `GraphError` for models that do not run, foreign operators, and free sizes other than the
+    batch size.
     """
     forward = ForwardGraph(opset_of(model), output, prediction)
     variable = {*trained, *statistics}
@@ -90,19 +95,19 @@ def prepare(
         if entry.name not in forward.parameters and entry.name not in forward.constants and entry.name in used:
             _read_input(forward, entry, symbols, producer_of(model).sizes)
     if not forward.inputs:
-        raise GraphError(f"output {output!r} depends on no input of the model")
+        raise GraphError(f"output {output!r} does not depend on any input of the model")
     first, second = _measure(forward, nodes, producer_of(model), symbolic=bool(symbols))
     for name, value in first.items():
         measured: object = value
         if isinstance(measured, list):
             raise GraphError(
-                f"tensor {name!r} is a sequence of tensors, as torch's newer exporter makes of chunk and split: "
-                "export with dynamo=False, or with optimize=True, or cut by slices"
+                f"tensor {name!r} is a sequence of tensors, which torch's newer exporter writes for chunk and "
+                "split; export with dynamo=False or optimize=True, or use slices instead"
             )
         shape = value.shape
         other = second[name].shape
         if len(shape) != len(other):
-            raise GraphError(f"tensor {name!r} changes its number of dimensions with the batch size")
+            raise GraphError(f"tensor {name!r}: its number of dimensions depends on the batch size")
         forward.shapes[name] = tuple([a if a == b else None for a, b in zip(shape, other, strict=True)])
         forward.dtypes[name] = value.dtype
     forward.output_sample = first[forward.output].shape
@@ -117,8 +122,8 @@ def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[
     if kind.elem_type not in _DATA_KINDS:
         found = TensorProto.DataType.Name(kind.elem_type).lower()
         raise GraphError(
-            f"input {entry.name!r} is {found}; a device's data is float32 or int64: export the model with such "
-            "inputs, and cast them inside"
+            f"input {entry.name!r} is {found}, but a device's data is float32 or int64; export the model with "
+            "such inputs, and cast them inside"
         )
     dims: list[int | None] = []
     for axis, dim in enumerate(kind.shape.dim):
@@ -127,22 +132,22 @@ def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[
             continue
         if axis:
             raise GraphError(
-                f"input {entry.name!r} has a free size {dim.dim_param!r} at axis {axis}; only the batch, axis 0, "
-                f"may be free: {advice}"
+                f"input {entry.name!r} has a free size {dim.dim_param!r} at axis {axis}, but only axis 0, the "
+                f"batch, may be free; {advice}"
             )
         symbols.add(dim.dim_param)
         dims.append(None)
     if not dims:
-        raise GraphError(f"input {entry.name!r} has no dimension for the batch")
+        raise GraphError(f"input {entry.name!r} has no batch dimension")
     forward.inputs.append(entry.name)
     forward.shapes[entry.name] = tuple(dims)
     forward.dtypes[entry.name] = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
 
 
 def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -> list[Node]:
-    """Turn Constant nodes into constants, sequences into their parts, and read through Identity.
+    """Convert Constant nodes to constants and sequences to tensors, and remove Identity nodes.
 
-    An Identity that is left is one at which gradients stop.
+    The remaining Identity nodes are those at which gradients stop.
     """
     same: dict[str, str] = {}
     stops = {node.output[0] for node in model.graph.node if stops_gradient(node)}
@@ -154,7 +159,8 @@ def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -
             if node.outputs[0] not in forward.parameters:
                 forward.constants[node.outputs[0]] = _constant_value(node)
         elif node.op == "SplitToSequence" and (sizes := _split_sizes(node, forward, model)) is not None:
-            # torch's newer exporter makes a sequence of what chunk and split give; plain parts can be trained.
+            # torch's newer exporter writes a sequence for chunk and split. Plain tensors can be
+            # trained.
             parts = [f"{node.outputs[0]}::{place}" for place in range(len(sizes))]
             cut = f"{node.outputs[0]}::sizes"
             forward.constants[cut] = np.array(sizes, np.int64)
@@ -173,17 +179,17 @@ def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -
 
 
 def _part_at(node: Node, sequences: Mapping[str, list[str]], forward: ForwardGraph) -> str | None:
-    """Return the part of a sequence that a SequenceAt takes, if that can be told before the model runs."""
+    """Return the tensor that a SequenceAt selects, if this is known before the model runs."""
     parts, place = sequences.get(node.inputs[0]), forward.constants.get(node.inputs[1])
     if parts is None or place is None:
         return None
     if place.size != 1 or not -len(parts) <= int(place.item()) < len(parts):
-        raise GraphError(f"{node.where} takes a part that its sequence of {len(parts)} does not have")
+        raise GraphError(f"{node.where} selects a part that its sequence of {len(parts)} does not have")
     return parts[int(place.item())]
 
 
 def _split_sizes(node: Node, forward: ForwardGraph, model: onnx.ModelProto) -> list[int] | None:
-    """Return the sizes that a SplitToSequence cuts into, if they can be told before the model runs."""
+    """Return the sizes of a SplitToSequence, if they are known before the model runs."""
     given = forward.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
     if given is None or given.ndim:
         return None if given is None else [int(size) for size in given]
@@ -204,13 +210,13 @@ def _constant_value(node: Node) -> Array:
         return np.asarray(value, np.float32)
     if kind in ("value_int", "value_ints"):
         return np.asarray(value, np.int64)
-    raise GraphError(f"{node.where} holds a {kind}, which no training graph can")
+    raise GraphError(f"{node.where}: attribute {kind} is not supported in a training graph")
 
 
 def _measure(
     forward: ForwardGraph, nodes: list[Node], producer: Producer, *, symbolic: bool
 ) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
-    """Run the forward model at two batch sizes; return every tensor of both runs."""
+    """Run the forward model at two batch sizes. Return all tensors of both runs."""
     variable = forward.constants | forward.parameters
     names = [output for node in nodes for output in node.outputs if output]
     model = model_of(
@@ -237,13 +243,13 @@ def _measure(
         fixed = symbolic and session is not None and _runs_at_a_size(run, str(error))
         advice = producer.batch if fixed else "write that part of the model with other operators"
         if "Could not find an implementation" in str(error):
-            advice = "devices do not run that operator for values of this type; export that part in float32"
+            advice = "that operator is not supported for this type on devices; export that part in float32"
         raise GraphError(f"the forward model does not run: {native_reason(error)}; {advice}") from error
     return runs[0], runs[-1]
 
 
 def _runs_at_a_size(run: Callable[[int], object], said: str) -> bool:
-    """Return whether a model that fails runs at another batch size, one that the error names."""
+    """Return whether a failing model runs at another batch size, named in its error."""
     sizes = {int(number) for number in re.findall(r"\b\d{1,4}\b", said)}
     for size in sorted(sizes.union(PROBES))[:SIZES_MAX]:
         try:
@@ -259,7 +265,7 @@ SIZES_MAX = 16
 
 
 def open_session(model: bytes) -> onnxruntime.InferenceSession:
-    """Return a session that runs a model as it is written, and says nothing."""
+    """Return a session that runs a model without optimization or log output."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -270,7 +276,10 @@ def open_session(model: bytes) -> onnxruntime.InferenceSession:
 def _fold(
     forward: ForwardGraph, nodes: list[Node], first: Mapping[str, Array], second: Mapping[str, Array]
 ) -> None:
-    """Keep the nodes whose results depend on data, parameters or the batch size; the others are constants."""
+    """Keep the nodes that depend on data, parameters or the batch size.
+
+    The others become constants.
+    """
     shape_like, varying = set(forward.constants), set[str]()
     for node in nodes:
         if node.op == "CastLike":
@@ -289,7 +298,7 @@ def _fold(
         else:
             forward.nodes.append(node)
     if forward.output in forward.constants:
-        raise GraphError(f"output {forward.output!r} is a constant; nothing can be trained")
+        raise GraphError(f"output {forward.output!r} is a constant, so there is nothing to train")
     forward.nodes = needed(forward.nodes, [forward.output])
     used = {name for node in forward.nodes for name in free_inputs(node)}
     forward.constants = {name: value for name, value in forward.constants.items() if name in used}

@@ -1,6 +1,6 @@
-"""A graph under construction: nodes in order, constants, and what is known of every tensor.
+"""A graph under construction: nodes in order, constants, and the known shapes and types of tensors.
 
-A shape's dimension is an `int`, or `None` where it follows the batch size.
+A dimension of a shape is an `int`, or `None` if it depends on the batch size.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,13 +18,13 @@ Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...]
 
 IR_VERSION = 10
-"""Of the file format of what we write: old enough for every onnxruntime that we support."""
+"""IR version of the files we write, which all supported versions of onnxruntime can read."""
 
 FLOAT = np.dtype(np.float32)
 
 
 class Node(msgspec.Struct):
-    """One operator: inputs and outputs by name ("" where an optional one is left out)."""
+    """One operator. Inputs and outputs are names; "" stands for an omitted optional input."""
 
     op: str
     inputs: list[str]
@@ -36,12 +36,14 @@ class Node(msgspec.Struct):
 
     @property
     def where(self) -> str:
-        """The node as a person finds it in the model: its name, or what it computes."""
-        return f"node {self.name!r} ({self.op})" if self.name else f"the {self.op} that makes {self.outputs[0]!r}"
+        """A description of the node for messages: its name, or the tensor it computes."""
+        return (
+            f"node {self.name!r} ({self.op})" if self.name else f"the {self.op} that computes {self.outputs[0]!r}"
+        )
 
 
 class Graph:
-    """Nodes in topological order, constants by name, and shape and dtype of the tensors that are known."""
+    """Nodes in topological order, constants by name, and the known shapes and dtypes of tensors."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -53,28 +55,28 @@ class Graph:
         self._shared: dict[tuple[str, Shape, bytes], str] = {}
 
     def enter(self, scope: str) -> None:
-        """Name what is made from now on after `scope`, for people who read the graph or a profile."""
+        """Prefix names of new tensors with `scope`, for people who read the graph or a profile."""
         self._scope = scope
 
     def new_name(self, hint: str) -> str:
-        """Return a name that nothing has; the double colon keeps apart what we name from the model's own."""
+        """Return an unused name. The double colon separates our names from the model's."""
         self._count += 1
         return f"{self._scope}::{hint}_{self._count}"
 
     def add(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> list[str]:
-        """Append a node with several outputs; return their names."""
+        """Append a node with several outputs, and return their names."""
         names = [self.new_name(op) for _ in range(outputs)]
         self.nodes.append(Node(op, list(inputs), names, attributes, names[0]))
         return names
 
     def op(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Append a node with one output; return its name."""
+        """Append a node with one output, and return its name."""
         return self.add(op, *inputs, **attributes)[0]
 
     def constant(self, value: npt.ArrayLike) -> str:
-        """Return the name of a constant; equal ones are shared."""
+        """Add a constant and return its name. Equal constants share one name."""
         array = np.ascontiguousarray(value)
-        array = array.reshape(np.shape(value))  # ascontiguousarray makes a scalar a vector
+        array = array.reshape(np.shape(value))  # ascontiguousarray converts a scalar to a vector
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._shared:
             self._count += 1
@@ -84,43 +86,43 @@ class Graph:
         return self._shared[key]
 
     def scalar(self, value: float) -> str:
-        """Return the name of a float32 scalar."""
+        """Add a float32 scalar and return its name."""
         return self.constant(np.float32(value))
 
     def ints(self, *values: int) -> str:
-        """Return the name of an int64 vector."""
+        """Add an int64 vector and return its name."""
         return self.constant(np.array(values, np.int64))
 
     def shape(self, name: str) -> Shape:
-        """Return a tensor's shape; raises `KeyError` for one that rules made themselves."""
+        """Return a tensor's shape. Raises `KeyError` for tensors that rules added."""
         return self.shapes[name]
 
     def static_shape(self, name: str, where: str) -> tuple[int, ...]:
-        """Return a shape without batch dimensions; raises `GraphError` if there are any."""
+        """Return a shape without batch dimensions. Raises `GraphError` if it has any."""
         shape = self.shapes[name]
         if None in shape:
-            raise GraphError(f"{where}: tensor {name!r} follows the batch where a fixed shape is needed")
+            raise GraphError(f"{where}: the shape of tensor {name!r} depends on the batch size, but must be fixed")
         return tuple(dim for dim in shape if dim is not None)
 
     def shape_like(self, name: str) -> str:
-        """Return the name of an int64 vector with which Reshape gives a tensor of `name`'s size its shape."""
+        """Return the name of a shape vector for Reshape, with the shape of the tensor `name`."""
         shape = self.shapes[name]
         if sum(dim is None for dim in shape) > 1:
             return self.op("Shape", name)
         return self.ints(*[-1 if dim is None else dim for dim in shape])
 
     def reshape_like(self, value: str, name: str) -> str:
-        """Reshape a tensor of the same size to the shape of `name`."""
+        """Reshape a tensor to the shape of `name`, which has the same size."""
         return self.op("Reshape", value, self.shape_like(name))
 
     def total(self, values: list[str]) -> str:
-        """Return the sum of tensors of one shape."""
+        """Return the sum of tensors with the same shape."""
         if len(values) == 1:
             return values[0]
         return self.op("Add" if len(values) == 2 else "Sum", *values)
 
     def reduce_to(self, value: str, shape: Shape, to: Shape) -> str:
-        """Sum a tensor of `shape` over what broadcasting would repeat to make it from one of shape `to`."""
+        """Sum a tensor of `shape` over broadcast axes, so that the result has the shape `to`."""
         extra = len(shape) - len(to)
         axes = list(range(extra))
         axes += [extra + axis for axis, dim in enumerate(to) if dim == 1 and shape[extra + axis] != 1]
@@ -133,7 +135,7 @@ class Graph:
 
 
 def needed(nodes: Iterable[Node], outputs: Iterable[str]) -> list[Node]:
-    """Return the nodes that `outputs` depend on, in the order they had."""
+    """Return the nodes that `outputs` depend on, in order."""
     wanted, kept = set(outputs), []
     for node in reversed(list(nodes)):
         if wanted.intersection(node.outputs):
@@ -143,7 +145,7 @@ def needed(nodes: Iterable[Node], outputs: Iterable[str]) -> list[Node]:
 
 
 def free_inputs(node: Node) -> Iterator[str]:
-    """Yield what a node reads, including what subgraphs read from outside."""
+    """Yield the inputs of a node, including tensors that its subgraphs read from outside."""
     yield from (name for name in node.inputs if name)
     for value in node.attributes.values():
         if isinstance(value, onnx.GraphProto):
@@ -153,7 +155,7 @@ def free_inputs(node: Node) -> Iterator[str]:
 
 
 def read_nodes(nodes: Iterable[onnx.NodeProto]) -> list[Node]:
-    """Return nodes in our own form."""
+    """Convert ONNX nodes to `Node`."""
     return [
         Node(
             node.op_type,
@@ -173,7 +175,7 @@ def _attribute_value(attribute: onnx.AttributeProto) -> Any:
 
 
 def write_nodes(nodes: Iterable[Node], rename: Mapping[str, str]) -> list[onnx.NodeProto]:
-    """Return nodes in ONNX's form, with tensors renamed."""
+    """Convert nodes to ONNX nodes, with tensors renamed."""
     return [
         helper.make_node(
             node.op,
@@ -188,9 +190,9 @@ def write_nodes(nodes: Iterable[Node], rename: Mapping[str, str]) -> list[onnx.N
 
 
 def opset_imports(opset: int, nodes: Iterable[Node]) -> list[onnx.OperatorSetIdProto]:
-    """Return the imports of a graph of these nodes: the standard operators, and version 1 of other domains.
+    """Return the opset imports for these nodes: the standard one, and version 1 of other domains.
 
-    Another domain is onnxruntime's own, which has no other version.
+    The only other domain is onnxruntime's own, which has just version 1.
     """
     others = sorted({node.domain for node in nodes if node.domain})
     return [helper.make_opsetid("", opset), *[helper.make_opsetid(domain, 1) for domain in others]]
@@ -205,7 +207,7 @@ def model_of(
     opset: int,
     rename: Mapping[str, str] = {},
 ) -> onnx.ModelProto:
-    """Return a model of nodes in our own form, with tensors renamed."""
+    """Return an ONNX model of these nodes, with tensors renamed."""
     nodes = list(nodes)
     graph = helper.make_graph(write_nodes(nodes, rename), "training", inputs, outputs, constants)
     imports = opset_imports(opset, nodes)
@@ -213,7 +215,10 @@ def model_of(
 
 
 def value_info(name: str, dtype: npt.DTypeLike, shape: Shape) -> onnx.ValueInfoProto:
-    """Return a graph input or output; dimensions that follow the batch are called `batch`."""
+    """Return a graph input or output.
+
+    Dimensions that depend on the batch size are named `batch`.
+    """
     dims = ["batch" if dim is None else dim for dim in shape]
     return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), dims)
 

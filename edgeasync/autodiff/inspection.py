@@ -1,4 +1,4 @@
-"""What a training graph holds and costs: parameters, operators, arithmetic and memory of one step."""
+"""Measures a training graph: parameters, operators, and the arithmetic and memory of one step."""
 
 import math
 from collections import Counter
@@ -17,7 +17,7 @@ from edgeasync.parameters import ParameterSpec
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """What `edgeasync model inspect` shows.
+    """The figures that `edgeasync model inspect` shows.
 
     `memory_bytes` and `floating_point_operations` are for one step with `batch_size` examples.
     """
@@ -36,20 +36,22 @@ class Inspection(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What running a graph once takes: operations, and the most bytes of what its nodes make alive at once."""
+    """The cost of one run of a graph: operations, and peak bytes of its nodes' outputs."""
 
     operations: int
     peak_bytes: int
 
 
 def inspect_graph(model: bytes, spec: ParameterSpec, batch_size: int) -> Inspection:
-    """Run one step with every tensor as an output, and add up; raises `GraphError` if the graph does not run.
+    """Run one step with every tensor as an output, and sum up the costs.
 
-    A graph of one fixed batch size overrides `batch_size`. The memory is that of parameters, gradients,
-    constants, and of the tensors alive at once when the nodes run in the order they stand in: what a runtime
-    with its own allocator needs comes on top. Operations are two for each multiply-and-add of products and
-    convolutions, one for each value that a reduction or pooling reads, none for what only moves values, and
-    one for each value of everything else. The body of a Scan counts once for each time.
+    Raises `GraphError` if the graph does not run.
+
+    A fixed batch size of the graph overrides `batch_size`. The memory includes parameters,
+    gradients, constants, and the peak of live tensors when nodes run in their order in the graph. A
+    runtime's allocator needs more. Products and convolutions count two operations per
+    multiply-and-add, reductions and pooling one per value read, all other operators one per output
+    value; moving values is free. The body of a Scan counts once per iteration.
     """
     proto = onnx.load_model_from_string(model)
     feeds = example_feeds(proto, spec, batch_size)
@@ -63,7 +65,7 @@ def inspect_graph(model: bytes, spec: ParameterSpec, batch_size: int) -> Inspect
         outputs=[entry.name for entry in proto.graph.output],
         parameters=spec.trained_length,
         statistics=spec.length - spec.trained_length,
-        # What begins with two colons are numbers of our own formulas.
+        # Names that start with two colons are constants of our own formulas.
         frozen=sum(
             value.size
             for name, value in constants.items()
@@ -79,9 +81,9 @@ def inspect_graph(model: bytes, spec: ParameterSpec, batch_size: int) -> Inspect
 
 
 def frozen_arrays(model: bytes, trained: Collection[str]) -> Iterator[tuple[str, Array]]:
-    """Yield the names and values of a forward model's initializers that are not trained.
+    """Yield names and values of a forward model's initializers that are not trained.
 
-    Single values are constants of formulas, and int64 is the type of shapes and axes: neither is a weight.
+    Skips scalars, which are constants of formulas, and int64 arrays, which are shapes and axes.
     """
     for entry in onnx.load_model_from_string(model).graph.initializer:
         if entry.name not in trained and entry.data_type != onnx.TensorProto.INT64 and math.prod(entry.dims) > 1:
@@ -89,9 +91,9 @@ def frozen_arrays(model: bytes, trained: Collection[str]) -> Iterator[tuple[str,
 
 
 def fixed_batch(proto: onnx.ModelProto) -> int | None:
-    """Return the only batch size that a training graph takes; `None` if it takes any."""
+    """Return the fixed batch size of a training graph, or `None` if it accepts any."""
     for entry in proto.graph.input:
-        if entry.name != TARGET:  # the data come first
+        if entry.name != TARGET:  # the data inputs come first
             return entry.type.tensor_type.shape.dim[0].dim_value or None
     return None
 
@@ -99,7 +101,8 @@ def fixed_batch(proto: onnx.ModelProto) -> int | None:
 def example_feeds(proto: onnx.ModelProto, spec: ParameterSpec, batch_size: int, seed: int = 0) -> dict[str, Array]:
     """Return random inputs, and 0 for every parameter.
 
-    Numbers are normally distributed; whole ones are any that the graph can look up, or 0 and 1.
+    Floats are normally distributed. Integers are valid indexes where the graph uses them as such,
+    else 0 or 1.
     """
     generator = np.random.Generator(np.random.PCG64(seed))
     feeds: dict[str, Array] = dict(spec.views(np.zeros(spec.length, np.float32)))
@@ -117,7 +120,7 @@ def example_feeds(proto: onnx.ModelProto, spec: ParameterSpec, batch_size: int, 
 
 
 def _index_limits(proto: onnx.ModelProto) -> dict[str, int]:
-    """Return how many classes a target has, and how many rows the table that an input is an index of."""
+    """Return the upper limits of integer inputs: classes of the target, rows of indexed tables."""
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     limits = {TARGET: int(metadata["edgeasync.classes"])} if "edgeasync.classes" in metadata else {}
     shapes = {entry.name: tuple(entry.dims) for entry in proto.graph.initializer}
@@ -143,12 +146,12 @@ _MOVING = _RESHAPING | {
 
 
 def measure(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> Cost:
-    """Run a graph, and add up what it took; raises `GraphError` if it does not run."""
+    """Run a graph and return its cost. Raises `GraphError` if it does not run."""
     known = dict(feeds) | {entry.name: numpy_helper.to_array(entry) for entry in proto.graph.initializer}
     known |= run_with_every_tensor(proto, feeds)
     nodes = read_nodes(proto.graph.node)
     last = {name: position for position, node in enumerate(nodes) for name in free_inputs(node)}
-    last |= {entry.name: len(nodes) for entry in proto.graph.output}  # results stay alive
+    last |= {entry.name: len(nodes) for entry in proto.graph.output}  # outputs live until the end
     operations = alive = peak = 0
     ending: dict[int, int] = Counter()
     for position, node in enumerate(nodes):
@@ -163,7 +166,7 @@ def measure(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> Cost:
 
 
 def _measure_scan(node: Node, known: Mapping[str, Array], proto: onnx.ModelProto) -> Cost:
-    """Run a Scan's body for its first time, and count it for all of them."""
+    """Measure the first iteration of a Scan's body, and multiply it by the number of iterations."""
     body: onnx.GraphProto = node.attributes["body"]
     states = len(node.inputs) - int(node.attributes["num_scan_inputs"])
     axes = node.attributes.get("scan_input_axes") or [0] * len(node.inputs)
@@ -180,7 +183,7 @@ def _measure_scan(node: Node, known: Mapping[str, Array], proto: onnx.ModelProto
 
 
 def run_with_every_tensor(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Return every tensor that the nodes make; raises `GraphError` if the graph does not run."""
+    """Return every tensor that the nodes compute. Raises `GraphError` if the graph does not run."""
     whole = onnx.ModelProto()
     whole.CopyFrom(proto)
     names = [output for node in proto.graph.node for output in node.output if output]

@@ -1,4 +1,4 @@
-"""Losses: from the model's output and the targets to a scalar, and the gradient it begins with."""
+"""Adds a loss to a graph: from output and targets to a scalar, and the gradient at the output."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ TARGET = "target"
 
 
 class LossParts(msgspec.Struct, frozen=True):
-    """What a loss adds to the graph, by tensor: the mean loss, its divisor, and the output's gradient."""
+    """The tensors of a loss: the mean loss, its divisor, and the gradient at the model's output."""
 
     loss: str
     weight: str
@@ -22,21 +22,25 @@ class LossParts(msgspec.Struct, frozen=True):
 
 
 def target_type(loss: Loss, output: Shape) -> tuple["np.dtype[Any]", Shape]:
-    """Return dtype and shape of the targets for a model's output; raises `GraphError` if none fit it."""
+    """Return dtype and shape of the targets for a model's output.
+
+    Raises `GraphError` if none match.
+    """
     if isinstance(loss, CrossEntropy):
         if len(output) < 2 or output[1] is None:
-            way = "transpose it, or use another loss" if output else "name the scores as the output, not a loss"
+            way = "transpose it, or use another loss" if output else "choose the scores as the output, not a loss"
             raise GraphError(
-                f"cross_entropy needs scores of shape (batch, classes, ...), the output has {output}; {way}"
+                f"cross_entropy needs scores of shape (batch, classes, ...), but the output has shape {output}; "
+                f"{way}"
             )
         if loss.class_weights is not None and len(loss.class_weights) != output[1]:
-            raise GraphError(f"{len(loss.class_weights)} class weights, but the output has {output[1]} classes")
+            raise GraphError(f"{len(loss.class_weights)} class weights for an output with {output[1]} classes")
         return np.dtype(np.int64), (output[0], *output[2:])
     return FLOAT, output
 
 
 def add_loss(graph: Graph, loss: Loss, output: str) -> LossParts:
-    """Append a loss of `output` against the tensor `target`."""
+    """Append the loss of `output` against the tensor `target`."""
     graph.enter("loss")
     add: Callable[..., LossParts] = _ADDERS[type(loss)]
     return add(graph, loss, output)
@@ -50,9 +54,10 @@ def _cross_entropy(graph: Graph, loss: CrossEntropy, scores: str) -> LossParts:
     target, counts = TARGET, None
     if loss.ignored_label is not None:
         ignored = op("Equal", TARGET, graph.constant(np.int64(loss.ignored_label)))
-        target = op("Where", ignored, graph.constant(np.int64(0)), TARGET)  # it may be no class's number
+        target = op("Where", ignored, graph.constant(np.int64(0)), TARGET)  # the label may not be a class number
         counts = op("Cast", op("Not", ignored), to=1)
-    # What each class counts in the label: (1 - smoothing) [+ smoothing / classes for all], times its weight.
+    # Weight of each class in a label: (1 - smoothing) [+ smoothing / classes for all], times its
+    # class weight.
     off = loss.label_smoothing / classes
     values = graph.constant(np.array([off, 1.0 - loss.label_smoothing + off], np.float32))
     label = op("OneHot", target, graph.constant(np.int64(classes)), values, axis=1)
@@ -71,7 +76,7 @@ def _cross_entropy(graph: Graph, loss: CrossEntropy, scores: str) -> LossParts:
     divisor = weight
     if weights is not None or counts is not None:
         probabilities = op("Mul", probabilities, op("ReduceSum", label, graph.ints(1), keepdims=1))
-        # A batch in which nothing counts moves nothing, whatever smooth labels say of the other classes.
+        # A batch without counted examples must have gradient 0, also with smoothed labels.
         divisor = op("Where", op("Greater", weight, graph.scalar(0.0)), weight, graph.scalar(np.inf))
     gradient = op("Div", op("Sub", probabilities, label), divisor)
     return LossParts(op("Neg", op("Div", total, divisor)), weight, gradient)
@@ -91,7 +96,7 @@ def _l1(graph: Graph, loss: MeanAbsoluteError, output: str) -> LossParts:  # noq
 
 
 def _huber(graph: Graph, loss: Huber, output: str) -> LossParts:
-    """With c the difference clipped to delta: c (difference - c / 2), and its slope is c."""
+    """Return Huber's loss c (d - c / 2) of the difference d, clipped to c, its slope."""
     op = graph.op
     difference, count = _difference(graph, output)
     clipped = op("Clip", difference, graph.scalar(-loss.delta), graph.scalar(loss.delta))
@@ -100,7 +105,7 @@ def _huber(graph: Graph, loss: Huber, output: str) -> LossParts:
 
 
 def _bce_with_logits(graph: Graph, loss: BinaryCrossEntropy, scores: str) -> LossParts:  # noqa: ARG001
-    """max(s, 0) - s t + log(1 + exp(-|s|)), which overflows for no score."""
+    """Return max(s, 0) - s t + log(1 + exp(-|s|)), which cannot overflow."""
     op = graph.op
     count = op("Cast", op("Size", TARGET), to=1)
     tail = op("Log", op("Add", op("Exp", op("Neg", op("Abs", scores))), graph.scalar(1.0)))
@@ -109,7 +114,7 @@ def _bce_with_logits(graph: Graph, loss: BinaryCrossEntropy, scores: str) -> Los
 
 
 def _difference(graph: Graph, output: str) -> tuple[str, str]:
-    """Return the output less the target, and the number of values."""
+    """Return output minus target, and the number of values."""
     return graph.op("Sub", output, TARGET), graph.op("Cast", graph.op("Size", TARGET), to=1)
 
 

@@ -1,6 +1,6 @@
-"""Which exporter wrote a model, and how to call it so that edgeasync can train what it writes.
+"""Recognizes the exporter that wrote a model, and knows how to export a trainable model with it.
 
-An exporter is recognized by the producer's name and by patterns that it leaves. The advice names its own
+Exporters are recognized by producer name and by typical patterns. The advice uses their own
 arguments.
 """
 
@@ -11,15 +11,15 @@ import onnx
 
 
 class Producer(msgspec.Struct, frozen=True):
-    """An exporter, and for each kind of damage the call that avoids it, as the end of a sentence."""
+    """An exporter, with the call that avoids each kind of damage, as the end of a sentence."""
 
     name: str
     opset: str = "export it with opset 18"
     plain: str = "export it without optimization and constant folding"
-    """For a file whose parameters were merged, folded or computed."""
+    """For files with merged, folded or computed parameters."""
     sizes: str = "export it with fixed sizes for all axes but the batch"
-    batch: str = "export it so that it takes any batch size, or with a fixed one"
-    """For a file that has a free batch and does not run on all sizes of it."""
+    batch: str = "export it so that it accepts any batch size, or with a fixed one"
+    """For files with a free batch size that fail at some batch sizes."""
     foreign: str = "use the file from before it was optimized, quantized or compiled"
     """For operators outside the standard domain."""
 
@@ -38,55 +38,57 @@ PRODUCERS = {
         "torch's exporter (dynamo=True)",
         opset="export it with torch.onnx.export(..., opset_version=18)",
         plain=f"export without optimization: {_DYNAMO}",
-        sizes="export it with dynamic_shapes=({0: torch.export.Dim('batch')},), which frees the batch alone",
+        sizes="export it with dynamic_shapes=({0: torch.export.Dim('batch')},), so that only the batch size "
+        "varies",
         batch=_FIXED_BATCH,
     ),
     "torchscript": Producer(
         "torch's exporter (dynamo=False)",
         opset="export it with torch.onnx.export(..., opset_version=18)",
         plain=f"export without optimization: {_TORCHSCRIPT}, or {_DYNAMO}",
-        sizes="export it with dynamic_axes={'x': {0: 'batch'}}, which frees the batch alone",
+        sizes="export it with dynamic_axes={'x': {0: 'batch'}}, so that only the batch size varies",
         batch=_FIXED_BATCH,
     ),
     "keras": Producer(
         "tf2onnx, for Keras",
         opset="export it with tf2onnx.convert.from_keras(model, opset=18)",
-        plain="give equal parameters different values before tf2onnx.convert.from_keras, which merges them",
-        sizes="export it with input_signature=[tf.TensorSpec([None, SIZE, ...], tf.float32)], which frees the "
-        "batch alone",
+        plain="set equal parameters to different values before tf2onnx.convert.from_keras, which merges them",
+        sizes="export it with input_signature=[tf.TensorSpec([None, SIZE, ...], tf.float32)], so that only the "
+        "batch size varies",
     ),
     "jax2tf": Producer(
         "jax2tf and tf2onnx",
-        opset="train the JAX model itself, by edgeasync.jax.model, or convert it with tf2onnx's opset=18",
-        plain="train the JAX model itself, by edgeasync.jax.model",
-        sizes="convert it with jax2tf's polymorphic_shapes=['b, ...'], which frees the batch alone, or train the "
-        "JAX model itself, by edgeasync.jax.model",
+        opset="train the JAX model itself with edgeasync.jax.model, or convert it with tf2onnx's opset=18",
+        plain="train the JAX model itself with edgeasync.jax.model",
+        sizes="convert it with jax2tf's polymorphic_shapes=['b, ...'], so that only the batch size varies, or "
+        "train the JAX model itself with edgeasync.jax.model",
     ),
     "tf2onnx": Producer(
         "tf2onnx",
         opset="convert it with python -m tf2onnx.convert --opset 18",
-        plain="give equal parameters different values before tf2onnx, which merges them",
-        sizes="convert it with python -m tf2onnx.convert --inputs 'x:0[-1,SIZE,...]', which frees the batch alone",
+        plain="set equal parameters to different values before tf2onnx, which merges them",
+        sizes="convert it with python -m tf2onnx.convert --inputs 'x:0[-1,SIZE,...]', so that only the batch size "
+        "varies",
     ),
     "paddle2onnx": Producer(
         "paddle2onnx",
         opset="export it with paddle2onnx --opset_version 18",
         plain="export the model in training mode, with paddle2onnx --optimize_tool None",
-        sizes="export it with paddle.static.InputSpec([None, SIZE, ...]), which frees the batch alone",
+        sizes="export it with paddle.static.InputSpec([None, SIZE, ...]), so that only the batch size varies",
     ),
     "tflite2onnx": Producer(
         "tflite2onnx",
         opset="convert the TensorFlow Lite file with python -m tf2onnx.convert --tflite FILE --opset 18",
-        plain="convert the TensorFlow model itself: TensorFlow Lite has folded and merged its parameters",
-        sizes="convert it with python -m tf2onnx.convert --tflite FILE --inputs 'x:0[-1,SIZE,...]', which frees "
-        "the batch alone",
+        plain="convert the TensorFlow model itself, because TensorFlow Lite folds and merges parameters",
+        sizes="convert it with python -m tf2onnx.convert --tflite FILE --inputs 'x:0[-1,SIZE,...]', so that only "
+        "the batch size varies",
     ),
     "skl2onnx": Producer(
         "skl2onnx",
         opset="export it with skl2onnx.to_onnx(..., target_opset=18)",
-        plain="train an SGDClassifier or MLPClassifier itself, by edgeasync.sklearn.model",
+        plain="train an SGDClassifier or MLPClassifier itself with edgeasync.sklearn.model",
         sizes="export it with initial_types=[('X', FloatTensorType([None, FEATURES]))]",
-        foreign="train an SGDClassifier or MLPClassifier itself, by edgeasync.sklearn.model, or a network of "
+        foreign="train an SGDClassifier or MLPClassifier itself with edgeasync.sklearn.model, or a network of "
         "edgeasync.nn",
     ),
     "onnxruntime": Producer(
@@ -98,7 +100,7 @@ PRODUCERS = {
         foreign="use the file from before onnxruntime optimized or quantized it",
     ),
 }
-"""By the name that `kind_of_producer` returns."""
+"""Exporters by the keys that `kind_of_producer` returns."""
 
 
 def producer_of(model: onnx.ModelProto) -> Producer:
@@ -107,9 +109,9 @@ def producer_of(model: onnx.ModelProto) -> Producer:
 
 
 def kind_of_producer(model: onnx.ModelProto) -> str:
-    """Return a key of `PRODUCERS`; empty for an exporter that we do not know.
+    """Return a key of `PRODUCERS`, or "" for an unknown exporter.
 
-    onnxruntime's optimizer keeps the producer's name, but adds all its own domains to the imports.
+    onnxruntime's optimizer keeps the producer's name, but imports all of its own domains.
     """
     producer, domains = model.producer_name.lower(), {entry.domain for entry in model.opset_import}
     if "com.microsoft.nchwc" in domains or producer.startswith(("onnxruntime", "onnx.quantize")):
@@ -132,6 +134,6 @@ def kind_of_producer(model: onnx.ModelProto) -> str:
 
 
 def _notes(model: onnx.ModelProto) -> Iterator[str]:
-    """Yield the keys of what torch's newer exporter notes of nodes and inputs."""
+    """Yield the keys of metadata that torch's newer exporter attaches to nodes and inputs."""
     for part in (*model.graph.node, *model.graph.input):
         yield from (entry.key for entry in part.metadata_props)

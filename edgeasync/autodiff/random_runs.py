@@ -1,4 +1,4 @@
-"""A forward model run on random inputs, with parameters near its own and with random ones from small to large."""
+"""Runs a forward model on random inputs, with slightly changed parameters and with random ones."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -12,22 +12,24 @@ from edgeasync.autodiff.graph import FLOAT, Array, free_inputs, model_of, tensor
 from edgeasync.scores import SCALES, drawn
 
 DRAWS = (1.0, 4.0)
-"""Standard deviations of the random inputs of the runs."""
+"""Standard deviations of the random inputs."""
 
 ROWS = 5
-"""Examples in a run, if the batch is free."""
+"""Number of examples per run if the batch size is free."""
 
 MOVED = 0.3
-"""How far parameters move for a run, as a share of their size: all scores of a new model may be 0."""
+"""Relative change of parameters, because all scores of a new model may be 0."""
 
 Runs = list[dict[str, Array]]
-"""Of each run, tensors by name."""
+"""Tensors by name, for each run."""
 
 
 class RandomRuns:
-    """Runs of a model, made when they are first asked for; each has the tensors of the sizes of those in `like`.
+    """Runs of a model on random inputs, executed on first use.
 
-    There are none if the model does not run on random inputs.
+    They return the tensors that have the size of one of `like`.
+
+    The lists are empty if the model does not run on random inputs.
     """
 
     def __init__(self, prepared: ForwardGraph, like: Collection[str]) -> None:
@@ -45,12 +47,12 @@ class RandomRuns:
 
     @cached_property
     def near(self) -> Runs:
-        """A few, with parameters moved a little: all scores of a new model may be 0."""
+        """A few runs with slightly changed parameters."""
         return self._run(self._near_feeds())
 
     @cached_property
     def wide(self) -> Runs:
-        """Those with parameters from small to large."""
+        """Runs with random parameters of increasing size."""
         return self._run(self._wide_feeds())
 
     def _run(self, feeds: Iterable[Mapping[str, Array]]) -> Runs:
@@ -62,7 +64,7 @@ class RandomRuns:
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
-        """What runs the model, with its parameters as inputs."""
+        """A session that runs the model with its parameters as inputs."""
         prepared, shapes = self._prepared, self._prepared.shapes
         used = {name for node in prepared.nodes for name in free_inputs(node)}
         inputs = [value_info(name, prepared.dtypes[name], shapes[name]) for name in prepared.inputs]
@@ -83,7 +85,7 @@ class RandomRuns:
             }
 
     def _wide_feeds(self) -> Iterator[dict[str, Array]]:
-        """Yield random inputs, and random parameters; running variances are none."""
+        """Yield random inputs and random parameters. Running variances keep their values."""
         nodes = self._prepared.nodes
         variances = {name for node in nodes if node.op == "BatchNormalization" for name in node.inputs[3:]}
         for number, scale in enumerate(SCALES):

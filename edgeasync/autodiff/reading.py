@@ -1,4 +1,4 @@
-"""A model's file read, and brought to what can be differentiated: opset, inputs, output, first values."""
+"""Reads a model file and normalizes its opset, input types, output and initial values."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,29 +11,32 @@ from edgeasync.autodiff.producers import producer_of
 from edgeasync.errors import GraphError, argument, native_reason
 
 OPSET_MIN, OPSET_MAX = 18, 23
-"""Opsets whose operators we differentiate as they are; older models are converted to the first."""
+"""Opsets with supported operators. Older models are converted to the first."""
 
 _STANDARD = ("", "ai.onnx")
 
 ONNXRUNTIME = "com.microsoft"
-"""The domain of onnxruntime's own operators. Devices run some of them, which have no gradient."""
+"""The domain of onnxruntime's own operators. Devices support some, but none has a gradient."""
 
 _WIDER = {
     **dict.fromkeys((TensorProto.DOUBLE, TensorProto.FLOAT16), TensorProto.FLOAT),
     **dict.fromkeys((TensorProto.INT32, TensorProto.INT16, TensorProto.INT8), TensorProto.INT64),
     **dict.fromkeys((TensorProto.UINT16, TensorProto.UINT8, TensorProto.BOOL), TensorProto.INT64),
 }
-"""What inputs of other kinds are fed as."""
+"""Types that replace those of other inputs."""
 
 _MADE_OF = "pkg.torch.onnx.class_hierarchy"
 
 
 def load(data: bytes) -> onnx.ModelProto:
-    """Read a serialized model as it is; raises `GraphError` if it is none, or keeps values in other files."""
+    """Parse and check a serialized model.
+
+    Raises `GraphError` if it is invalid or uses external files.
+    """
     model = read(data)
     for entry in model.graph.output:
         if entry.type.HasField("tensor_type"):
-            entry.type.tensor_type.shape.SetInParent()  # onnx wants one there, and we measure them all
+            entry.type.tensor_type.shape.SetInParent()  # onnx requires a shape; all shapes are measured later
     try:
         onnx.checker.check_model(model)
     except Exception as error:
@@ -42,9 +45,9 @@ def load(data: bytes) -> onnx.ModelProto:
 
 
 def read(data: bytes) -> onnx.ModelProto:
-    """Read a serialized model that need not be sound; raises `GraphError` if it keeps values in other files.
+    """Parse a serialized model without checking it. Raises `GraphError` if it uses external files.
 
-    Such a file would be one of this machine, and its content would travel to all devices.
+    An external file would be one of this machine, and its content would be sent to all devices.
     """
     try:
         model = onnx.load_model_from_string(data)
@@ -53,34 +56,34 @@ def read(data: bytes) -> onnx.ModelProto:
     tensor = None
     for part in _parts(model):
         if not _is_text(part):
-            raise GraphError("the model has a name or a text that is not UTF-8; export the model again")
+            raise GraphError("the model contains text that is not UTF-8; export the model again")
         if isinstance(part, onnx.TensorProto) and (
             part.external_data or part.data_location == onnx.TensorProto.EXTERNAL
         ):
             tensor = part
     if tensor is not None:
         raise GraphError(
-            f"tensor {tensor.name!r} lies in an external file; save the model as one file, as torch does with "
-            "external_data=False, and onnx with onnx.save(onnx.load('model.onnx'), 'whole.onnx')"
+            f"tensor {tensor.name!r} is stored in an external file; save the model as one file, in torch with "
+            "external_data=False, in onnx with onnx.save(onnx.load('model.onnx'), 'whole.onnx')"
         )
     return model
 
 
 def _parts(model: onnx.ModelProto) -> Iterator[Any]:
-    """Yield a model and every message in it, wherever that stands."""
+    """Yield a model and all nested messages."""
     waiting: list[Any] = [model]
     while waiting:
         part = waiting.pop()
         yield part
         if isinstance(part, onnx.TensorProto):
-            continue  # its values need not be copied to be looked at
+            continue  # skip its fields, which would copy its values
         for field, content in part.ListFields():
             if field.type == field.TYPE_MESSAGE:
                 waiting += [content] if hasattr(content, "ListFields") else content
 
 
 def _is_text(part: Any) -> bool:
-    """Return whether all texts of a message are UTF-8: protobuf returns another one as bytes."""
+    """Return whether all text of a message is UTF-8; protobuf returns invalid text as bytes."""
     if isinstance(part, onnx.TensorProto):
         return isinstance(part.name, str)
     return all(
@@ -92,13 +95,15 @@ def _is_text(part: Any) -> bool:
 
 
 def parse(data: bytes) -> onnx.ModelProto:
-    """Read a serialized forward model and bring it to an opset we know; raises `GraphError`."""
+    """Parse a serialized forward model and convert it to a supported opset. Raises `GraphError`."""
     model = load(data)
     if not any(entry.domain in _STANDARD for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid("", OPSET_MIN))  # it has no standard operator
     opset = opset_of(model)
     if opset > OPSET_MAX:
-        raise GraphError(f"the model is of opset {opset}; {producer_of(model).opset}")
+        raise GraphError(
+            f"the model has opset {opset}, the newest supported is {OPSET_MAX}; {producer_of(model).opset}"
+        )
     try:
         if model.functions:
             model = inliner.inline_local_functions(model)
@@ -106,16 +111,18 @@ def parse(data: bytes) -> onnx.ModelProto:
             model = version_converter.convert_version(model, OPSET_MIN)
     except Exception as error:
         raise GraphError(
-            f"the model is of opset {opset} and onnx cannot convert it ({native_reason(error)}); "
+            f"the model has opset {opset}, and onnx cannot convert it ({native_reason(error)}); "
             f"{producer_of(model).opset}"
         ) from error
     return model
 
 
 def widen_inputs(model: onnx.ModelProto) -> None:
-    """Make a model take what devices have, int64 or float32, where it takes int32, float64 and the like.
+    """Change inputs of types such as int32 or float64 to the types of device data.
 
-    A Cast in front of its nodes makes of that what they read.
+    These are int64 and float32.
+
+    A Cast node converts each input to the type that the model uses.
     """
     graph = model.graph
     values = {tensor.name for tensor in graph.initializer}
@@ -134,7 +141,7 @@ def widen_inputs(model: onnx.ModelProto) -> None:
 
 
 def _read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:
-    """Make all nodes read other tensors, also those in the bodies of loops and branches."""
+    """Rename the inputs of all nodes, including those in loops and branches."""
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         for attribute in node.attribute:
@@ -143,14 +150,15 @@ def _read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """Return the version of the standard operators that a model is written in."""
+    """Return the opset version of a model's standard operators."""
     return next((int(entry.version) for entry in model.opset_import if entry.domain in _STANDARD), 1)
 
 
 def choose_output(model: onnx.ModelProto, output: str | None) -> str:
-    """Return the tensor that the loss reads: without a name, the only output of floating-point values.
+    """Return the tensor that the loss uses: `output`, or else the only floating-point output.
 
-    Raises `GraphError` if it is unclear or missing, or if a node before it is of a domain that no device runs.
+    Raises `GraphError` if it is ambiguous or missing, or depends on operators that devices do not
+    support.
     """
     names = [str(value.name) for value in model.graph.output]
     if not names:
@@ -160,11 +168,11 @@ def choose_output(model: onnx.ModelProto, output: str | None) -> str:
         if len(chosen) != 1:
             dictionaries = [node.input[0] for node in model.graph.node if node.op_type == "ZipMap"]
             name = (*dictionaries, *chosen, *names)[0]
-            _check_domains(model, name)  # else who follows the advice is refused again
+            _check_domains(model, name)  # otherwise following the advice would fail again
             raise GraphError(
-                f"the model has {len(names)} outputs ({', '.join(names)}); name the one to train: "
+                f"the model has {len(names)} outputs ({', '.join(names)}); choose the one to train: "
                 f"{argument('output', name)}, "
-                + ("of which a ZipMap makes dictionaries" if dictionaries else "for example")
+                + ("the input of the ZipMap that makes dictionaries" if dictionaries else "for example")
             )
         output = chosen[0]
     elif output not in {made for node in model.graph.node for made in node.output}:
@@ -177,23 +185,23 @@ def _check_domains(model: onnx.ModelProto, output: str) -> None:
     for node in needed(read_nodes(model.graph.node), [output]):
         if node.domain not in ("", ONNXRUNTIME):
             raise GraphError(
-                f"{node.where} is of the domain {node.domain!r}, which devices do not run; "
+                f"{node.where}: operators of the domain {node.domain!r} are not supported on devices; "
                 f"{producer_of(model).foreign}"
             )
 
 
 def _may_be_float(value: onnx.ValueInfoProto) -> bool:
-    """Return whether a loss may read an output, by its type."""
+    """Return whether a loss can use an output, judging by its type."""
     floats = (TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
     return value.type.WhichOneof("value") in (None, "tensor_type") and value.type.tensor_type.elem_type in floats
 
 
 def initial_values(model: onnx.ModelProto) -> dict[str, Array]:
-    """Return the model's initializers by name, and arrays that Constant nodes hold.
+    """Return the model's initializers by name, and arrays in Constant nodes.
 
-    Exporters store tensors that happen to be equal once, and name the others by Identity nodes. Those filled
-    with a single value, as all scales and biases of a new model are, become initializers of their own again;
-    others are weights that are tied on purpose.
+    Exporters store equal tensors once and refer to them by Identity nodes. Tensors filled with a
+    single value, such as scales and biases of a new model, become separate initializers again.
+    Others are weights that are tied on purpose.
     """
     values = {tensor.name: array_of(tensor, f"tensor {tensor.name!r}") for tensor in model.graph.initializer}
     values |= held_by_constants(model)
@@ -206,16 +214,16 @@ def initial_values(model: onnx.ModelProto) -> dict[str, Array]:
 
 
 def stops_gradient(node: onnx.NodeProto) -> bool:
-    """Return whether torch's newer exporter made this Identity of a `detach`.
+    """Return whether this Identity is a `detach`, exported by torch's newer exporter.
 
-    Of `torch.no_grad` it leaves nothing, nor does the older exporter of either.
+    That exporter drops `torch.no_grad`; the older exporter drops both.
     """
     made_of = next((entry.value for entry in node.metadata_props if entry.key == _MADE_OF), "")
     return node.op_type == "Identity" and made_of.endswith("'aten.detach.default']")
 
 
 def held_by_constants(model: onnx.ModelProto) -> dict[str, Array]:
-    """Return the float32 arrays of Constant nodes, by the tensors they make, as paddle2onnx keeps weights."""
+    """Return float32 arrays in Constant nodes by output. paddle2onnx stores weights there."""
     return {
         node.output[0]: array_of(entry.t, f"tensor {node.output[0]!r}")
         for node in model.graph.node
@@ -226,7 +234,10 @@ def held_by_constants(model: onnx.ModelProto) -> dict[str, Array]:
 
 
 def array_of(tensor: onnx.TensorProto, where: str) -> Array:
-    """Return the values of a tensor; raises `GraphError` if its type, shape and values contradict one another."""
+    """Return the values of a tensor.
+
+    Raises `GraphError` if type, shape and values are inconsistent.
+    """
     try:
         return numpy_helper.to_array(tensor)
     except (ValueError, KeyError, TypeError) as error:
@@ -234,5 +245,5 @@ def array_of(tensor: onnx.TensorProto, where: str) -> Array:
 
 
 def is_uniform(value: Array) -> bool:
-    """Return whether all values of an array are the same."""
+    """Return whether all values of an array are equal."""
     return bool((value == value.flat[0]).all()) if value.size else True

@@ -1,4 +1,4 @@
-"""Which of a forward model's initializers are trained, by name patterns and by what an exporter tells of them."""
+"""Selects the initializers to train, by name patterns and by hints of the exporter."""
 
 from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -15,28 +15,28 @@ from edgeasync.errors import GraphError
 from edgeasync.structs import parse_json
 
 FROZEN = "edgeasync.frozen"
-"""The metadata key of a forward model under which `to_onnx` names, in JSON, what was frozen in torch."""
+"""Metadata key with a JSON list of names that were frozen in torch, written by `to_onnx`."""
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Names of what is trained, of the running statistics that move, and of what only the file says is frozen."""
+    """Names of trained parameters and updated statistics, and of those frozen by the file."""
 
     trained: list[str]
     statistics: set[str]
     frozen: list[str]
     held: list[str]
-    """Weights of layers in Constant nodes that are not trained, because other weights are initializers."""
+    """Layer weights in Constant nodes that are not trained, because other weights are initializers.
+    """
     unfit: dict[str, str]
-    """Weights of layers that nothing can train, with what they are: of another precision, or not finite."""
+    """Layer weights that cannot be trained, by reason: another precision, or not finite."""
 
 
 def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphSettings) -> Selection:
-    """Choose by the patterns of `settings`.
+    """Select what to train by the patterns of `settings`.
 
-    Raises `GraphError` for a model without float32 parameters, and for a pattern that matches nothing.
-
-    Running statistics move where anything of their batch norm is chosen. What the file says was frozen stays so
-    unless `train` names it, statistics in full.
+    Updates a batch norm's running statistics if any of its parameters is trained. Parameters that
+    the file marks as frozen stay frozen unless `train` matches them; statistics must be named in
+    full. Raises `GraphError` if the model has no float32 parameter or a pattern matches nothing.
     """
     statistics, norms = _statistics(model, values)
     candidates = _candidates(model, values, settings.train or ())
@@ -66,15 +66,19 @@ def _frozen(model: onnx.ModelProto) -> list[str]:
     try:
         return parse_json(said, list[str])
     except ValueError as error:
-        raise GraphError(f"the model's metadata {FROZEN!r} is not a list of names; export it again") from error
+        raise GraphError(
+            f"the model's metadata {FROZEN!r} is not a list of names; export the model again"
+        ) from error
 
 
 def _candidates(model: onnx.ModelProto, values: Mapping[str, Array], named: Collection[str]) -> list[str]:
-    """Return what may be trained: float32 initializers with a dimension, and any that is named in full.
+    """Return possible parameters.
 
-    A scalar, an exponent or what a Constant node holds is a constant of the formula unless somebody says that it
-    is not, as torch's newer exporter does of a scalar. If no layer has its weight in an initializer, weights are
-    what Constant nodes hold, as paddle2onnx writes them.
+    These are float32 initializers with a dimension, and all that are named in full.
+
+    Scalars, exponents and Constant nodes are constants of formulas unless they are named, or marked
+    as parameters by torch's newer exporter. If no layer's weight is an initializer, Constant nodes
+    contain the weights, as written by paddle2onnx.
     """
     untrained, kinds = _fixed(model), kinds_of_inputs(model)
     untrained.update(name for name, kind in kinds.items() if kind != "PARAMETER")
@@ -98,7 +102,10 @@ _WEIGHTED = frozenset(
 
 
 def _reads(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, list[str]]]:
-    """Yield the nodes that compute, with what they read: a weight that is turned on its way is read as itself."""
+    """Yield the computing nodes with their inputs.
+
+    A transposed or reshaped weight counts as the weight itself.
+    """
     same: dict[str, str] = {}
     for node in model.graph.node:
         read = [same.get(name, name) for name in node.input]
@@ -113,9 +120,10 @@ def _read_by_layers(model: onnx.ModelProto) -> set[str]:
 
 
 def _weights(model: onnx.ModelProto, values: Mapping[str, Array]) -> set[str]:
-    """Return what layers read as weights, and what is added to a layer's result or multiplies it, as biases are.
+    """Return the weights of layers, and tensors that are added to or multiply a layer's result.
 
-    A single number there belongs to a formula, as of a hard sigmoid, unless the layer makes single numbers.
+    A scalar there belongs to a formula such as a hard sigmoid, unless the layer has a single output
+    value.
     """
     found, made, single = _read_by_layers(model), set[str](), set[str]()
     for node, read in _reads(model):
@@ -133,7 +141,7 @@ _MOVING = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Trans
 
 
 def _fixed(model: onnx.ModelProto) -> set[str]:
-    """Return what fixes how an operator works, such as a Clip's bounds, also where it is reshaped on its way."""
+    """Return inputs that configure an operator, such as a Clip's bounds."""
     found: set[str] = set()
     for node in reversed(model.graph.node):
         first = _FIXED_FROM.get(node.op_type)
@@ -145,7 +153,7 @@ def _fixed(model: onnx.ModelProto) -> set[str]:
 
 
 _FIXED_FROM = {"Clip": 1, "Dropout": 1, "Pad": 1, "Resize": 1, "Pow": 1, "OneHot": 0}
-"""By operator: the first input that is fixed."""
+"""The first configuring input, by operator."""
 
 
 def _statistics(model: onnx.ModelProto, values: Mapping[str, Array]) -> tuple[set[str], list[tuple[str, ...]]]:
@@ -163,17 +171,19 @@ def _statistics(model: onnx.ModelProto, values: Mapping[str, Array]) -> tuple[se
 
 
 def _nothing_to_train(values: Mapping[str, Array]) -> str:
-    """Say why a model has no parameter: half precision is the usual cause."""
+    """Return why a model has no parameter; usually because of half precision."""
     others = sorted({str(value.dtype) for value in values.values() if value.ndim and value.dtype != FLOAT})
     if any("float" in name for name in others):
         return f"the model has no float32 parameter, only {', '.join(others)}; export it in float32"
-    return "the model has no parameter: no float32 initializer with a dimension"
+    return (
+        "the model has no parameter (a float32 initializer with a dimension); check the file, or export it again"
+    )
 
 
 def _chosen(names: list[str], settings: GraphSettings) -> set[str]:
     for pattern in (*(settings.train or ()), *settings.freeze):
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise GraphError(f"no parameter matches {pattern!r}; there are {', '.join(names)}")
+            raise GraphError(f"no parameter matches {pattern!r}; the parameters are {', '.join(names)}")
     return {
         name
         for name in names

@@ -1,6 +1,6 @@
-"""What a training graph is built for: the loss, the parameters it trains, and the output it reads.
+"""Settings of a training graph: loss, trained parameters, and output.
 
-Nothing here needs the `onnx` package, so that settings can be checked anywhere.
+This module does not import `onnx`, so that settings can be validated anywhere.
 """
 
 from fnmatch import fnmatchcase
@@ -13,30 +13,31 @@ from edgeasync.losses import LossSetting
 
 
 class GraphSettings(Section, frozen=True):
-    """How a forward model becomes a training graph.
+    """How a forward model is converted to a training graph.
 
-    `train` and `freeze` are shell patterns over parameter names: trained is what a pattern of `train` matches
-    and none of `freeze`. Without `train` it is all that is surely a parameter, but what the file says was frozen.
-    What a pattern matches counts as named, and is trained even if an exporter may have merged or computed it.
-    `output` names the tensor that the loss reads; without it the model must have one output of floating-point
-    values. `target = "input"` makes an autoencoder: every example is its own target.
+    `train` and `freeze` are shell patterns for parameter names. A parameter is trained if a pattern
+    of `train` matches it and none of `freeze`. Without `train`, all parameters are trained except
+    those that the file marks as frozen or that may not be parameters. A parameter that matches
+    `train` is trained even if the exporter may have merged or computed it. `output` names the
+    tensor that the loss uses; it may be omitted if the model has one floating-point output. `target
+    = "input"` makes an autoencoder: every example is its own target.
     """
 
     loss: LossSetting = "cross_entropy"
     """Loss of a forward model: `cross_entropy`, `mse`, `l1`, `huber` or `bce_with_logits`."""
     train: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
-    """Parameters to train, a pattern such as `head.*`. Parameters that no pattern matches stay as they are.
-    Without it all parameters are trained but those that [the file says were
-    frozen](/reference/training_graph.md#what-is-trained). Those that a pattern matches are trained
-    even if the exporter may have merged or computed them.
+    """Pattern for parameters to train, such as `head.*`. Parameters that no pattern matches stay
+    unchanged. By default all parameters are trained except those that [the file marks as
+    frozen](/reference/training_graph.md#what-is-trained). Parameters that match a pattern are
+    trained even if the exporter may have merged or computed them.
     """
     freeze: tuple[str, ...] = ()
-    """Parameters not to train, a pattern. It counts although `train` matches them."""
+    """Pattern for parameters that are not trained. It overrides `train`."""
     output: str | None = None
-    """The tensor that the loss reads, if the model has several outputs of floating-point values."""
+    """Tensor that the loss uses; needed if the model has several floating-point outputs."""
     target: Literal["label", "input"] = "label"
-    """What the loss compares the output with: the data's `y` (`label`), or the example itself (`input`). `input`
-    makes an autoencoder.
+    """Target of the loss: the data's `y` (`label`), or the example itself (`input`). `input` makes
+    an autoencoder.
     """
 
     def names(self, parameter: str) -> bool:

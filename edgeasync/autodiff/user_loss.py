@@ -1,4 +1,4 @@
-"""A loss of the user's own: an ONNX graph that is put behind the output of a forward model."""
+"""Appends a user's own loss, an ONNX graph, to a forward model."""
 
 from typing import NamedTuple
 
@@ -14,13 +14,13 @@ from edgeasync.autodiff.rules import TrainingGraphBuilder
 from edgeasync.errors import GraphError, native_reason
 
 PREDICTION = "prediction"
-"""The input of the loss that is the model's output; the other one is `target`."""
+"""The loss's input for the model's output. Its other input is `target`."""
 
 _PREFIX = "loss::"
 
 
 class ModelWithLoss(NamedTuple):
-    """A model with a loss behind its output, what the loss computes, and what it takes for a prediction."""
+    """A model with an appended loss, the loss's output, and the shape of its prediction."""
 
     model: onnx.ModelProto
     total: str
@@ -28,21 +28,21 @@ class ModelWithLoss(NamedTuple):
 
 
 def join(model: onnx.ModelProto, output: str, loss: bytes) -> ModelWithLoss:
-    """Put a loss behind a model's output; raises `GraphError` for a graph that is no loss."""
+    """Append a loss to a model's output. Raises `GraphError` if the graph is not a loss."""
     try:
         own = reading.parse(loss)
     except GraphError as error:
-        raise GraphError(f"the loss: {error}") from error
+        raise GraphError(f"loss: {error}") from error
     constants = {tensor.name for tensor in own.graph.initializer}
     inputs = {entry.name: entry for entry in own.graph.input if entry.name not in constants}
     if inputs.keys() != {PREDICTION, TARGET} or len(own.graph.output) != 1:
         raise GraphError(
-            f"the loss has the inputs {', '.join(inputs) or '(none)'} and {len(own.graph.output)} outputs; "
-            "give it the inputs prediction and target, and one output; join several outputs of the model to one "
-            "in its forward, such as by torch.cat, and their targets in the data's y"
+            f"the loss has the inputs {', '.join(inputs) or '(none)'} and {len(own.graph.output)} outputs, but "
+            "needs the inputs prediction and target and one output; to train several outputs of the model, "
+            "concatenate them in its forward, for example with torch.cat, and their targets in the data's y"
         )
     if any(attribute.HasField("g") for node in own.graph.node for attribute in node.attribute):
-        raise GraphError("the loss holds a graph of its own (a loop or a branch); write it without")
+        raise GraphError("the loss contains a subgraph (a loop or a branch); write it without")
     version = max(reading.opset_of(model), reading.opset_of(own))
     joined, own = _to_opset(model, version), _to_opset(own, version)
     names = {PREDICTION: output, TARGET: TARGET, "": ""}
@@ -61,32 +61,35 @@ def join(model: onnx.ModelProto, output: str, loss: bytes) -> ModelWithLoss:
 
 
 def add(graph: TrainingGraphBuilder, prepared: ForwardGraph) -> LossParts:
-    """Return what a loss that was joined is, of a graph that computes it already."""
+    """Return the tensors of a loss that is already part of the graph."""
     graph.enter("loss")
     rows = graph.op("Gather", graph.op("Shape", TARGET), graph.constant(np.int64(0)))
     return LossParts(prepared.output, graph.op("Cast", rows, to=1), graph.scalar(1.0))
 
 
 def take_target(prepared: ForwardGraph, prediction: Shape) -> None:
-    """Make the loss's target what it is in a training graph; raises `GraphError` for what is no loss."""
+    """Remove the loss's target from the model's inputs.
+
+    Raises `GraphError` if the loss is invalid.
+    """
     if prepared.prediction not in prepared.shapes:
-        raise GraphError("the loss does not depend on its prediction; nothing could be trained")
+        raise GraphError("the loss does not depend on its input prediction; nothing could be trained")
     found = prepared.shapes[prepared.prediction]
     if len(found) != len(prediction) or any(a != b for a, b in zip(found, prediction, strict=True) if a and b):
         raise GraphError(
-            f"the loss takes a prediction of shape {prediction}, the model's output {prepared.prediction!r} "
-            f"is {found}"
+            f"the loss expects a prediction of shape {prediction}, but the model's output "
+            f"{prepared.prediction!r} has shape {found}"
         )
     if prepared.shapes[prepared.output] != ():
         raise GraphError(
-            f"the loss is of shape {prepared.shapes[prepared.output]}; give one number, the mean over the batch: "
-            "ReduceMean<keepdims=0>"
+            f"the loss has shape {prepared.shapes[prepared.output]}, but must be a scalar, the mean over the "
+            "batch; use ReduceMean<keepdims=0>"
         )
     if TARGET not in prepared.inputs:
-        raise GraphError("the loss does not depend on its target; nothing could be learnt from the data's y")
+        raise GraphError("the loss does not depend on its input target; the data's y would have no effect")
     kind = prepared.dtypes[TARGET]
     if kind not in (FLOAT, np.dtype(np.int64)):
-        raise GraphError(f"the loss's target is {kind}; a device's data has float32 or int64")
+        raise GraphError(f"the loss's target is {kind}, but a device's data is float32 or int64")
     prepared.inputs.remove(TARGET)
 
 
@@ -96,7 +99,7 @@ def _to_opset(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
             return version_converter.convert_version(model, version)
         except Exception as error:
             raise GraphError(
-                f"the model and the loss are of different opsets, and onnx cannot convert one to opset {version} "
+                f"the model and the loss have different opsets, and onnx cannot convert one to opset {version} "
                 f"({native_reason(error)}); export both with the same opset"
             ) from error
     copied = onnx.ModelProto()

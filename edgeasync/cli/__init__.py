@@ -1,1 +1,1 @@
-"""The command line: `edgeasync hub | agent | status | demo`."""
+"""The command line, `edgeasync COMMAND`: one module per command, and shared helpers."""

@@ -33,14 +33,14 @@ PROGRESS_S = 10.0
 
 
 def run_agent(config: Path | None, said: Flags, printer: Printer) -> None:
-    """Run an agent by a settings file, flags, or both; a flag wins over the file."""
+    """Run an agent by a settings file, flags, or both. Flags override the file."""
     settings = read_settings(config, AgentSettings, said)
     fingerprint = None if settings.model is None else settings.model.spec.fingerprint
     _Command(settings, fingerprint, printer).run()
 
 
 class _Command:
-    """An agent that is run for a person or for systemd."""
+    """An agent that runs from the command line or under systemd."""
 
     def __init__(self, settings: AgentSettings, fingerprint: str | None, printer: Printer) -> None:
         section = settings.agent
@@ -58,7 +58,7 @@ class _Command:
         self._told = 0
 
     def run(self) -> None:
-        """Run it to its end."""
+        """Run the agent until it ends."""
         try:
             self._runs = RunAfterRun(self._begin, self._tell_of_finished)
             self._notifier.ready()
@@ -76,7 +76,7 @@ class _Command:
         self._printer.figures("stopped", {"reason": reason, **_figures(agent)}, f"{reason}: {_work_done(agent)}")
 
     def _begin(self) -> AgentRuntime:
-        """Open the state folder for another start, and return that start's agent."""
+        """Open the state folder for the next start, and create its agent."""
         self._folder.close()
         identity = self._folder.open(self._device.device_id, Readings().mark())
         for remark in self._folder.remarks:
@@ -132,7 +132,7 @@ def _start(section: AgentSection, profile: Profile | None, examples: int, incarn
 
 
 def _detail(report: DeviceReport, agent: AgentRuntime) -> str:
-    """Return what to say of an event: with the hub's address where that is the news."""
+    """Return a report's text, with the hub's address where it may have changed."""
     of_several = len(agent.addresses) > 1 and report.event in ("joined", "disconnected")
     return f"{agent.address}: {report.detail}" if report.event == "waiting" or of_several else report.detail
 
@@ -147,15 +147,15 @@ def _figures(agent: AgentRuntime) -> dict[str, Any]:
 
 def _work_done(agent: AgentRuntime) -> str:
     work = f"{agent.training.gate.steps_total} local steps, {agent.core.work.updates_answered} updates answered"
-    return work if agent.day_left_bytes is None else f"{work}, {agent.day_left_bytes} bytes left of the day"
+    return work if agent.day_left_bytes is None else f"{work}, {agent.day_left_bytes} bytes left today"
 
 
 def _needed(section: AgentSection) -> Path | None:
-    """Return the file of this device's data, if its own trainer does not do without; raises `ConfigError`."""
+    """Return the device's data file, or None if its own trainer needs no file."""
     if section.trainer is not None:
-        find_code(section.trainer, f"trainer {section.trainer}")  # a mistake is told before a hub is looked for
+        find_code(section.trainer, f"trainer {section.trainer}")  # report a mistake before connecting to a hub
     if section.data is None and section.trainer is not None:
         return None
     if section.data is None:
-        raise ConfigError("which data? give --data FILE.npz or FILE.csv, or [agent] data in a settings file")
+        raise ConfigError("no data; pass --data FILE.npz or FILE.csv, or set data in [agent] of a settings file")
     return expanded(section.data)

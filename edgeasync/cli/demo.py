@@ -1,8 +1,9 @@
-"""`edgeasync demo`: a hub and unequal agents as processes on this machine; one is killed and comes back.
+"""`edgeasync demo`: a hub and unequal agents on this machine; one agent is killed and rejoins.
 
-Nothing is staged: the processes are the commands a person would type, every device has its own non-IID part of
-the digits, and drops and joins are what the hub itself reports. The model is a small convolutional network,
-written as an ONNX file that the hub turns into a training graph and ships.
+Nothing is staged. The processes run the commands that a person would type, every device has its own
+non-IID part of the digits, and the hub itself reports who was lost and who joined. The model is a
+small convolutional network in an ONNX file, which the hub converts into a training graph for the
+agents.
 """
 
 import asyncio
@@ -33,13 +34,13 @@ from edgeasync.net.status import fetch_status
 from edgeasync.ops.trained import newest_model
 
 SLOWNESS = (1, 1, 3, 10)
-"""How many times slower than the first the agents are, over and over."""
+"""How many times slower than the first agent each agent is; repeats if there are more agents."""
 
 STEP_S = 0.004
-"""Seconds of a local step on the fastest agent: about what a Raspberry Pi 4 needs for a small model."""
+"""Seconds per local step of the fastest agent: about that of a small model on a Raspberry Pi 4."""
 
 HELD_OUT = 0.2
-"""Share of the digits that no agent gets."""
+"""Share of the digits that is held out for the final evaluation."""
 
 DIRICHLET_ALPHA = 0.5
 
@@ -48,10 +49,10 @@ EXAMPLES_MIN = 32
 REFRESH_S = 0.25
 
 START_S = 30.0
-"""How long the hub may take to start."""
+"""Longest time for the hub to start."""
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
+"""Exit code after Ctrl-C, as in shells."""
 
 PIXELS = 8
 
@@ -81,7 +82,7 @@ lease_s = 1.5
 
 
 def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, printer: Printer) -> None:
-    """Run the demo and print its result, with `--json` as the last line."""
+    """Run the demo and print its result; with `--json` the result is the last line."""
     started_s = time.monotonic()
     folder = run or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     parts, held_out = split_digits(devices, seed)
@@ -93,7 +94,7 @@ def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, print
             status = asyncio.run(demo.run())
     except asyncio.CancelledError:
         sys.exit(INTERRUPTED)
-    from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx, as `split_digits` has told
+    from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx; `split_digits` checked for it
 
     trained, newest = folder / TRAINED_FILE, newest_model(folder)
     replace_file(trained, export_model((folder / FORWARD_FILE).read_bytes(), newest.arrays, newest.metadata()))
@@ -118,7 +119,7 @@ def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, print
     }
     printer.result(
         result,
-        *[f"{device['id']:<12} gave {device['updates_applied']} updates" for device in status["devices"]],
+        *[f"{device['id']:<12} sent {device['updates_applied']} updates" for device in status["devices"]],
         f"accuracy on {len(held_out)} digits that no agent had: {accuracy:.1%}",
         f"dropped {result['dropped']}, rejoined {result['rejoined']}, in {result['seconds']} s",
         f"the model: {result['model']}",
@@ -126,7 +127,7 @@ def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, print
 
 
 def split_digits(devices: int, seed: int) -> tuple[list[Dataset], Dataset]:
-    """Return each device's part of the digits, float32 (n, 1, 8, 8), and those that no device gets.
+    """Return the training digits of each device, float32 (n, 1, 8, 8), and the held-out digits.
 
     Raises `ConfigError` if onnx is missing.
     """
@@ -141,8 +142,8 @@ def split_digits(devices: int, seed: int) -> tuple[list[Dataset], Dataset]:
 
 
 def make_model(seed: int) -> bytes:
-    """Return a convolutional network for the digits as a serialized ONNX model, with random weights."""
-    from edgeasync import nn  # noqa: PLC0415 - needs onnx, which `split_digits` has told of
+    """Return a randomly initialized convolutional network for the digits as serialized ONNX."""
+    from edgeasync import nn  # noqa: PLC0415 - needs onnx; `split_digits` checked for it
 
     network = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -153,8 +154,8 @@ def make_model(seed: int) -> bytes:
 
 
 def measure_accuracy(model: bytes, dataset: Dataset) -> float:
-    """Return the share of examples that an ONNX classifier gets right, run as anybody would run it."""
-    import onnxruntime  # noqa: PLC0415 - not until the training is over
+    """Return the accuracy of an ONNX classifier in plain onnxruntime."""
+    import onnxruntime  # noqa: PLC0415 - not needed before training ends
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     (scores,) = session.run(None, {session.get_inputs()[0].name: dataset.x})
@@ -162,7 +163,7 @@ def measure_accuracy(model: bytes, dataset: Dataset) -> float:
 
 
 def _write(folder: Path, parts: list[Dataset], seed: int) -> None:
-    """Write the hub's settings and every device's part."""
+    """Write the hub's settings, the model, and each device's data."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(FOLDER_MODE)
@@ -176,13 +177,15 @@ def _write(folder: Path, parts: list[Dataset], seed: int) -> None:
             np.savez(data, x=part.x, y=part.y)
             replace_file(folder / f"device-{number}.npz", data.getbuffer())
     except FileExistsError:
-        raise StorageError(f"{folder} exists already; give another --run") from None
+        raise StorageError(f"{folder} exists already; choose another folder with --run") from None
     except OSError as error:
-        raise StorageError(f"{folder}: cannot be written: {error.strerror}; give another --run") from error
+        raise StorageError(
+            f"{folder}: cannot be written: {error.strerror}; choose another folder with --run"
+        ) from error
 
 
 class Show:
-    """What the demo shows while it runs: a live table for people, event lines for scripts."""
+    """Output of the running demo: a live table on a terminal, event lines for scripts."""
 
     def __init__(self, printer: Printer, devices: int) -> None:
         self.counts = {"lost": 0, "rejoined": 0}
@@ -211,7 +214,7 @@ class Show:
             self._printer.event(event, **details)
 
     def table(self, status: dict[str, Any], pids: dict[str, int], done: float) -> None:
-        """Show how things stand."""
+        """Update the live table; `done` is the share of the training time that has passed."""
         if self._lively:
             width = 20
             bar = "━" * round(width * done) + "╌" * (width - round(width * done))
@@ -234,7 +237,7 @@ class Demo:
         self._lost: dict[str, asyncio.Event] = {}
 
     async def run(self) -> dict[str, Any]:
-        """Train for the given time; return the hub's last status."""
+        """Train for the given time, and return the hub's last status."""
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()
@@ -244,7 +247,7 @@ class Demo:
                 self._interrupted = True
                 task.cancel()
                 return
-            # Cancelling once more would leave processes behind: an impatient person has them killed instead.
+            # Cancelling again would leave processes behind, so a second Ctrl-C kills them instead.
             for process in self._processes:
                 _send(process, signal.SIGKILL)
 
@@ -263,14 +266,20 @@ class Demo:
             await following
 
     async def _await_hub(self, hub: asyncio.subprocess.Process, until_s: float) -> None:
-        """Wait until the hub listens; raises `EdgeAsyncError` if it ends first, or takes too long."""
+        """Wait until the hub listens.
+
+        Raises `EdgeAsyncError` if it exits first or takes too long.
+        """
         while not self._address:
             if hub.returncode is not None or asyncio.get_running_loop().time() > until_s:
                 raise EdgeAsyncError("the hub did not start; see its message above")
             await asyncio.sleep(REFRESH_S)
 
     async def _train(self, started_s: float) -> dict[str, Any]:
-        """Show progress to the end; half-way kill the second agent, and start it again once the hub misses it."""
+        """Show progress until the end.
+
+        Half-way, kill the second agent; restart it once the hub reports it lost.
+        """
         victim = min(2, self._devices)
         name = f"device-{victim}"
         missed = self._lost.setdefault(name, asyncio.Event())
@@ -288,7 +297,7 @@ class Demo:
                 await self._start_agent(victim)
             for other, agent in self._agents.items():
                 if agent.returncode is not None and not (other == name and killed and not restarted):
-                    raise EdgeAsyncError(f"the agent {other} ended by itself with exit code {agent.returncode}")
+                    raise EdgeAsyncError(f"agent {other} exited unexpectedly with exit code {agent.returncode}")
             await asyncio.sleep(REFRESH_S)
         await self._end_agents()
         status = await self._status()
@@ -308,7 +317,7 @@ class Demo:
         self._show.event("started", device=name, detail=f"pid {self._agents[name].pid}, {slowness}x slower")
 
     async def _follow(self, hub: asyncio.subprocess.Process) -> None:
-        """Read the hub's events as they come."""
+        """Read the hub's events as they arrive."""
         assert hub.stdout is not None
         async for line in hub.stdout:
             event = json.loads(line)
@@ -324,9 +333,11 @@ class Demo:
         await asyncio.gather(*map(_end, self._agents.values()))
 
     async def _spawn(self, *arguments: str, out: bool = False) -> asyncio.subprocess.Process:
-        """Start an edgeasync command in a process group of its own, so that Ctrl-C reaches only the demo.
+        """Start an edgeasync command in its own process group.
 
-        It ends when its standard input does: a demo that is killed can end nothing itself.
+        Ctrl-C therefore reaches only the demo.
+
+        The process exits when its standard input closes, because a killed demo cannot stop it.
         """
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "edgeasync.cli.demo_process", *arguments,
@@ -339,7 +350,7 @@ class Demo:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ask a process to end, and make it after a while."""
+    """Send SIGTERM to a process, and SIGKILL if it still runs after 5 seconds."""
     _send(process, signal.SIGTERM)
     try:
         await asyncio.wait_for(process.wait(), 5.0)
@@ -349,7 +360,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _send(process: asyncio.subprocess.Process, signal_number: signal.Signals) -> None:
-    """Send a signal, unless the process has ended."""
+    """Send a signal unless the process has exited."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal_number)

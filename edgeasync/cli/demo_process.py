@@ -1,4 +1,4 @@
-"""A hub or an agent of the demo: the command of edgeasync, which ends when the demo does, however that ends.
+"""A hub or agent of the demo. It exits when the demo exits, even if the demo was killed.
 
     python -m edgeasync.cli.demo_process ARGUMENT...
 
@@ -15,7 +15,7 @@ from edgeasync.cli.main import main
 
 
 def end_with_the_demo() -> None:
-    """Wait until nobody holds the other end of standard input; then end in order."""
+    """Wait until the other end of standard input is closed, then exit with SIGTERM."""
     with contextlib.suppress(OSError):
         os.read(sys.stdin.fileno(), 1)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A device as `edgeasync agent`, `edgeasync peer` and `edgeasync doctor` find it by settings and flags."""
+"""Settings and state folder of a device, for the commands `agent`, `peer` and `doctor`."""
 
 import sys
 from pathlib import Path
@@ -17,11 +17,11 @@ Settings = TypeVar("Settings", bound=Section)
 
 
 TOKEN_CHARACTERS_MAX = 65_536
-"""More of a line of standard input is not read."""
+"""The longest line that is read from standard input."""
 
 
 def read_settings(config: Path | None, kind: type[Settings], said: Flags) -> Settings:
-    """Return the settings of a file, what flags say of its tables, or both; a flag wins over the file."""
+    """Return the settings of a file, flags, or both. Flags override the file."""
     for keys in said.values():
         if keys.get("enrol") == "-":
             keys["enrol"] = _read_token(sys.stdin)
@@ -32,23 +32,26 @@ def read_settings(config: Path | None, kind: type[Settings], said: Flags) -> Set
 
 
 def _read_token(file: TextIO) -> str:
-    """Return the first line of standard input; raises `ConfigError` if there is none."""
+    """Return the token in the first line of standard input. Raises `ConfigError` if it is empty."""
     try:
         token = file.readline(TOKEN_CHARACTERS_MAX).strip()
     except (OSError, ValueError):
         token = ""
     if not token:
-        raise ConfigError("--enrol -: standard input has no token; write edgeasync agent --enrol - < TOKEN_FILE")
+        raise ConfigError("--enrol -: standard input has no token; run edgeasync agent --enrol - < TOKEN_FILE")
     return token
 
 
 def state_folder(section: DeviceSection) -> Path:
-    """Return a device's folder: one of its own under the user's, unless the settings name one."""
+    """Return the device's state folder, by default in the user's home under the device's name."""
     state = section.state or f"~/.local/state/edgeasync/{section.device_id or default_device_id()}"
     return expanded(state)
 
 
 def hang_of(stalled_s: float, section: DeviceSection) -> str:
-    """Return what hangs, if something does: the loop runs, as it calls this, so it is the trainer."""
+    """Return a status line if the trainer hangs, or "".
+
+    The event loop calls this, so the loop itself runs.
+    """
     limit_s = section.progress_s + section.step_s_min
     return f"hangs: no local step for {stalled_s:.0f} s" if stalled_s > limit_s else ""

@@ -20,7 +20,7 @@ from edgeasync.runtime.profiles import with_profile
 
 
 def run_doctor(config: Path | None, said: Flags, model: Path | None, root: Path, printer: Printer) -> None:
-    """Print a line for each thing that was looked at; raises `UnfitError` if one of them failed."""
+    """Print a line per check. Raises `UnfitError` if a check failed."""
     settings = read_settings(config, AgentSettings, said)
     section, _ = with_profile(settings.agent, Readings(root))
     folder = state_folder(section)
@@ -33,12 +33,12 @@ def run_doctor(config: Path | None, said: Flags, model: Path | None, root: Path,
             if finding.level == "fail":
                 failed.append(finding.name)
     if failed:
-        raise UnfitError(f"this device cannot train yet: {', '.join(failed)}; do what those lines say")
+        raise UnfitError(f"this device cannot train yet: {', '.join(failed)}; follow the remedies in those lines")
 
 
 @contextmanager
 def _errors_only() -> Iterator[None]:
-    """Keep warnings out of the log: what a provider warns of has a line of its own."""
+    """Keep warnings out of the log; the doctor prints its own line about a provider's problem."""
     log = logging.getLogger("edgeasync")
     before = log.level
     log.setLevel(logging.ERROR)

@@ -32,13 +32,13 @@ from edgeasync.runtime.hub_start import make_hub
 PROGRESS_S = 10.0
 
 FILES_MAX = 1 << 17
-"""More files are never asked for: some systems set aside memory for each that is allowed."""
+"""Largest open-file limit to request. Some systems reserve memory for every allowed file."""
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What the command line says of a start: keys of tables of the settings, and where to resume.
+    """The arguments of a start: settings from flags by table, and the run to resume.
 
-    With `trust_code` code is imported that only the run's folder names.
+    With `trust_code`, code that only the run's folder names may be imported.
     """
 
     said: Flags
@@ -47,7 +47,10 @@ class Start(msgspec.Struct, frozen=True):
 
 
 def _all_settings(config: Path | None, start: Start) -> HubSettings:
-    """Return the settings of a file, flags, or both, or those of a run; a flag wins over all of them."""
+    """Return the settings of a file, flags, or both, or those of a resumed run.
+
+    Flags override the others.
+    """
     check_settings_file(config, {".onnx": "--model"})
     settings = _settings(config, start) if start.resume is None else _resumed(start.resume, config, start)
     section = apply_flags(settings.hub, start.said["hub"])
@@ -57,16 +60,15 @@ def _all_settings(config: Path | None, start: Start) -> HubSettings:
     goes_back = start.said["checkpoint"] and checkpoint.recovery != "latest"
     if goes_back and not RunFolder(expanded(section.run)).has_checkpoint:
         raise StorageError(
-            f"{section.run}: has no checkpoint to go back to; correct the folder (--run), or leave out the "
-            "recovery (--recovery)"
+            f"{section.run}: contains no checkpoint to resume from; correct --run, or remove --recovery"
         )
     return msgspec.structs.replace(settings, hub=section, checkpoint=checkpoint)
 
 
 def check_hub(config: Path | None, start: Start, printer: Printer) -> None:
-    """Print the most memory that such a hub may need; raises `CapacityError` if this machine has less.
+    """Print the maximum memory that such a hub may need, without starting it.
 
-    Nothing is listened on, and nothing is written.
+    Raises `CapacityError` if this machine has less.
     """
     settings = _all_settings(config, start)
     allow_many_files()
@@ -86,17 +88,17 @@ def check_hub(config: Path | None, start: Start, printer: Printer) -> None:
         )
     else:
         rows = [(part.name, _mebibytes(part.nbytes), part.why) for part in parts]
-        print_table(printer, [("part", "MiB", "of"), *rows, ("in all", _mebibytes(needed), "at the worst")])
-        printer.line(f"this machine: {_mebibytes(machine).strip()} MiB; files for {files:,} connections")
+        print_table(printer, [("part", "MiB", "content"), *rows, ("total", _mebibytes(needed), "maximum")])
+        printer.line(f"this machine: {_mebibytes(machine).strip()} MiB; open files for {files:,} connections")
     if 0 < machine < needed:
         raise CapacityError(
-            f"the hub may need {_mebibytes(needed).strip()} MiB, and this machine has "
-            f"{_mebibytes(machine).strip()}; lower limits.devices_max, updates_held_max or snapshots_max"
+            f"the hub may need {_mebibytes(needed).strip()} MiB, but this machine has "
+            f"{_mebibytes(machine).strip()} MiB; lower limits.devices_max, updates_held_max or snapshots_max"
         )
     if files < connections:
         raise CapacityError(
-            f"there are files for {files:,} connections, and limits.devices_max is {connections:,}; "
-            "raise the limit of open files (ulimit -n, LimitNOFILE=), or lower limits.devices_max"
+            f"the open-file limit allows {files:,} connections, but limits.devices_max is {connections:,}; "
+            "raise the open-file limit (ulimit -n, LimitNOFILE=), or lower limits.devices_max"
         )
 
 
@@ -105,7 +107,7 @@ def _mebibytes(nbytes: int) -> str:
 
 
 def run_hub(config: Path | None, start: Start, printer: Printer) -> None:
-    """Run a hub by a settings file, flags, or both, or by the settings of a run."""
+    """Run a hub with the settings of a file, flags, or both, or those of a run."""
     settings = _all_settings(config, start)
 
     notifier = find_notifier()
@@ -126,7 +128,7 @@ def run_hub(config: Path | None, start: Start, printer: Printer) -> None:
 
 
 def _progress_of(hub: HubRuntime, notifier: Notifier, printer: Printer) -> Callable[[], None]:
-    """Return what tells the hub's counts, if any has changed."""
+    """Return a callback that reports the hub's counts if they have changed."""
     seen: dict[str, float] = {}
 
     def on_progress() -> None:
@@ -144,7 +146,7 @@ def _progress_of(hub: HubRuntime, notifier: Notifier, printer: Printer) -> Calla
 
 
 def _print_end(hub: HubRuntime, reason: str, printer: Printer) -> None:
-    """Tell why the hub ended, with what, and where the model is."""
+    """Print why the hub ended, its totals, and where the model is."""
     core = hub.core
     totals = {
         "reason": reason,
@@ -171,17 +173,17 @@ def _print_end(hub: HubRuntime, reason: str, printer: Printer) -> None:
 
 
 def _settings(config: Path | None, start: Start) -> HubSettings:
-    """Return the settings of a file, with the model that flags make of its own."""
+    """Return the settings of a file, with [model] changed by flags."""
     table = {} if config is None else read_toml(config, dict[str, Any])
     model = start.said["model"]
     if model:
         table["model"] = model_of(table.get("model"), model)
     elif config is None:
-        raise ConfigError("which model? give --model FILE.onnx, or a settings file with [model]")
+        raise ConfigError("no model; pass --model FILE.onnx, or a settings file with a [model] table")
     hub = table.get("hub")
     run = {"run": HubSection().run} | (hub if isinstance(hub, dict) else {}) | start.said["hub"]
     if isinstance(run["run"], str):
-        refuse_modules_in(expanded(run["run"]))  # before a policy is imported
+        refuse_modules_in(expanded(run["run"]))  # check before importing a policy
     try:
         return convert(table, HubSettings, where="flags" if config is None else str(config))
     except ConfigError as error:
@@ -189,39 +191,45 @@ def _settings(config: Path | None, start: Start) -> HubSettings:
 
 
 def _resumed(run: Path, config: Path | None, start: Start) -> HubSettings:
-    """Return the settings of a run's last start."""
+    """Return the settings of a run's last start.
+
+    Raises `ConfigError` if others were passed as well.
+    """
     if config is not None or start.said["model"] or "run" in start.said["hub"]:
         raise ConfigError(
-            "--resume takes the run's own settings: leave out the settings file, --run and --model; "
-            "or leave out --resume: the hub resumes a run that the folder holds in any case"
+            "--resume uses the settings in the run's folder; remove the settings file, --run and --model. "
+            "Without --resume, a hub also resumes the run that its folder contains"
         )
     return read_record(run, trust_code=start.trust_code)
 
 
 def _check_opened(section: HubSection, start: Start) -> None:
-    """Raise `AddressError` if only the run's folder says who may reach the hub, or which keys it uses."""
+    """Raise `AddressError` if flags do not confirm the network access and keys of a resumed run."""
     asked = {"keys": f"--keys {section.keys}"}
     if not is_within_machine(section.bind):
         asked = {"bind": f"--bind {section.bind}"} | asked | {"insecure": "--insecure"}
     missing = [flag for name, flag in asked.items() if getattr(section, name) and name not in start.said["hub"]]
     if missing:
         raise AddressError(
-            f"{start.resume}: its settings open the hub beyond this machine, or use keys; "
-            f"if you want that, add {' '.join(missing)}"
+            f"{start.resume}: its settings open the hub to other machines, or use keys; "
+            f"to confirm that, add {' '.join(missing)}"
         )
 
 
 def allow_many_files() -> None:
-    """Let this process open as many files as it may: each device is one, and the usual limit is 1024."""
+    """Raise this process's open-file limit. Each device needs a file; the usual limit is 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # macOS says no to what it calls its limit
+        with contextlib.suppress(ValueError, OSError):  # macOS rejects values up to its reported hard limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def count_progress(core: HubCore) -> dict[str, float]:
-    """Return what a line of progress says; what is usually nothing only if there is some."""
+    """Return the figures of a progress line.
+
+    Counts that are usually zero are omitted while zero.
+    """
     policy = core.policy_engine.describe()
     counts: dict[str, float] = {
         "version": core.version,

@@ -1,4 +1,4 @@
-"""`edgeasync keys`: who may talk to a hub."""
+"""`edgeasync keys`: manages the keys that may connect to a hub."""
 
 import time
 from pathlib import Path
@@ -20,7 +20,7 @@ ROLES: tuple[Literal["device", "operator"], ...] = ("device", "operator")
 
 DEFAULT_FOLDER = "~/.config/edgeasync/keys"
 
-app = typer.Typer()
+app = typer.Typer(rich_markup_mode=None)
 
 Keys = Annotated[
     Path | None,
@@ -28,18 +28,20 @@ Keys = Annotated[
 ]
 Reached = Annotated[
     list[str] | None,
-    typer.Option(help="Where devices reach the hub, tcp://HOST:PORT. The folder remembers it. May be repeated."),
+    typer.Option(
+        help="Address that devices use for the hub, tcp://HOST:PORT. Saved for later calls. May be repeated."
+    ),
 ]
 
 
 def open_folder(keys: Path | None) -> HubKeys:
-    """Return the folder of keys at a path, or at the usual one."""
+    """Open the folder of a hub's keys, by default ~/.config/edgeasync/keys."""
     return HubKeys(expanded(keys or DEFAULT_FOLDER))
 
 
 @app.command("init")
 def init_keys(keys: Keys = None, address: Reached = None, json: Json = False) -> None:
-    """Make a hub's key, an allow-list, and an operator key for yourself."""
+    """Create a hub's key, an allow-list, and an operator key for yourself."""
     addresses = _checked_addresses(address)
     made = HubKeys.init(open_folder(keys).folder)
     if addresses:
@@ -47,36 +49,40 @@ def init_keys(keys: Keys = None, address: Reached = None, json: Json = False) ->
     public = made.pair().public
     Printer(json=json).result(
         {"keys": str(made.folder), "hub_key": public.hex(), "operator": OWNER},
-        f"keys in {made.folder}, the hub's public key is {public.hex()}",
-        f"next: edgeasync hub ... --keys {made.folder}, and edgeasync keys enrol NAME for each device",
+        f"created keys in {made.folder}; the hub's public key is {public.hex()}",
+        f"next: run edgeasync hub ... --keys {made.folder}, and edgeasync keys enrol NAME for each device",
     )
 
 
 @app.command("enrol")
 def enrol(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The device's name. The key replaces a former key of that name.")
+        str,
+        typer.Argument(metavar="NAME", help="The device's name. The new key replaces the name's previous key."),
     ],
-    role: Annotated[str, typer.Option(help="What the key may do: device or operator.")] = "device",
+    role: Annotated[str, typer.Option(help="Role of the key: device or operator.")] = "device",
     key: Annotated[
         str | None,
-        typer.Option(metavar="PUBLIC_KEY", help="The device's own public key, to admit it without a token."),
+        typer.Option(metavar="PUBLIC_KEY", help="The device's public key, to admit it without a token."),
     ] = None,
     address: Reached = None,
     valid_hours: Annotated[
-        float | None, typer.Option(help="How long the token may be used; 168 at most. Without it ten minutes.")
+        float | None, typer.Option(help="Hours until the token expires, at most 168 [default: ten minutes].")
     ] = None,
     keys: Keys = None,
     json: Json = False,
 ) -> None:
-    """Print a token for one device to enrol with, once, within ten minutes. Or admit a public key."""
+    """Print a single-use token that enrols one device within ten minutes.
+
+    With --key, admit that key.
+    """
     printer = Printer(json=json)
     valid_s = TOKEN_S if valid_hours is None else 3600.0 * valid_hours
     if not 0.0 < valid_s <= TOKEN_S_MAX:
-        raise ConfigError(f"--valid-hours {valid_hours:g}: give hours, {TOKEN_S_MAX / 3600:.0f} at most")
+        raise ConfigError(f"--valid-hours {valid_hours:g}: must be above 0 and at most {TOKEN_S_MAX / 3600:.0f}")
     folder, name, chosen = open_folder(keys), _checked_name(name), one_of("--role", role, ROLES)
     if valid_hours is not None and (key is not None or chosen == "operator"):
-        raise ConfigError("--valid-hours is for a token, and a key that you enrol needs no token; leave it out")
+        raise ConfigError("--valid-hours applies to tokens only; remove it, or remove --key and --role operator")
     addresses = _checked_addresses(address)
     public = None if key is None else _checked_key(key)
     folder.pair()
@@ -91,26 +97,26 @@ def enrol(
         place = folder.make_operator(name)
         printer.result(
             {"name": name, "role": chosen, "keys": str(place)},
-            f"{name} is an operator, with a new key in {place}"
+            f"{name} is now an operator, with a new key in {place}"
             if name == OWNER
-            else f"{name} is an operator; move {place} to that person's machine, for --keys there",
+            else f"{name} is now an operator; move {place} to that person's machine, for --keys there",
         )
         return
     reached = folder.addresses()
     if not reached:
-        raise ConfigError("where do devices reach the hub? give --address tcp://HOST:PORT, once")
+        raise ConfigError("tokens need the hub's address: add --address tcp://HOST:PORT; later tokens reuse it")
     token = folder.issue_token(name, reached, time.time(), valid_s=valid_s)
     within = f"{TOKEN_S / 60:.0f} minutes" if valid_hours is None else f"{valid_hours:g} hours"
     printer.result(
         {"name": name, "token": token.text(), "expires_s": valid_s},
         token.text(),
-        f"on the device, within {within}, once: edgeasync agent (or peer) --enrol TOKEN --data FILE",
+        f"on the device, once and within {within}, run: edgeasync agent (or peer) --enrol TOKEN --data FILE",
     )
 
 
 @app.command("list")
 def list_keys(keys: Keys = None, json: Json = False) -> None:
-    """List admitted keys, revoked keys, and tokens that still work."""
+    """List admitted keys, revoked keys and valid tokens."""
     printer = Printer(json=json)
     folder = open_folder(keys)
     entries, now_s = folder.allow_list().entries.values(), time.time()
@@ -129,7 +135,7 @@ def list_keys(keys: Keys = None, json: Json = False) -> None:
 
 @app.command("revoke")
 def revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The device or person whose key to revoke.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The device or person whose key is revoked.")],
     keys: Keys = None,
     json: Json = False,
 ) -> None:
@@ -140,14 +146,14 @@ def revoke(
     if (entry := folder.read_allow_list().entries.get(name)) is not None:
         _print_entry(entry, printer)
         return
-    done = "its token counts no more" if tokens else "its line, which could not be read, is a comment now"
+    done = "its token is revoked" if tokens else "its unreadable line is now a comment"
     printer.result({"name": name, "role": "revoked"}, f"{name}: {done}")
 
 
 @app.command("pending")
 def list_pending(
     clear: Annotated[
-        bool, typer.Option("--clear", help="Forget them. A device that still asks is listed again.")
+        bool, typer.Option("--clear", help="Delete the list. Devices that ask again are listed again.")
     ] = False,
     keys: Keys = None,
     json: Json = False,
@@ -157,7 +163,7 @@ def list_pending(
     folder = open_folder(keys)
     if clear:
         count = folder.clear_pending()
-        printer.result({"cleared": count}, f"{count} keys forgotten; those that you have refused stay refused")
+        printer.result({"cleared": count}, f"{count} pending keys deleted; refused keys stay refused")
         return
     known = folder.allow_list().by_key()
     waiting = [one for one in folder.pending() if not one.refused and one.key not in known]
@@ -176,27 +182,28 @@ def list_pending(
 def accept(
     fingerprint: Annotated[
         str,
-        typer.Argument(metavar="FINGERPRINT", help="The key's fingerprint, as 'pending' and the agent show it."),
+        typer.Argument(metavar="FINGERPRINT", help="The key's fingerprint, as 'pending' and the agent print it."),
     ],
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="The device's name. The key replaces a former key of that name.")
+        str,
+        typer.Argument(metavar="NAME", help="The device's name. The new key replaces the name's previous key."),
     ],
     keys: Keys = None,
     json: Json = False,
 ) -> None:
-    """Admit a key that asked for admission."""
+    """Admit a pending key."""
     _print_entry(open_folder(keys).accept(fingerprint, _checked_name(name)), Printer(json=json))
 
 
 @app.command("refuse")
 def refuse(
     fingerprint: Annotated[
-        str, typer.Argument(metavar="FINGERPRINT", help="The key's fingerprint, as 'pending' shows it.")
+        str, typer.Argument(metavar="FINGERPRINT", help="The key's fingerprint, as 'pending' prints it.")
     ],
     keys: Keys = None,
     json: Json = False,
 ) -> None:
-    """Refuse a key that asked for admission: 'pending' no longer shows it."""
+    """Refuse a pending key. 'pending' no longer lists it."""
     open_folder(keys).refuse(fingerprint)
     Printer(json=json).result({"fingerprint": fingerprint, "role": "refused"}, f"{fingerprint}: refused")
 
@@ -219,8 +226,8 @@ def _checked_addresses(given: list[str] | None) -> list[str]:
 def _checked_name(name: str) -> str:
     if not NAME.match(name):
         raise ConfigError(
-            f"{name!r} is not a name: begin with a letter or digit, then up to 63 letters, digits, '.', '_', '-'; "
-            "the key of NAME speaks for NAME/0, NAME/1 and so on too"
+            f"invalid name {name!r}: start with a letter or digit, then use up to 63 letters, digits, '.', '_' or "
+            "'-'; the key of NAME is also valid for NAME/0, NAME/1 and so on"
         )
     return name
 

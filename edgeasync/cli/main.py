@@ -1,4 +1,4 @@
-"""The `edgeasync` command: arguments to settings, errors to one line and an exit code."""
+"""The `edgeasync` command: parses arguments, and turns errors into one line and an exit code."""
 
 import contextlib
 import errno
@@ -43,14 +43,14 @@ app = typer.Typer(
 
 GROUPS = {
     "model": (".model", "Build, inspect and check training graphs of ONNX models."),
-    "keys": (".keys", "Manage who may talk to a hub: make its keys, enrol devices, revoke keys."),
-    "device": (".orders", "Exclude a device from a running hub's training, or let it count again."),
+    "keys": (".keys", "Manage a hub's keys: create them, enrol devices, revoke keys."),
+    "device": (".orders", "Exclude a device from a running hub's training, or release it."),
     "service": (
         ".service",
-        "Let systemd run an agent, a hub or a peer: at every boot, again after a crash, and with a watchdog.",
+        "Run an agent, a hub or a peer under systemd: start at boot, restart after a crash, watch for hangs.",
     ),
 }
-"""Groups of commands: the module of each, which is imported when one of them is asked for, and its help."""
+"""Command groups: the module with the commands, imported on first use, and the group's help."""
 
 for name, (module, sentence) in GROUPS.items():
     app.add_typer(typer.Typer(cls=commands_of(module), no_args_is_help=True, help=sentence), name=name)
@@ -61,22 +61,23 @@ def hub(
     context: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Argument(help="The hub's settings, a TOML file. Without --model it needs at least [model]."),
+        typer.Argument(help="The hub's settings file (TOML). Without --model it needs a [model] table."),
     ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Resume the run in this folder with the settings of its last start."),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Only print the most memory that this hub may need, part by part.")
+        bool, typer.Option("--check", help="Print the maximum memory this hub may need, part by part, and exit.")
     ] = False,
     trust_code: TrustCode = False,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
-    """Hold the model and train it with the devices that join. Ends at its [hub] stop setting, or at Ctrl-C.
+    """Run a hub: keep the model and train it with the devices that join.
 
-    If the folder already holds a run, the hub resumes it.
+    The hub ends when its [hub] stop setting is reached, or on Ctrl-C. If the run folder already
+    contains a run, the hub resumes it.
     """
     from edgeasync.cli.hub import Start, check_hub, run_hub
     from edgeasync.cli.serving import log_to_stderr
@@ -90,7 +91,7 @@ def hub(
 def agent(
     context: typer.Context, config: AgentConfig = None, log_level: LogLevel = None, json: Json = False
 ) -> None:
-    """Train on this device's data for a hub. Ends with the training, or at Ctrl-C."""
+    """Train on this device's data for a hub. Ends when training ends, or on Ctrl-C."""
     from edgeasync.cli.agent import run_agent
     from edgeasync.cli.serving import log_to_stderr
 
@@ -101,11 +102,14 @@ def agent(
 @app.command()
 def peer(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Argument(help="The peer's settings, a TOML file.")] = None,
+    config: Annotated[Path | None, typer.Argument(help="The peer's settings file (TOML).")] = None,
     log_level: LogLevel = None,
     json: Json = False,
 ) -> None:
-    """Train on this device's data, and average the model with peers, without a hub. Ends as told, or at Ctrl-C."""
+    """Train on this device's data and average the model with peers, without a hub.
+
+    Ends at --steps-max, --epochs or --rounds-max, or on Ctrl-C.
+    """
     from edgeasync.cli.peer import run_peer
     from edgeasync.cli.serving import log_to_stderr
 
@@ -120,7 +124,7 @@ def status(
     keys: OperatorKeys = None,
     json: Json = False,
 ) -> None:
-    """Ask a running hub for its status and that of its devices."""
+    """Show the status of a running hub and its devices."""
     from edgeasync.cli.status import print_status
     from edgeasync.net.status import fetch_status
 
@@ -135,7 +139,7 @@ def wake(
     keys: OperatorKeys = None,
     json: Json = False,
 ) -> None:
-    """Let a fleet that rests exchange at its full pace again. Prints the hub's status."""
+    """Return an idle fleet to full pace. Prints the hub's status."""
     from edgeasync.cli.status import print_status
     from edgeasync.net.status import fetch_status
 
@@ -146,14 +150,17 @@ def wake(
 @app.command()
 def demo(
     devices: Annotated[int, typer.Option(min=2, max=64, help="Number of agents.")] = 4,
-    seconds: Annotated[float, typer.Option(min=6.0, max=3600.0, help="Seconds to train.")] = 15.0,
+    seconds: Annotated[float, typer.Option(min=6.0, max=3600.0, help="Training time in seconds.")] = 15.0,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, help="Seed for the split of the data and for the model.")
+        int, typer.Option(min=0, max=2**32 - 1, help="Seed of the data split and the initial model.")
     ] = 0,
-    run: Annotated[Path | None, typer.Option(help="Folder of this run [default: a new folder in runs/].")] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder of the run [default: a new folder in runs/].")] = None,
     json: Json = False,
 ) -> None:
-    """Train on handwritten digits with a hub and unequal agents on this machine. One agent dies and returns."""
+    """Train on handwritten digits with a hub and unequal agents on this machine.
+
+    One agent is killed and rejoins.
+    """
     from edgeasync.cli.demo import run_demo
 
     run_demo(devices=devices, seconds=seconds, seed=seed, run=run, printer=Printer(json=json))
@@ -163,11 +170,11 @@ def demo(
 def policies(
     kind: Annotated[
         str | None,
-        typer.Argument(metavar="KIND", help="Show one kind, or all kinds of one part such as staleness."),
+        typer.Argument(metavar="KIND", help="Show one policy, or all policies of one group such as staleness."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON array of objects.")] = False,
 ) -> None:
-    """List every kind of policy for a hub's settings: how updates are weighed, gathered and applied."""
+    """List all policies for a hub's settings: how updates are weighed, gathered and applied."""
     from edgeasync.cli.policies import print_policies
 
     print_policies(kind, Printer(json=json))
@@ -179,13 +186,17 @@ def settings(
     kind: Annotated[
         str | None,
         typer.Option(
-            "--for", metavar="PROGRAM", help="Whose file it is, if its tables do not tell: hub, agent or peer."
+            "--for",
+            metavar="PROGRAM",
+            help="Program that reads the file, if this is ambiguous: hub, agent or peer.",
         ),
     ] = None,
-    changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the default.")] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Print only settings that differ from the default.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON array of objects.")] = False,
 ) -> None:
-    """Print every setting that a file puts in force, and where its value comes from."""
+    """Print the effective value of every setting, and where it comes from."""
     from edgeasync.cli.settings import print_settings
 
     print_settings(file, kind, Printer(json=json), changed=changed)
@@ -195,7 +206,7 @@ def settings(
 def schema(
     name: Annotated[str, typer.Argument(metavar="NAME", help="hub.toml, agent.toml or peer.toml.")],
 ) -> None:
-    """Print the JSON schema of a settings file: an editor that has it completes and checks keys."""
+    """Print the JSON schema of a settings file. Editors use it to complete and check keys."""
     from edgeasync.cli.settings import print_schema
 
     print_schema(name, Printer(json=False))
@@ -204,17 +215,20 @@ def schema(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    out: Annotated[Path, typer.Option(help="The file: .onnx, or .safetensors or .npz for arrays.")],
+    out: Annotated[Path, typer.Option(help="Output file: .onnx for inference, .safetensors or .npz for arrays.")],
     model: Annotated[
         Path | None, typer.Option(help="The forward model [default: the one in the run's folder].")
     ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="Write the best version by evaluation [default: the newest version].")
+        bool, typer.Option("--best", help="Export the version with the best evaluation [default: the newest].")
     ] = False,
     trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
-    """Write the model of a run: an ONNX file for inference, or its arrays. The run's hub may be running."""
+    """Export the model of a run as ONNX for inference, or as arrays.
+
+    Works while the run's hub is running.
+    """
     from edgeasync.cli.model import export_run
 
     export_run(run, model, out, Printer(json=json), best=best, trust_code=trust_code)
@@ -223,30 +237,35 @@ def export(
 @app.command()
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, or a copy of one.")],
-    until: Annotated[int | None, typer.Option(min=0, metavar="N", help="Stop after entry N.")] = None,
+    until: Annotated[int | None, typer.Option(min=0, metavar="N", help="Stop after journal entry N.")] = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="CHECKPOINT",
-            help="Begin at this checkpoint [default: the earliest one that the journal continues].",
+            help="Start at this checkpoint [default: the earliest one that the journal continues].",
         ),
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.safetensors", help="Write the model after the last entry shown."),
+        typer.Option(
+            metavar="FILE.safetensors", help="Write the model after the last replayed entry to this file."
+        ),
     ] = None,
     verify: Annotated[
         bool,
         typer.Option(
             "--verify",
-            help="Only compare the replayed state with every checkpoint on the way, and check all counts.",
+            help="Replay the whole run, compare the state with every checkpoint, and check all counts.",
         ),
     ] = False,
     trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
-    """Show what became of every update of a run. Only reads the run's folder; the run's hub may be running."""
+    """Show the outcome of every update of a run.
+
+    Only reads the run's folder. Works while the run's hub is running.
+    """
     from edgeasync.cli.replay import replay_run, verify_replay
 
     if verify:
@@ -262,7 +281,7 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="Folder of runs, or of one run.")] = Path("runs"),
     json: Json = False,
 ) -> None:
-    """List the runs in a folder, or the checkpoints of one run: version, time of the last write, and problems."""
+    """List the runs in a folder, or the checkpoints of one run, with versions and problems."""
     from edgeasync.cli.runs import print_runs
 
     print_runs(folder, Printer(json=json))
@@ -276,13 +295,16 @@ def doctor(
         Path | None,
         typer.Option(
             metavar="GRAPH.onnx",
-            help="A training graph, to time a step [default: the one that the hub sent last, if there is one].",
+            help="Training graph for the speed test [default: the graph that the hub sent last].",
         ),
     ] = None,
     root: Annotated[Path, typer.Option(help="Read /sys, /proc and /run below this folder.")] = Path("/"),
     json: Json = False,
 ) -> None:
-    """Look at this device: machine, state, hub, data and speed. A line each: ok, warn or fail, and what to do."""
+    """Check this device: machine, state, hub, data and speed.
+
+    Prints one line per check: ok, warn or fail, and a remedy.
+    """
     from edgeasync.cli.doctor import run_doctor
 
     run_doctor(config, context.obj, model, root, Printer(json=json))
@@ -290,14 +312,17 @@ def doctor(
 
 @app.command()
 def bundle(
-    out: Annotated[Path, typer.Option(help="A new folder for the wheels and install.sh.")],
-    platform: Annotated[str, typer.Option(help="For which board: pi, jetson or x86.")],
+    out: Annotated[Path, typer.Option(help="New folder for the wheels and install.sh.")],
+    platform: Annotated[str, typer.Option(help="The board: pi, jetson or x86.")],
     source: Source = None,
-    python: Annotated[str, typer.Option(help="The board's Python: 3.11, 3.12 or 3.13.")] = "3.11",
-    extras: Annotated[str, typer.Option(help="Extras to include, such as hub,zstd.")] = "",
+    python: Annotated[str, typer.Option(help="Python version on the board: 3.11, 3.12 or 3.13.")] = "3.11",
+    extras: Annotated[str, typer.Option(help="Extras to include, separated by commas, such as hub,zstd.")] = "",
     json: Json = False,
 ) -> None:
-    """Download all that a board needs into a folder, to install there without a network: sh OUT/install.sh."""
+    """Download everything that a board needs into a folder, to install it there without a network.
+
+    On the board, run: sh OUT/install.sh.
+    """
     from edgeasync.cli.service import bundle_wheels
 
     bundle_wheels(source, platform, python, out, Printer(json=json), extras=extras)
@@ -313,48 +338,53 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line, and end the process with its exit code."""
+    """Run the command line and exit the process with its exit code."""
     _open_streams()
-    # Until a command takes Ctrl-C for itself it ends the process at once, without a traceback from some import.
+    # Until a command handles Ctrl-C itself, it ends the process at once, without an import's
+    # traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     code = run_command()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
-    # All is written and closed. On the long way out a training thread, or one of OpenBLAS's, can hang the process.
+    # Everything is flushed and closed. A normal exit could hang on a training thread or one of
+    # OpenBLAS's.
     os._exit(code)
 
 
 def _open_streams() -> None:
-    """Make standard streams that can be written to, whatever this process was started with."""
+    """Replace closed or missing standard streams with /dev/null."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, before another file does
-    # Python has None for a stream that was closed. Its number may be another file's by now.
+            os.open(os.devnull, os.O_RDWR)  # returns the lowest free number, before another file gets it
+    # Python sets a closed stream to None. Its descriptor may belong to another file by now.
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as Python has it for standard error
+        sys.stdout.reconfigure(errors="backslashreplace")  # Python's default for standard error
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _cure(error: OSError) -> str:
-    """Return what to do about a file that cannot be used."""
+    """Return the remedy for a file that cannot be used."""
     if isinstance(error, PermissionError):
-        return "run this as the user whose it is, or change its rights"
-    return "free space there" if error.errno in _FULL else "correct the path"
+        return "run this command as the file's owner, or change its permissions"
+    return "free disk space" if error.errno in _FULL else "correct the path"
 
 
 def run_command() -> int:
-    """Run the command of `sys.argv`; return its exit code. A user's mistake becomes one line on standard error."""
+    """Run the command of `sys.argv` and return its exit code.
+
+    Print a user's mistake as one line on standard error.
+    """
     try:
         return int(app(standalone_mode=False, prog_name="edgeasync") or 0)
     except UsageError as error:
-        if "\n" in error.message:  # the help, for a command that needs another word
+        if "\n" in error.message:  # the help of a command that lacks a subcommand
             error.show()
         else:
             tell(f"edgeasync: {visible(sentence_of(error))}")
@@ -363,11 +393,12 @@ def run_command() -> int:
         tell(f"edgeasync: {visible(errors.with_flags(' '.join(str(error).split())))}")
         return error.exit_code
     except OSError as error:
-        # What writes a file names it in an error of its own: a full disk without a name is the printed lines'.
+        # Errors of written files name the file. A full disk without a file name is standard
+        # output's.
         place = "standard output" if error.filename is None and error.errno in _FULL else error.filename
         if place is None:
             raise
-        logging.getLogger(__name__).debug("the error in full", exc_info=True)
+        logging.getLogger(__name__).debug("full traceback", exc_info=True)
         tell(f"edgeasync: {visible(str(place))}: {error.strerror}; {_cure(error)}")
         return errors.StorageError.exit_code
     except SystemExit as ended:

@@ -1,4 +1,4 @@
-"""What to do about a command or a flag that there is not."""
+"""Suggestions for unknown commands and flags."""
 
 import inspect
 from collections.abc import Mapping
@@ -12,24 +12,24 @@ from typer.core import TyperGroup
 
 from edgeasync.errors import ConfigError
 
-UsageError: Any = typer.BadParameter.__mro__[1]  # typer exports no other name of it
+UsageError: Any = typer.BadParameter.__mro__[1]  # typer does not export click's UsageError
 
 
 def check_settings_file(config: Path | None, flags: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for a file of another kind in the place of the settings, by the `flags` of suffixes."""
+    """Raise `ConfigError` if the settings file has a suffix that belongs to one of the `flags`."""
     if config is not None and config.suffix in flags:
         flag = flags[config.suffix]
-        raise ConfigError(f"{config}: not a settings file, which is TOML; write {flag} {config}")
+        raise ConfigError(f"{config}: not a settings file (TOML); use {flag} {config}")
 
 
 class Commands(TyperGroup):
-    """The commands: one that is misspelt names the right one, and a key of the settings file its table."""
+    """A group of commands that suggests corrections for misspelt commands and flags."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find a command; raises `UsageError`."""
+        """Find a command. Raises `UsageError` with a suggestion if it is unknown."""
         from edgeasync.config import suggest  # noqa: PLC0415 - only a mistake needs it
 
-        self.suggest_commands = False  # typer's own suggestions need have nothing in common with what was written
+        self.suggest_commands = False  # typer's own suggestions can be unrelated to the input
         try:
             name, command, rest = super().resolve_command(ctx, args)
             return name, self.whole(f"{name}" if ctx.parent is None else f"{ctx.info_name} {name}", command), rest
@@ -48,7 +48,7 @@ class Commands(TyperGroup):
 
     @staticmethod
     def whole(name: str, command: Any) -> Any:
-        """Return a command with the flags of its settings, which are read only for the command that is run."""
+        """Return a command with its settings flags; built only for the command that runs."""
         from edgeasync.cli.settings_flags import FLAGS, with_flags  # noqa: PLC0415
 
         if name not in FLAGS:
@@ -57,7 +57,7 @@ class Commands(TyperGroup):
 
 
 def commands_of(module: str) -> type[Commands]:
-    """Return a group whose commands are those of a module here, which is imported when they are asked for."""
+    """Return a group with the commands of a module in this package, imported on first use."""
 
     class CommandsOfModule(Commands):
         @property
@@ -66,7 +66,7 @@ def commands_of(module: str) -> type[Commands]:
 
         @commands.setter
         def commands(self, _: object) -> None:
-            """Take no others."""
+            """Ignore assignments by typer."""
 
     return CommandsOfModule
 
@@ -78,9 +78,9 @@ def _commands_in(module: str) -> dict[str, Any]:
 
 
 def sentence_of(error: Any) -> str:
-    """Return in one sentence what is wrong with a command line, and what to write instead."""
+    """Return one sentence with the mistake in a command line and its correction."""
     parameter, said = getattr(error, "param", None), error.message
-    if parameter is not None and said:  # a value that is wrong
+    if parameter is not None and said:  # an invalid value
         is_flag = parameter.param_type_name == "option"
         name = " / ".join(parameter.opts) if is_flag else parameter.make_metavar(error.ctx)
         return f"{name}: {_begun_small(said)}"
@@ -98,13 +98,13 @@ def _begun_small(sentence: str) -> str:
 
 
 def _advice(flag: str, ctx: Any) -> str:
-    """Return what to write instead of a flag."""
+    """Return a correction for an unknown flag."""
     from edgeasync.config import find_near, find_tables  # noqa: PLC0415
 
     key = flag.lstrip("-").replace("-", "_")
     flags = {name: option.name for option in ctx.command.params for name in option.opts if name.startswith("--")}
     if named := [name for name, parameter in flags.items() if parameter == key]:
-        return f"write {named[0]}"
+        return f"use {named[0]}"
     tables = []
     if ctx.command.name in _SETTINGS:
         module, settings = _SETTINGS[ctx.command.name]
@@ -116,7 +116,7 @@ def _advice(flag: str, ctx: Any) -> str:
     whole = {name: Commands.whole(name, others[name]) for name in _SETTINGS if name in others}
     if having := [name for name, command in whole.items() if any(flag in one.opts for one in command.params)]:
         return "it is a flag of " + " and ".join(f"'edgeasync {name}'" for name in having)
-    # The dashes, which all flags have, are not a likeness.
+    # All flags have dashes, so dashes do not count as similarity.
     near = find_near(flag.lstrip("-"), [name.lstrip("-") for name in flags])
     return f"did you mean {' or '.join(f'--{name}' for name in near)}?" if near else ""
 
@@ -127,4 +127,4 @@ _SETTINGS = {
     "peer": ("runtime.peer_settings", "PeerSettings"),
     "doctor": ("runtime.agent_settings", "AgentSettings"),
 }
-"""The settings file of each command that takes one, by name: a device loads nothing of a hub."""
+"""Module and name of each command's settings class; imported late, as a device needs no hub."""

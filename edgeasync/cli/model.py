@@ -1,4 +1,4 @@
-"""`edgeasync model` and `edgeasync export`: models in, models out; nothing runs a hub here."""
+"""`edgeasync model` and `edgeasync export`: commands on model files and runs, without a hub."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,25 +27,28 @@ from edgeasync.regular_file import read_regular
 app = typer.Typer()
 
 ModelFile = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A forward model or a training graph.")]
-BatchSize = Annotated[int, typer.Option(min=2, max=65536, help="Examples in a step.")]
+BatchSize = Annotated[int, typer.Option(min=2, max=65536, help="Examples per step.")]
 
 
 @app.command("build")
 def build_model(
     context: typer.Context,
     forward: Annotated[Path, typer.Argument(metavar="FORWARD.onnx", help="The forward model.")],
-    out: Annotated[Path, typer.Option(help="Where to write the training graph.")],
+    out: Annotated[Path, typer.Option(help="File for the training graph.")],
     json: Json = False,
 ) -> None:
-    """Build a training graph from a forward model. Its initial values go into a .safetensors file beside it."""
+    """Build a training graph from a forward model.
+
+    Writes initial values to a .safetensors file beside it.
+    """
     values = out.with_suffix(VALUES_SUFFIX)
     if out.suffix == VALUES_SUFFIX:
-        raise ConfigError(f"--out {out}: the values go to a file of that name; write --out training.onnx")
+        raise ConfigError(f"--out {out}: this file would hold the initial values; use --out training.onnx")
     for file in (out, values):
         check_out("--out", file, forward)
     built = _load(forward, context)
     if built.forward is None:
-        raise ConfigError(f"{forward}: is a training graph already; give the forward model")
+        raise ConfigError(f"{forward}: already a training graph; pass the forward model")
     replace_file(out, built.graph, private=False)
     replace_file(values, safetensors.numpy.save(dict(built.spec.views(built.initial))), private=False)
     result = {
@@ -59,7 +62,7 @@ def build_model(
     Printer(json=json).result(
         result,
         f"{out}: trains {result['parameters']} parameters, {result['bytes']} bytes",
-        f"{values}: the values it begins with",
+        f"{values}: initial values",
         *[f"warning: {warning}" for warning in built.warnings],
     )
 
@@ -73,8 +76,9 @@ def inspect_model(
 ) -> None:
     """Show what a model trains, and the arithmetic and memory of a step.
 
-    A file of edgeasync.torch.to_onnx says which layers were frozen in torch (requires_grad): name them in --train
-    to train them all the same. In any other file they look like all others: name them in --freeze.
+    A file of edgeasync.torch.to_onnx records which layers were frozen in torch (requires_grad).
+    Name them in --train to train them anyway. Other files do not record this: name the layers to
+    freeze in --freeze.
     """
     printer = Printer(json=json)
     built = _load(file, context)
@@ -135,36 +139,36 @@ def check_model(
         print_table(printer, rows)
         if zeros := [check.name for check in checks if check.passed and not check.compared]:
             printer.line(
-                f"only zeros, so nothing was compared: {', '.join(zeros)}; nothing moves the loss through them at "
-                "any of the random examples. Look at what comes after them, or freeze them"
+                f"only zeros, nothing to compare: {', '.join(zeros)}. All their gradients are 0; "
+                "check the layers after them, or freeze them"
             )
         _print_warnings(built, printer)
     if failed:
         others = f" and {len(failed) - 1} more" if failed[1:] else ""
         raise GraphError(
-            f"{file}: the gradient of {failed[0].name!r}{others} differs from the loss's slope; if the loss is "
-            "smooth there, this is a defect of edgeasync: please report the model"
+            f"{file}: the gradient of {failed[0].name!r}{others} differs from the loss's slope. If the loss is "
+            "smooth there, this is a bug in edgeasync; please report it with the model"
         )
 
 
 def export_run(
     run: Path, forward: Path | None, out: Path, printer: Printer, *, best: bool, trust_code: bool
 ) -> None:
-    """Write the trained model of a run, its newest version or the `best`: for inference, or its named arrays."""
+    """Write a run's trained model, its newest or `best` version, as ONNX or as named arrays."""
     check_suffix("--out", out)
     if not run.is_dir():
-        raise StorageError(f"{run}: no such folder; give the folder of a hub's run")
+        raise StorageError(f"{run}: no such folder; pass the folder of a hub's run")
     source, content = forward or run / FORWARD_FILE, None
     check_out("--out", out, source, run=run)
     if out.suffix == ONNX_SUFFIX:
         if forward is None and not source.exists():
-            raise ConfigError(f"{refuse_onnx('--out', out)}; or give --model, the forward model that was trained")
-        content = _read(source, "give --model FILE.onnx, the forward model that was trained")
+            raise ConfigError(f"{refuse_onnx('--out', out)}; or pass the trained forward model with --model")
+        content = _read(source, "pass the trained forward model with --model FILE.onnx")
     elif forward is not None:
-        raise ConfigError(f"--model {forward}: {out.name} has arrays alone; leave out --model, or write .onnx")
+        raise ConfigError(f"--model {forward}: {out.name} stores arrays only; remove --model, or write .onnx")
     trained = (best_model if best else newest_model)(run, trust_code=trust_code)
     if local := local_patterns(run):
-        trained.remarks.append(f"{', '.join(local)}: each device has its own values; these are the hub's")
+        trained.remarks.append(f"{', '.join(local)}: local to each device; the file contains the hub's values")
     if content is None:
         write_arrays(out, trained.arrays, trained.metadata())
     else:
@@ -178,7 +182,10 @@ def export_run(
 
 
 def _exported(source: Path, content: bytes, trained: TrainedModel) -> bytes:
-    """Return the forward model of a file with the trained arrays; raises `GraphError`, `ModelMismatchError`."""
+    """Return the forward model with the trained arrays.
+
+    Raises `GraphError` or `ModelMismatchError`.
+    """
     try:
         from edgeasync.autodiff.export import export_model
     except ModuleNotFoundError as error:
@@ -186,7 +193,7 @@ def _exported(source: Path, content: bytes, trained: TrainedModel) -> bytes:
     try:
         return export_model(content, trained.arrays, trained.metadata())
     except (GraphError, ModelMismatchError) as error:
-        raise type(error)(f"{trained.source} into {source}: {error}") from error
+        raise type(error)(f"cannot insert {trained.source} into {source}: {error}") from error
 
 
 def _describe(out: Path, trained: TrainedModel) -> dict[str, Any]:
@@ -203,12 +210,12 @@ def _describe(out: Path, trained: TrainedModel) -> dict[str, Any]:
 
 
 def _worth(trained: TrainedModel) -> str:
-    """Say what a model is worth; of another version's evaluation, which that is."""
+    """Describe a model's last evaluation, and its version if that is another one."""
     found = trained.evaluation
     if found is None:
         return "not evaluated"
     accuracy = "" if found.accuracy is None else f"accuracy {found.accuracy:.2%}, "
-    of = "" if found.number == trained.version else f"version {found.number}, evaluated last: "
+    of = "" if found.number == trained.version else f"last evaluated version {found.number}: "
     return f"{of}{accuracy}loss {found.loss:.4g}"
 
 
@@ -216,7 +223,7 @@ def _load(path: Path, context: typer.Context) -> HubGraph:
     flags: dict[str, Any] = context.obj["model"]
     if is_name(str(path)) and not path.exists():
         raise ConfigError(
-            f"{path}: names code, and this reads ONNX models; 'edgeasync hub --check' calls the factory of [model]"
+            f"{path} names code, but this command reads ONNX models; for code use 'edgeasync hub --check'"
         )
     try:
         settings = convert({"kind": "onnx", "file": str(path)} | flags, OnnxModel, where="flags")
@@ -226,7 +233,7 @@ def _load(path: Path, context: typer.Context) -> HubGraph:
 
 
 def _print_warnings(built: HubGraph, printer: Printer) -> None:
-    """Print what the file decided, or its exporter may have changed, in silence."""
+    """Print decisions that the file or its exporter made silently."""
     for warning in built.warnings:
         printer.line(f"warning: {warning}")
 

@@ -1,4 +1,4 @@
-"""Flags that several commands share, each with the one help text that is right for all of them."""
+"""Flags that several commands share, with the help text that fits all of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,29 +13,30 @@ LogLevel = Annotated[
     str | None,
     typer.Option(
         metavar="LEVEL",
-        help="Lowest level to log to stderr: debug (every frame), info, warning or error [default: warning].",
+        help="Log level of stderr: debug (every frame), info, warning or error [default: warning].",
     ),
 ]
 
-AgentConfig = Annotated[Path | None, typer.Argument(help="The agent's settings, a TOML file.")]
+AgentConfig = Annotated[Path | None, typer.Argument(help="The agent's settings file (TOML).")]
 
-# A run's folder may come from somebody else.
+# A run's folder may come from an untrusted source.
 TrustCode = Annotated[
-    bool, typer.Option("--trust-code", help="Import code that only the run's folder names; it runs as you.")
+    bool,
+    typer.Option("--trust-code", help="Import code that the run's folder names; it runs with your permissions."),
 ]
 
-# A running hub, as `status` and `wake` ask it.
+# Flags of commands that connect to a running hub, such as `status` and `wake`.
 HubAddress = Annotated[str, typer.Option(help="The hub's address, tcp://HOST:PORT.")]
 AnswerTimeout = Annotated[float, typer.Option(min=0.1, max=3600.0, help="Seconds to wait for an answer.")]
 OperatorKeys = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of an operator's keys, for a hub with keys.")
+    Path | None, typer.Option(metavar="DIR", help="Folder of an operator's keys; required if the hub uses keys.")
 ]
 
 Word = TypeVar("Word", bound=str)
 
 
 def one_of(what: str, word: str, known: Sequence[Word]) -> Word:
-    """Return a word that is one of those known; raises `ConfigError`, which names `what` it was given for."""
+    """Return `word` if it is one of `known`. Raises `ConfigError`, which names `what`."""
     for each in known:
         if word == each:
             return each
@@ -45,7 +46,7 @@ def one_of(what: str, word: str, known: Sequence[Word]) -> Word:
 Source = Annotated[
     str | None,
     typer.Argument(
-        help="Where edgeasync comes from: a folder of wheels, a wheel, a clone, or a name in pip's index "
+        help="Source of edgeasync: a folder of wheels, a wheel, a clone, or a name in pip's index "
         "[default: the clone or wheel that this one was installed from]."
     ),
 ]

@@ -1,4 +1,4 @@
-"""`edgeasync device`: orders about one device to a running hub."""
+"""`edgeasync device`: sends orders about one device to a running hub."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ from edgeasync.cli.status import print_status
 from edgeasync.net.address import DEFAULT_ADDRESS
 from edgeasync.net.status import give_order
 
-app = typer.Typer()
+app = typer.Typer(rich_markup_mode=None)
 
 Order = Literal["quarantine", "release"]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The device's name, as in 'edgeasync status'.")]
@@ -25,7 +25,10 @@ def device_quarantine(
     keys: OperatorKeys = None,
     json: Json = False,
 ) -> None:
-    """Let no update of a device, or of others with its key, count, until you release it. It trains on."""
+    """Ignore the updates of a device, and of all devices with its key, until you release it.
+
+    It keeps training.
+    """
     _give("quarantine", name, hub, timeout_s, keys, Printer(json=json))
 
 
@@ -37,7 +40,7 @@ def device_release(
     keys: OperatorKeys = None,
     json: Json = False,
 ) -> None:
-    """End a device's quarantine, or its alarm and probation."""
+    """End a device's quarantine, alarm and probation."""
     _give("release", name, hub, timeout_s, keys, Printer(json=json))
 
 

@@ -1,4 +1,4 @@
-"""What the commands print: one line an event, for people or, with `--json`, for scripts."""
+"""Output of the commands: one line per event, as text or, with `--json`, as JSON."""
 
 import contextlib
 import errno
@@ -14,11 +14,11 @@ from edgeasync.cli.under_systemd import Priority, goes_to_journal, priority_of, 
 from edgeasync.host.wall_clock import written
 
 GONE = (errno.EPIPE, errno.EIO)
-"""The reader of a pipe has ended, or the terminal was closed."""
+"""Error numbers of a closed pipe or terminal."""
 
 
 def visible(text: str) -> str:
-    """Return text that a terminal only shows: control characters, which a peer may have written, as escapes."""
+    """Return text with control characters escaped. Text from peers may contain escape sequences."""
     if text.isprintable():
         return text
     return "".join([one if one.isprintable() or category(one) == "Zs" else _escaped(one) for one in text])
@@ -29,7 +29,7 @@ def _escaped(character: str) -> str:
 
 
 def tell(text: str) -> None:
-    """Write an error to standard error, if that can be written: it may lie on a full disk."""
+    """Write an error to standard error. Ignores write errors, such as a full disk."""
     if goes_to_journal(sys.stderr):
         text = with_priority(text, 3)
     with contextlib.suppress(OSError):
@@ -37,35 +37,35 @@ def tell(text: str) -> None:
 
 
 class Printer:
-    """Prints events to standard output, each as a line; a JSON object each if `json` is asked for."""
+    """Prints events to standard output, one per line; as JSON objects if `json` is set."""
 
     def __init__(self, *, json: bool) -> None:
         self.json = json
         self.unread = False
-        """Whether the reader has gone away; what else is printed goes to standard error."""
+        """Whether the reader has closed standard output; later output goes to standard error."""
         self.lost = 0
-        """How many events could not be printed since the last one that could."""
+        """Number of events that failed to print since the last success."""
 
     def event(self, event: str, **details: Any) -> None:
-        """Print one event; for people with date, time and offset, and without empty details.
+        """Print one event. Text lines start with date, time and offset, and omit empty details.
 
-        systemd's journal has a clock of its own: there a line begins with its priority instead.
-
-        An event that cannot be written, as on a full disk, is no error: a hub or an agent must not end by its log.
+        In systemd's journal, which adds its own time stamps, a line starts with its priority
+        instead. An event that cannot be written, for example on a full disk, raises no error, so
+        that a full log does not end a hub or agent.
         """
         lost = self.lost
         try:
             if lost:
-                self._event("warning", {"detail": f"{lost} events before this one are late or missing"})
+                self._event("warning", {"detail": f"{lost} earlier events were delayed or lost"})
                 self.lost = 0
             self._event(event, details)
         except OSError as error:
             self.lost += 1
             if not lost:
-                tell(f"edgeasync: events cannot be printed: {error.strerror}; look at the disk of the log")
+                tell(f"edgeasync: cannot print events: {error.strerror}; check the disk that stores the log")
 
     def _event(self, event: str, details: Mapping[str, Any]) -> None:
-        """Print one event; raises `OSError`."""
+        """Print one event. Raises `OSError`."""
         if self.json:
             self._write(_encoded({"event": event, "time": round(time.time(), 3), **details}), priority_of(event))
         elif goes_to_journal(sys.stdout):
@@ -74,11 +74,11 @@ class Printer:
             self._write(event_line(event, details))
 
     def object(self, value: object) -> None:
-        """Print one JSON object on a line of its own."""
+        """Print one JSON object on its own line."""
         self._write(_encoded(value))
 
     def result(self, value: Any, *lines: str) -> None:
-        """Print one JSON object, or for people these lines."""
+        """Print `value` as JSON, or `lines` as text."""
         if self.json:
             self.object(value)
             return
@@ -86,18 +86,18 @@ class Printer:
             self.line(line)
 
     def figures(self, event: str, figures: Mapping[str, Any], sentence: str) -> None:
-        """Print one event with its figures, or for people with a sentence."""
+        """Print one event, with `figures` as JSON or with `sentence` as text."""
         if self.json:
             self.event(event, **figures)
         else:
             self.event(event, detail=sentence)
 
     def line(self, text: str) -> None:
-        """Print a line for people, without control characters."""
+        """Print a text line with control characters escaped."""
         self._write(visible(text))
 
     def _write(self, text: str, priority: Priority = 6) -> None:
-        """Write a line at once; a reader that has gone away is no error."""
+        """Write and flush a line. If the reader has gone away, continue on standard error."""
         if goes_to_journal(sys.stdout):
             text = with_priority(text, priority)
         try:
@@ -111,12 +111,12 @@ class Printer:
 
 
 def event_line(event: str, details: Mapping[str, Any]) -> str:
-    """Return a line for people: date, time and offset, the event, and what is not empty of the details."""
+    """Return a text line: date, time and offset, the event, and its non-empty details."""
     return f"{written(time.time())} {event_words(event, details)}"
 
 
 def event_words(event: str, details: Mapping[str, Any]) -> str:
-    """Return the event, and what is not empty of the details."""
+    """Return the event and its non-empty details as text."""
     words = " ".join(f"{value}" for value in details.values() if value not in ("", None))
     return visible(f"{event:<12} {words}")
 
@@ -129,7 +129,7 @@ def _encoded(value: object) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """Return plain values with escapes for what is no text: a path may be of any bytes."""
+    """Escape invalid Unicode in a value, recursively. Paths may contain any bytes."""
     match value:
         case str():
             return value.encode(errors="backslashreplace").decode()
@@ -141,7 +141,7 @@ def _as_text(value: Any) -> Any:
 
 
 def print_table(printer: Printer, rows: Sequence[tuple[str, ...]]) -> None:
-    """Print rows, the first of them a header, in columns as wide as what they hold."""
+    """Print rows as columns as wide as their widest cell. The first row is the header."""
     shown = [[visible(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:

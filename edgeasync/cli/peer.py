@@ -27,7 +27,7 @@ PROGRESS_S = 10.0
 
 
 def run_peer(config: Path | None, said: Flags, printer: Printer) -> None:
-    """Run a peer by a settings file, flags, or both; a flag wins over the file."""
+    """Run a peer by a settings file, flags, or both. Flags override the file."""
     settings = read_settings(config, PeerSettings, said)
     if model := said["model"]:
         before = to_table(settings.model)
@@ -39,7 +39,7 @@ def run_peer(config: Path | None, said: Flags, printer: Printer) -> None:
 
 
 class _Command:
-    """A peer that is run for a person or for systemd."""
+    """A peer that runs from the command line or under systemd."""
 
     def __init__(self, settings: PeerSettings, printer: Printer) -> None:
         if missing := settings.missing():
@@ -62,7 +62,7 @@ class _Command:
             check_trained_out(self._out, settings, self._state, self._model.forward)
 
     def run(self) -> None:
-        """Run it to its end, and write the trained model."""
+        """Run the peer until it ends, and write the trained model."""
         folder = DeviceFolder(self._state)
         try:
             peer = self._peer = self._make(folder)
@@ -74,12 +74,12 @@ class _Command:
                 write_trained(self._out, peer, self._model.forward)
         finally:
             folder.close()
-        written = "" if self._out is None else f"; {self._out} is written"
+        written = "" if self._out is None else f"; wrote {self._out}"
         sentence = f"{reason}: {_work_done(peer)}{written}"
         self._printer.figures("stopped", {"reason": reason, **_figures(peer)}, sentence)
 
     def _make(self, folder: DeviceFolder) -> PeerRuntime:
-        """Open the state folder for another start, and return that start's peer."""
+        """Open the state folder for the next start, and create its peer."""
         identity = folder.open(self._device_id, Readings().mark())
         for remark in folder.remarks:
             self._printer.event("warning", detail=remark)

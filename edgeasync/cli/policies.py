@@ -17,7 +17,10 @@ from edgeasync.setting_keys import SettingKey, to_toml
 
 
 def print_policies(name: str | None, printer: Printer) -> None:
-    """Print every kind, or those of one name or part in full; raises `ConfigError` if there is none."""
+    """Print all policies, or those with one name or in one group in full.
+
+    Raises `ConfigError` if unknown.
+    """
     kinds = [*catalogue(), *plugin_kinds()]
     parts = list(dict.fromkeys(kind.part for kind in kinds))
     kinds.sort(key=lambda kind: parts.index(kind.part))
@@ -34,7 +37,7 @@ def print_policies(name: str | None, printer: Printer) -> None:
             part = list(group)
             console.print(part_table(part, width, shown), "", sep="\n")
             shown += part
-        console.print("* the default. One kind in full: edgeasync policies KIND")
+        console.print("* default. Details of one policy: edgeasync policies KIND")
         return
     for index, kind in enumerate(kinds):
         same = [other for other in kinds if _same(kind, other)]
@@ -42,24 +45,24 @@ def print_policies(name: str | None, printer: Printer) -> None:
             if index:
                 printer.line("")
             console.print(full(kind, same[1:]))
-            choice = [f"# no default, choose it yourself: {', '.join(kind.chosen)}"] if kind.chosen else []
+            choice = [f"# no default; choose: {', '.join(kind.chosen)}"] if kind.chosen else []
             for line in ("", *choice, *kind.example.splitlines()):
-                printer.line(line)  # not wrapped: it is to be copied
+                printer.line(line)  # not wrapped, so that it can be copied
 
 
 def choose(kinds: list[Kind], name: str) -> list[Kind]:
-    """Return the kinds of one name, or of one part; raises `ConfigError` with near matches if there is none."""
+    """Return the policies with one name or in one group. Raises `ConfigError` with near matches."""
     if found := [kind for kind in kinds if name in _names(kind)]:
         return found
     advice = suggest(name, [known for kind in kinds for known in _names(kind)])
-    advice = advice or "see them all with `edgeasync policies`"
-    raise ConfigError(f"no kind of policy is called {name!r}; {advice}")
+    advice = advice or "list them with `edgeasync policies`"
+    raise ConfigError(f"unknown policy {name!r}; {advice}")
 
 
 def part_table(part: list[Kind], width: int, shown: Sequence[Kind] = ()) -> Group:
-    """Return a part's kinds: what each does, its keys with their defaults, and its paper.
+    """Return a table of one group's policies: purpose, keys with defaults, and paper.
 
-    Of kinds that were shown in another part already, only the names.
+    Policies in `shown` were printed in another group already, so only their names are printed.
     """
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
     if any(kind.kind for kind in part):
@@ -85,7 +88,7 @@ def part_table(part: list[Kind], width: int, shown: Sequence[Kind] = ()) -> Grou
 
 
 def full(kind: Kind, same: Sequence[Kind] = ()) -> Group:
-    """Return all there is to say of a kind but for its example; `same` are its other places."""
+    """Return all details of a policy except its example; `same` lists its other groups."""
     title = f"{kind.part}, kind {kind.kind}" if kind.kind else kind.part
     parts: list[RenderableType] = [
         Text(title + (" (the default)" if kind.default and kind.kind else ""), style="bold")
@@ -109,12 +112,12 @@ def full(kind: Kind, same: Sequence[Kind] = ()) -> Group:
 
 
 def _names(kind: Kind) -> list[str]:
-    """Return what a kind is asked for by."""
+    """Return the names by which a policy can be selected."""
     return list(filter(None, [kind.kind, kind.part, kind.part.rpartition(".")[2]]))
 
 
 def _same(one: Kind, other: Kind) -> bool:
-    """Tell whether two are the same kind, if in different parts."""
+    """Return whether two entries are the same policy, possibly in different groups."""
     return (one.kind, one.summary, one.parameters) == (other.kind, other.summary, other.parameters)
 
 
@@ -127,6 +130,6 @@ def _default(key: SettingKey) -> str:
 def _brief(key: SettingKey) -> str:
     if key.required:
         return f"{key.name} (required)"
-    if key.default is None or key.type in ("table", "list of tables"):  # whose kinds are listed as a part
+    if key.default is None or key.type in ("table", "list of tables"):  # their policies are listed as a group
         return key.name
     return f"{key.name} = {to_toml(key.default)}"

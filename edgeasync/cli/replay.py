@@ -1,4 +1,4 @@
-"""`edgeasync replay`: the story of a run, from its folder alone."""
+"""`edgeasync replay`: prints the history of a run from its folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +22,10 @@ def replay_run(
     *,
     trust_code: bool,
 ) -> None:
-    """Tell the story of a run, and the state it has come to; write the model there if it is to be exported."""
+    """Print the history of a run and its final state, and export the model if a path is given."""
     if export is not None:
         if export.suffix != VALUES_SUFFIX:
-            raise ConfigError(f"--export {export}: write a name that ends in {VALUES_SUFFIX}")
+            raise ConfigError(f"--export {export}: the file name must end in {VALUES_SUFFIX}")
         check_out("--export", export, run=run)
     replay = RunReplay(run, until=until, checkpoint=checkpoint, trust_code=trust_code)
     try:
@@ -57,11 +57,11 @@ def replay_run(
 
 
 def verify_replay(run: Path, others: Sequence[str], printer: Printer, *, trust_code: bool) -> None:
-    """Replay all of a run, and say in one line what was verified. No other flags go with that."""
+    """Replay a whole run and print what was verified. Raises `ConfigError` if `others` are set."""
     if others:
-        raise ConfigError(f"--verify replays the whole run: leave out {', '.join(others)}")
+        raise ConfigError(f"--verify replays the whole run; remove {', '.join(others)}")
     found = verify_run(run, trust_code=trust_code)
-    unfinished = f"; the last {found.unfinished_bytes} bytes are of an unfinished write"
+    unfinished = f"; the last {found.unfinished_bytes} bytes are an unfinished write"
     printer.result(
         found,
         f"verified: entries replayed: {found.entries}, checkpoints compared: {len(found.compared)}, only read: "
@@ -71,7 +71,7 @@ def verify_replay(run: Path, others: Sequence[str], printer: Printer, *, trust_c
 
 
 def _print_beginning(beginning: Beginning, printer: Printer) -> None:
-    gone = "; what came before is gone, or does not lead here" if beginning.entry else ""
+    gone = "; earlier entries are missing, or do not continue into this checkpoint" if beginning.entry else ""
     printer.result(
         beginning,
         f"from {beginning.checkpoint}: entry {beginning.entry}, version {beginning.version}, "
@@ -119,8 +119,8 @@ def _print_summary(summary: dict[str, Any], printer: Printer) -> None:
         return
     if summary["unfinished_bytes"]:
         printer.line(
-            f"the last {summary['unfinished_bytes']} bytes of the journal are of an unfinished write: "
-            "a hub is at work, or was killed"
+            f"the last {summary['unfinished_bytes']} bytes of the journal are an unfinished write: "
+            "its hub is running, or was killed"
         )
     printer.line(
         f"after entry {summary['entry']}: version {summary['version']}, lineage {summary['lineage']}, "
@@ -141,7 +141,7 @@ def _print_summary(summary: dict[str, Any], printer: Printer) -> None:
     for device in summary["devices"]:
         printer.line(
             f"{device['id']}: {device['state']}, {device['updates_applied']} updates applied, "
-            f"the last is seq {device['seq_last']}"
+            f"last push {device['seq_last']}"
         )
     if "model" in summary:
-        printer.line(f"the model: {summary['model']}")
+        printer.line(f"model: {summary['model']}")

@@ -21,10 +21,7 @@ CHECKPOINT = ("checkpoint", "version", "updates", "lineage", "written", "size", 
 
 
 def print_runs(folder: Path, printer: Printer) -> None:
-    """Print a line for every run, and below it one for everything that is wrong with it.
-
-    Of the folder of one run, print its checkpoints.
-    """
+    """Print the runs in a folder, or the checkpoints of one run, and their problems."""
     if RunFolder(folder).is_known:
         checkpoints = list_checkpoints(folder)
         trouble = [one.trouble for one in checkpoints if one.trouble]
@@ -40,7 +37,7 @@ def print_runs(folder: Path, printer: Printer) -> None:
 def _print(
     printer: Printer, found: Sequence[object], table: Sequence[tuple[str, ...]], trouble: list[str], what: str
 ) -> None:
-    """Print what was found as JSON objects or, for people, as a table with the lines about trouble below it."""
+    """Print findings as JSON objects, or as a table followed by lines about problems."""
     if printer.json:
         for one in found:
             printer.object(one)
@@ -64,7 +61,7 @@ def _run(run: RunSummary) -> tuple[str, ...]:
         *sizes,
         _quality(run.newest),
         _quality(run.best),
-        "at work" if run.in_use else "-",
+        "running" if run.in_use else "-",
     )
 
 

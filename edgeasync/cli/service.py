@@ -1,4 +1,4 @@
-"""`edgeasync service` and `edgeasync bundle`: how systemd comes to run an agent, a hub or a peer."""
+"""`edgeasync service` and `edgeasync bundle`: run an agent, a hub or a peer under systemd."""
 
 import contextlib
 import os
@@ -30,13 +30,13 @@ from edgeasync.ops.service.unit import Kind as ServiceKind
 from edgeasync.ops.service.upgrade import upgrade
 from edgeasync.runtime.peer_settings import PeerSettings
 
-app = typer.Typer()
+app = typer.Typer(rich_markup_mode=None)
 
-Kind = Annotated[str, typer.Argument(metavar="agent|hub|peer", help="Which of the three.")]
+Kind = Annotated[str, typer.Argument(metavar="agent|hub|peer", help="Type of the service.")]
 UnitName = Annotated[
     str | None,
     typer.Option(
-        "--name", help="Another name for the unit, for a second one [default: edgeasync-agent, -hub or -peer]."
+        "--name", help="Name of the systemd unit, for a second one [default: edgeasync-agent, -hub or -peer]."
     ),
 ]
 
@@ -47,23 +47,24 @@ def install_service(
     settings: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE.toml", help="Its settings, which are copied [default: those of an earlier install]."
+            metavar="FILE.toml", help="Settings file, which is copied [default: the one of an earlier install]."
         ),
     ] = None,
     name: UnitName = None,
     root: Annotated[
         Path,
-        typer.Option(help="Install into the system in this folder, such as a mounted card, and start nothing."),
+        typer.Option(help="Install into the system in this folder, such as a mounted card, and do not start."),
     ] = Path("/"),
     no_start: Annotated[
-        bool, typer.Option("--no-start", help="Do not start it now, only at the next boot.")
+        bool, typer.Option("--no-start", help="Start the service at the next boot, not now.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write the unit and its settings, and start it: now and at every boot. A second time changes nothing.
+    """Install a systemd service with its settings. Start it now and at every boot.
 
-    As root for the machine, under the user edgeasync in /var/lib/edgeasync. Else for the user who calls, in
-    ~/.local/share/edgeasync.
+    Repeating the command changes nothing. As root it installs for the machine: the service runs as
+    the user edgeasync, with its files in /var/lib/edgeasync. Otherwise it installs for the current
+    user, in ~/.local/share/edgeasync.
     """
     unit, place = _find(kind, name, root)
     live, kept = place.root == Path("/"), place.under(unit.settings)
@@ -84,14 +85,14 @@ def install_service(
 def remove_service(
     kind: Kind,
     name: UnitName = None,
-    root: Annotated[Path, typer.Option(help="Remove from the system in this folder.")] = Path("/"),
+    root: Annotated[Path, typer.Option(help="Remove the service from the system in this folder.")] = Path("/"),
     purge: Annotated[
         bool,
-        typer.Option("--purge", help="Delete settings, keys and state, too; with the last unit also the user."),
+        typer.Option("--purge", help="Also delete settings, keys and state, and with the last unit the user."),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Stop it, and delete its unit. Settings, keys and state stay."""
+    """Stop a service and delete its unit. Settings, keys and state are kept."""
     printer = Printer(json=json)
     unit, place = _find(kind, name, root)
     live, manager = place.root == Path("/"), _systemd(place)
@@ -105,12 +106,12 @@ def remove_service(
     _tell(printer, unit, "removed", removed, "nothing to remove")
     folder = place.under(place.folder)
     if not printer.json and folder.exists():
-        printer.line(f"settings, keys and state stay in {folder}")
+        printer.line(f"kept settings, keys and state in {folder}")
 
 
 @app.command("status")
 def print_service_status(kind: Kind, name: UnitName = None, json: Json = False) -> None:
-    """Show whether it runs, what it says of itself, and how often it was restarted."""
+    """Show a service's state, its last status line and its restart count."""
     unit, place = _find(kind, name, Path("/"))
     status = _systemd(place).status(unit.file)
     state, said = status.get("ActiveState", "unknown"), status.get("StatusText", "")
@@ -126,16 +127,16 @@ def print_service_status(kind: Kind, name: UnitName = None, json: Json = False) 
 def show_logs(
     kind: Kind,
     name: UnitName = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Show new lines as they come.")] = False,
-    lines: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many of the last lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", help="Print new lines as they arrive.")] = False,
+    lines: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of recent lines to print.")] = 50,
 ) -> None:
-    """Show its lines in systemd's journal."""
+    """Show a service's lines in systemd's journal."""
     unit, place = _find(kind, name, Path("/"))
     command = ["journalctl", "--unit" if place.user else "--user-unit", unit.file, "--lines", str(lines)]
     try:
         os.execvp(command[0], [*command, "--follow"] if follow else command)  # noqa: S606 - no shell
     except OSError as error:
-        raise StorageError(f"journalctl: {error.strerror}; the logs are in systemd's journal") from error
+        raise StorageError(f"journalctl: {error.strerror}; read the service's log in systemd's journal") from error
 
 
 @app.command("upgrade")
@@ -143,10 +144,13 @@ def upgrade_service(
     kind: Kind,
     source: Source = None,
     name: UnitName = None,
-    timeout_s: Annotated[float, typer.Option(min=1.0, max=3600.0, help="Seconds for it to come up.")] = 120.0,
+    timeout_s: Annotated[float, typer.Option(min=1.0, max=3600.0, help="Seconds to wait for the start.")] = 120.0,
     json: Json = False,
 ) -> None:
-    """Install a new version beside the old one, and switch to it. Switch back if the agent does not join."""
+    """Install a new version beside the old one and switch to it.
+
+    Switch back if the service fails to start or join.
+    """
     unit, place = _find(kind, name, Path("/"))
     environments, wanted = Environments(Path(sys.prefix).parent), source or own_source()
     old = upgrade(
@@ -160,14 +164,14 @@ def upgrade_service(
     new = environments.current
     Printer(json=json).result(
         {"unit": unit.file, "environment": str(new), "kept": str(old)},
-        f"{unit.file} runs from {new}; the old environment stays in {old}",
+        f"{unit.file} now runs from {new}; the old environment is kept in {old}",
     )
 
 
 def bundle_wheels(
     source: str | None, platform: str, python: str, out: Path, printer: Printer, *, extras: str = ""
 ) -> None:
-    """Make a folder of wheels."""
+    """Write a bundle of wheels for a board, and print its size."""
     board: Platform = one_of("--platform", platform, get_args(Platform))
     version: Python = one_of("--python", python, get_args(Python))
     files = make_bundle(source or own_source(), board, version, out, extras=extras)
@@ -175,23 +179,23 @@ def bundle_wheels(
     printer.result(
         {"folder": str(out), "files": [file.name for file in files], "bytes": nbytes},
         f"{out}: {len(files)} files, {nbytes / 2**20:,.1f} MiB",
-        f"next: carry it to the board, and there: sudo sh {out.name}/install.sh agent FILE.toml",
+        f"next: copy the folder to the board, and run there: sudo sh {out.name}/install.sh agent FILE.toml",
     )
 
 
 def _check_settings(unit: Unit, content: bytes, where: str) -> None:
-    """Raise `ConfigError` for settings with a mistake, which would end the service."""
-    with contextlib.suppress(PluginError):  # another system may have it
+    """Raise `ConfigError` if the settings are invalid, so that the service would exit at once."""
+    with contextlib.suppress(PluginError):  # the plugin may be installed in another system
         settings = parse_toml(content, FILES[f"{unit.kind}.toml"], where=where)
         if isinstance(settings, PeerSettings) and (missing := settings.missing()):
             raise ConfigError(f"{where}: {missing}")
 
 
 def _find(kind: str, name: str | None, root: Path) -> tuple[Unit, InstallPlace]:
-    """Return the unit that is meant, and where it lies: for the machine if root calls, else for the caller."""
+    """Return the unit and where to install it: for the machine as root, otherwise for the user."""
     known: ServiceKind = one_of("the service", kind, get_args(ServiceKind))
     if not root.is_dir():
-        raise ConfigError(f"--root {root}: no such folder; give the one where the card or disk is mounted")
+        raise ConfigError(f"--root {root}: no such folder; pass the folder where the card or disk is mounted")
     of_user = os.geteuid() != 0 and root == Path("/")
     place = InstallPlace(root.resolve(), expanded("~") if of_user else None)
     return find_unit(known, place, name), place

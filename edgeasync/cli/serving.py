@@ -1,4 +1,4 @@
-"""Running a hub or an agent until it ends or somebody ends it."""
+"""Runs a hub or an agent until it ends or is stopped by a signal."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from edgeasync.host.notify import Notifier
 IMPATIENCE_S = 1.0
 
 FED_TIMES = 4
-"""How often the watchdog is fed in the time that systemd waits: a busy machine may be late."""
+"""Watchdog pings per systemd timeout; more than one, because a busy machine may be late."""
 
 LAST_EVENTS_FILE = "last-events.txt"
 LINES_SHOWN = 20
@@ -31,9 +31,9 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def log_to_stderr(level: str | None) -> None:
-    """Write the log from this level on to standard error; raises `ConfigError` for a level that is not known.
+    """Log lines of this level and above to standard error. Without a level, keep Python's default.
 
-    Without one everything stays as Python has it: warnings are written.
+    Raises `ConfigError` for an unknown level.
     """
     if level is None:
         return
@@ -45,9 +45,9 @@ def log_to_stderr(level: str | None) -> None:
 
 
 class _LineFormatter(logging.Formatter):
-    """Keeps control characters, which a peer may have written, out of the log: a message is one line of text.
+    """Escapes control characters in log messages, which may contain text from the network.
 
-    A line for systemd's journal begins with its priority.
+    A line for systemd's journal starts with its priority.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -69,17 +69,20 @@ class Servable(Protocol):
     """A hub or an agent."""
 
     async def run(self) -> str:
-        """Serve; return why it ended."""
+        """Run the service, and return why it ended."""
 
     def request_stop(self) -> None:
         """Make `run` return soon."""
 
     def last_events(self) -> list[str]:
-        """Return the last events and effects of the core, a line each."""
+        """Return the core's last events and effects, one per line."""
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Return the signals that end a command cleanly, SIGHUP among them unless it is ignored, as under nohup."""
+    """Return the signals that end a command cleanly.
+
+    SIGHUP is omitted if it is ignored, as under nohup.
+    """
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM] if ignored else [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -93,13 +96,14 @@ def serve(
     notifier: Notifier | None = None,
     hangs: Callable[[], str] = str,
 ) -> str:
-    """Run `service` until it ends, on uvloop if possible; return its reason.
+    """Run `service` until it ends, on uvloop if installed, and return why it ended.
 
-    SIGTERM, Ctrl-C and SIGHUP ask it to stop. A second SIGTERM or Ctrl-C, more than a second later, ends the
-    process at once. `on_progress` is called every `every_s` seconds meanwhile. An unexpected error writes the last
-    events of the core to `folder`.
+    SIGTERM, Ctrl-C and SIGHUP request a clean stop. A second SIGTERM or Ctrl-C after more than a
+    second ends the process at once. `on_progress` is called every `every_s` seconds. On an
+    unexpected error, the core's last events are written to `folder`.
 
-    The loop feeds systemd's watchdog, unless `hangs` returns a sentence about what hangs beside the loop.
+    The event loop pings systemd's watchdog while `hangs` returns "". Otherwise it reports that text
+    as the service's status.
     """
     check_threads()
     try:
@@ -113,7 +117,7 @@ def serve(
 
 
 def _leave_last_events(service: Servable, folder: Path | None) -> None:
-    """Write the last events into the folder and show the newest of them; without a folder show them all."""
+    """Write the last events to the folder and show the newest; without a folder, show all."""
     lines = service.last_events()
     if not lines:
         return
@@ -142,7 +146,7 @@ async def _serve(
         if not stopping:
             stopping = True
             notifier.stopping()
-            # Some wrappers send one Ctrl-C twice: only a later one means impatience.
+            # Some wrappers send Ctrl-C twice, so only a later one ends the process at once.
             loop.call_later(IMPATIENCE_S, let_signals_kill)
             service.request_stop()
 
@@ -170,8 +174,11 @@ async def _serve(
 
 
 async def _feed(notifier: Notifier, period_s: float, hangs: Callable[[], str]) -> None:
-    """Feed the watchdog for as long as nothing hangs, from the loop, so that one that hangs does not."""
-    faulthandler.enable()  # systemd ends what hangs by SIGABRT: then the log shows where each thread was
+    """Ping the watchdog while nothing hangs.
+
+    Runs on the event loop, so a blocked loop sends no pings.
+    """
+    faulthandler.enable()  # systemd ends a hanging process with SIGABRT; then the log shows all threads
     while True:
         if trouble := hangs():
             notifier.status(trouble)

@@ -1,4 +1,4 @@
-"""`edgeasync settings` and `edgeasync schema`: what a settings file says, and what it may say."""
+"""`edgeasync settings` and `edgeasync schema`: effective settings of a file; JSON schemas."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,11 +24,14 @@ FILES: dict[str, type[msgspec.Struct]] = {
     "agent.toml": AgentSettings,
     "peer.toml": PeerSettings,
 }
-"""What settings files there are, by the names that the documentation gives them."""
+"""The settings class of each settings file, by its name in the documentation."""
 
 
 class InForce(NamedTuple):
-    """A setting of a file as the program would have it; `source` is where its value comes from."""
+    """The effective value of a setting.
+
+    `source` names where it comes from: file, default or profile.
+    """
 
     table: str
     key: str
@@ -38,12 +41,12 @@ class InForce(NamedTuple):
 
     @property
     def changed(self) -> bool:
-        """Whether it differs from the default."""
+        """Whether the value differs from the default."""
         return bool(self.value != self.default)
 
 
 def print_settings(path: Path, kind: str | None, printer: Printer, *, changed: bool) -> None:
-    """Print every setting that a file puts in force; raises `ConfigError` for what is wrong in it."""
+    """Print every effective setting of a file. Raises `ConfigError` if the file is invalid."""
     written = read_toml(path, dict[str, Any])
     settings = convert(written, FILES[_kind_of(path, written, kind)], where=str(path))
     resolved, derived = _resolve(settings)
@@ -66,7 +69,7 @@ def print_settings(path: Path, kind: str | None, printer: Printer, *, changed: b
 
 
 def _resolve(settings: Any) -> tuple[msgspec.Struct, str]:
-    """Return the settings as they will be, and where those come from that are not as they were read."""
+    """Return the effective settings, and the source of values that are not in the file."""
     if isinstance(settings, HubSettings):
         hub = replace(settings.hub, quiet=settings.quiet)
         return replace(settings, hub=hub, policy=settings.fleet_policy), "from [hub]"
@@ -78,7 +81,7 @@ def _resolve(settings: Any) -> tuple[msgspec.Struct, str]:
 def _walk(
     settings: msgspec.Struct, read: msgspec.Struct, written: Mapping[str, Any], path: str, derived: str
 ) -> Iterator[InForce]:
-    """Yield the settings of a table and of those in it; `derived` is the source of what was not read."""
+    """Yield the settings of a table and its subtables. `derived` names the source of changes."""
     tables = []
     if (tag := settings.__struct_config__.tag) is not None:
         yield InForce(path, str(settings.__struct_config__.tag_field), tag, None, "file")
@@ -89,7 +92,7 @@ def _walk(
             inner = said if isinstance(said, Mapping) else {}
             tables.append((value, before, inner, f"{path}.{field.encode_name}".removeprefix("."), derived))
             continue
-        if value is None and not path:  # a table that is left out
+        if value is None and not path:  # an omitted table
             continue
         source = "default" if value == before else derived
         default = None if field.required else field.default
@@ -102,21 +105,21 @@ def print_schema(name: str, printer: Printer) -> None:
     """Print the JSON schema of a settings file, for an editor."""
     if name not in FILES:
         advice = suggest(name, FILES) or f"choose from {', '.join(FILES)}"
-        raise ConfigError(f"there is no schema of {name!r}; {advice}")
+        raise ConfigError(f"no schema for {name!r}; {advice}")
     text = msgspec.json.format(msgspec.json.encode(schema_of(FILES[name], name)), indent=2).decode()
     for line in text.splitlines():
         printer.line(line)
 
 
 def schema_of(settings: type[msgspec.Struct], title: str) -> dict[str, Any]:
-    """Return the JSON schema of a settings file, with what each setting means."""
+    """Return the JSON schema of a settings file, including descriptions of the settings."""
     tables: dict[str, dict[str, Any]] = {}
     whole = _schema(types.type_info(settings), tables)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **whole, "$defs": tables}
 
 
 def _schema(kind: types.Type, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the schema of a type; the tables in it are added to `tables`."""
+    """Return the schema of a type, and add the schemas of its tables to `tables`."""
     if isinstance(kind, types.CustomType) and (own := structs_of(kind)):
         named = {"anyOf": [{"pattern": ":"}, {"enum": installed_kinds(kind.cls)}]}
         plugin = {"type": "object", "properties": {"kind": {"type": "string", **named}}, "required": ["kind"]}
@@ -164,7 +167,10 @@ def _add_table(table: types.StructType, tables: dict[str, dict[str, Any]]) -> No
 
 
 def _kind_of(path: Path, written: Mapping[str, Any], kind: str | None) -> str:
-    """Return whose settings a file has, by its tables unless that is said; raises `ConfigError`."""
+    """Return the name of the settings file that this file matches.
+
+    Raises `ConfigError` if ambiguous.
+    """
     programs = [name.removesuffix(".toml") for name in FILES]
     if kind is not None:
         return f"{one_of('--for', kind, programs)}.toml"
@@ -173,4 +179,4 @@ def _kind_of(path: Path, written: Mapping[str, Any], kind: str | None) -> str:
     fits = [name for name, struct in FILES.items() if set(written) <= set(struct.__struct_fields__)]
     if len(fits) == 1:
         return fits[0]
-    raise ConfigError(f"{path}: whose settings are these? give --for {' or --for '.join(programs)}")
+    raise ConfigError(f"{path}: unclear which program reads this file; add --for {' or --for '.join(programs)}")

@@ -1,6 +1,7 @@
-"""Flags of settings: a command has one for each key of some tables of its settings file.
+"""Command-line flags for settings: one flag per key of some tables of a command's settings file.
 
-They are made of the structs that declare the settings, once the command is run: an agent loads nothing of a hub.
+The flags are built from the structs that declare the settings, when the command runs. So an agent
+imports nothing of a hub.
 """
 
 import inspect
@@ -20,20 +21,20 @@ from edgeasync.setting_keys import Lists, SettingKey, bare, describe, meanings_o
 Table = TypeVar("Table", bound=Section)
 
 Flags = dict[str, dict[str, Any]]
-"""What flags say: the keys of each table by its path, `{"agent": {"threads": 2}}`."""
+"""Values from flags by table path and key, such as `{"agent": {"threads": 2}}`."""
 
 TITLES = (
     *("Arguments", "Model", "Connection", "Identity", "Run"),
     *("Averaging", "Training", "Limits", "Heat and power", "Options"),
 )
-"""The groups of options, in the order in which help shows them."""
+"""The groups of options, in the order of the help."""
 
 
 class FlagTable(NamedTuple):
-    """A table of a settings file whose keys are flags: all that fit on a line or, if they are named, some.
+    """A settings table whose keys become flags: `keys`, or all that fit on a line.
 
-    In the help they stand under the group of their field (`Section.GROUPS`), or else under the `group` of the
-    table. `names` has the flags that are not called as their key.
+    Help lists a flag under the group of its field (`Section.GROUPS`), or else under `group`.
+    `names` contains the flags whose names differ from their keys.
     """
 
     path: str
@@ -46,19 +47,19 @@ class FlagTable(NamedTuple):
 class _Flag(NamedTuple):
     table: FlagTable
     key: SettingKey
-    """Without its meaning: that is read for help alone."""
+    """Without the description, which is read only for help."""
     kind: types.Type
     name: str
     group: str
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help lists its options by what they are for."""
+    """A command whose help groups its options by purpose."""
 
     flags: Sequence[_Flag] = ()
 
     def explain(self) -> None:
-        """Say what the flags of settings mean: that is read from the source, so only for those who ask."""
+        """Set the help of the flags. Slow, because descriptions are read from source code."""
         parameters: dict[str, Any] = {parameter.name or "": parameter for parameter in self.params}
         for flag in self.flags:
             parameters[flag.key.name].help = _help(flag)
@@ -78,7 +79,10 @@ class GroupedCommand(TyperCommand):
 
 
 def with_flags(name: str | None, function: Callable[..., None], tables: Sequence[FlagTable]) -> GroupedCommand:
-    """Return a command with a flag for each key of the tables; it finds what they say in `context.obj`."""
+    """Return a command with a flag for each key of the tables.
+
+    It finds their values in `context.obj`.
+    """
     flags = [flag for table in tables for flag in _flags_of(table)]
 
     def run(context: typer.Context, **given: Any) -> None:
@@ -104,7 +108,7 @@ def with_flags(name: str | None, function: Callable[..., None], tables: Sequence
 
 
 def apply_flags(section: Table, said: Mapping[str, Any]) -> Table:
-    """Return a table of settings in which flags have the last word; raises `ConfigError` that names the flag."""
+    """Return a settings table with flags applied. Raises `ConfigError`, which names the flag."""
     if not said:
         return section
     replaced = {other for key, other in section.INSTEAD.items() if key in said and other not in said}
@@ -116,18 +120,19 @@ def apply_flags(section: Table, said: Mapping[str, Any]) -> Table:
 
 
 def model_of(table: object, said: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `[model]` that flags make of a file's; `--model` replaces a model of another kind.
+    """Return the `[model]` table of a file with flags applied.
 
-    Raises `ConfigError` if there is no file of an ONNX model.
+    `--model` replaces a model of another kind.
+    Raises `ConfigError` if no model file is set.
     """
     known = table if isinstance(table, dict) and table.get("kind") == "onnx" else {}
     if "file" not in known | dict(said):
-        raise ConfigError("--loss, --train and the like are for an ONNX model; give --model FILE.onnx too")
+        raise ConfigError("--loss, --train and similar flags need an ONNX model; add --model FILE.onnx")
     return {"kind": "onnx"} | known | dict(said)
 
 
 def named_by_flag(error: ConfigError, said: Mapping[str, Any], names: Mapping[str, str] = {}) -> ConfigError:
-    """Return the error of a key that a flag has said with the flag's name, and any other as it is."""
+    """Return an error with flags in place of the keys that were set by flags."""
     key, stop, what = str(error).removeprefix("flags: ").partition(": ")
     first = key.partition("[")[0].rpartition(".")[2]
     if stop and first in said:
@@ -136,7 +141,8 @@ def named_by_flag(error: ConfigError, said: Mapping[str, Any], names: Mapping[st
     def as_flags(found: re.Match[str]) -> str:
         return re.sub(r"\w+", lambda word: flag_of(word[0]) if word[0] in said else word[0], found[0])
 
-    # A rule of a whole table begins with keys, and may name others; a key of one word may be a mere word there.
+    # An error about a whole table starts with keys and may name others. Elsewhere, a key without an
+    # underscore may be an ordinary word, so only words with underscores are replaced.
     told = re.sub(r"(?<=^flags: )\w+(?: and \w+)*|\b\w+_\w+", as_flags, str(error))
     return error if told == str(error) else type(error)(told.removeprefix("flags: "))
 
@@ -162,7 +168,7 @@ def _flags_of(table: FlagTable) -> list[_Flag]:
         if isinstance(bare(field.type), types.StructType) or (
             isinstance(bare(field.type), Lists) and structs_of(field.type)
         ):
-            continue  # tables are for the settings file
+            continue  # tables can only be set in the settings file
         name = table.names.get(field.encode_name) or flag_of(field.encode_name)
         found.append(_Flag(table, describe(field, ""), bare(field.type), name, group))
     return found
@@ -219,7 +225,7 @@ def _takes_many(kind: types.Type) -> bool:
 
 
 def _read(value: Any, kind: types.Type) -> Any:
-    """Return a flag's value as a settings file has it: where words may stand, a bare number is one."""
+    """Convert a flag's text to a settings value; digits become an int if the key accepts both."""
     takes_number = isinstance(kind, types.UnionType) or (
         isinstance(kind, types.CustomType) and kind.cls is ByteCount
     )
@@ -229,10 +235,10 @@ def _read(value: Any, kind: types.Type) -> Any:
 
 
 MODEL_FLAGS = ("file", "loss", "train", "freeze", "output", "target")
-"""The keys of a `[model]` of kind onnx that are flags."""
+"""Keys of `[model]` with kind onnx that are flags."""
 
 DOCTOR_FLAGS = ("data", "device_id", "state", "provider", "hub", "insecure", "enrol", "hub_key")
-"""The keys of `[agent]` by which the doctor looks at a device."""
+"""Keys of `[agent]` that are flags of the doctor."""
 
 
 def _model_table(keys: tuple[str, ...] = MODEL_FLAGS) -> FlagTable:
@@ -243,7 +249,7 @@ def _model_table(keys: tuple[str, ...] = MODEL_FLAGS) -> FlagTable:
 
 def _hub_tables() -> list[FlagTable]:
     from edgeasync.core.hub.settings import CheckpointSettings  # noqa: PLC0415
-    from edgeasync.runtime.hub_settings import HubSection  # noqa: PLC0415 - a device loads nothing of a hub
+    from edgeasync.runtime.hub_settings import HubSection  # noqa: PLC0415 - a device imports nothing of a hub
 
     recovery = FlagTable("checkpoint", CheckpointSettings, "Run", ("recovery",))
     return [_model_table(), FlagTable("hub", HubSection, "Run"), recovery]
@@ -276,4 +282,4 @@ FLAGS: dict[str, Callable[[], list[FlagTable]]] = {
     "doctor": lambda: [_agent_table(DOCTOR_FLAGS)],
     **dict.fromkeys(("model build", "model inspect", "model check"), lambda: [_model_table(MODEL_FLAGS[1:])]),
 }
-"""By the name of a command: the tables whose keys are its flags."""
+"""Tables whose keys are flags, by command."""

@@ -12,43 +12,43 @@ from edgeasync.cli.output import Printer, visible
 from edgeasync.errors import ProtocolError
 
 REMEDIES = {
-    "alert": "nothing is changed",
-    "probation": "its updates count as short ones",
-    "excluded": "an operator has excluded it",
-    "increase_frequency": "intervals are halved",
-    "reduce_lr": "the hub's learning rate is halved",
-    "reduce_local_lr": "the devices' learning rates are halved",
-    "rollback": "went back to a calm model, at half the hub's learning rate",
+    "alert": "nothing was changed",
+    "probation": "its updates have limited weight",
+    "excluded": "excluded by an operator",
+    "increase_frequency": "intervals were halved",
+    "reduce_lr": "the hub's learning rate was halved",
+    "reduce_local_lr": "the devices' learning rates were halved",
+    "rollback": "rolled back to an earlier model, at half the hub's learning rate",
 }
 
 DENIALS = {
-    "hub_key": "for another hub's key",
+    "hub_key": "with the wrong hub key",
     "plain": "without encryption",
     "protocol": "with a broken handshake",
-    "revoked": "under a revoked key",
-    "routing_id": "with a routing id of their own",
-    "token": "by a token that was used or has expired",
+    "revoked": "with a revoked key",
+    "routing_id": "with a custom routing id",
+    "token": "with a used or expired token",
     "unfinished": "with an unfinished handshake",
-    "unknown_key": "under an unknown key",
+    "unknown_key": "with an unknown key",
 }
 
 PIPE_WIDTH = 10_000
-"""Of what is no terminal: its reader takes each device's line as a whole."""
+"""Output width if standard output is not a terminal; scripts expect each device on one line."""
 
 LOSSES_CALM = 0.1
-"""A device that loses no more than this share of its updates, or of their length, is not worth a line."""
+"""Share of updates, or of their length, that a device may lose before its losses are printed."""
 
 BOUNDS = {
-    "change": "steps at most double or halve from one answer to the next",
-    "device": "the devices' own local_steps_max holds",
-    "epochs_max": "epochs_max holds",
-    "local_steps_max": "local_steps_max holds",
-    "local_steps_min": "local_steps_min holds",
+    "change": "local steps at most double or halve per assignment",
+    "device": "limited by the devices' local_steps_max",
+    "epochs_max": "limited by epochs_max",
+    "local_steps_max": "limited by local_steps_max",
+    "local_steps_min": "limited by local_steps_min",
 }
 
 
 def print_status(status: dict[str, Any], address: str, printer: Printer) -> None:
-    """Print what the hub at an address says."""
+    """Print the status that a hub at an address returned."""
     if printer.json:
         printer.object(status)
         return
@@ -56,21 +56,21 @@ def print_status(status: dict[str, Any], address: str, printer: Printer) -> None
         described = describe_status(status)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(
-            f"what answers at {address} is not an edgeasync hub of this version (its status cannot be read); "
-            "check the address"
+            f"{address} did not send the status of an edgeasync hub of this version; check the address and the "
+            "hub's version"
         ) from error
     print_whole(described, Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH))
 
 
 def print_whole(described: RenderableType, console: Console) -> None:
-    """Print without cutting at the width of the console: a terminal wraps what is too long for it."""
+    """Print without truncation; a terminal wraps lines that exceed its width."""
     needed = console.measure(described, options=console.options.update_width(PIPE_WIDTH)).minimum
     console.width = max(console.width, needed)
     console.print(described, crop=False)
 
 
 def describe_status(status: Mapping[str, Any]) -> RenderableType:
-    """Return a status for people: totals, what the hub thinks of the fleet, the devices and their intervals."""
+    """Return a status as text: totals, alarms, the devices and their intervals."""
     devices = status["devices"]
     parts: list[RenderableType] = [Text(visible(line)) for line in _totals(status)]
     alarms = status.get("alarms", [])
@@ -83,7 +83,7 @@ def describe_status(status: Mapping[str, Any]) -> RenderableType:
 
 
 def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = None) -> Table:
-    """Return a table of the devices: with their process ids where these are known, or else with their traffic."""
+    """Return a table of the devices, with process ids from `pids`, or else with traffic."""
     columns = ("device", "state", "seen", "updates", "stale", "steps", "ex/s", "loss")
     rows = [
         (
@@ -103,7 +103,7 @@ def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = No
 
 
 def interval_table(devices: list[dict[str, Any]]) -> Table:
-    """Return a table of the devices' intervals: the local steps they were given, their times, and the reason."""
+    """Return a table of the devices' assigned local steps, their times and the reasons."""
     rows = [
         (
             device["id"],
@@ -120,10 +120,10 @@ def interval_table(devices: list[dict[str, Any]]) -> Table:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: tuple[str, str]) -> Table:
-    """Return a table of cells; what a peer wrote is not markup.
+    """Return a table of cells, without interpreting markup in them.
 
-    Two columns have `words`, the last of which may be wrapped. No column is narrower than what it holds, or than a
-    word of it where the words may be wrapped.
+    Two columns contain `words`, and the last of these may be wrapped. A column is at least as wide
+    as its widest cell, or as its longest word if it may be wrapped.
     """
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     shown = [[visible(cell) for cell in row] for row in rows]
@@ -143,13 +143,13 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: tuple[s
 
 
 def _reason(device: Mapping[str, Any]) -> str:
-    """Return how long a device rests, if it does, and why it was given its steps, if it was given any."""
+    """Return how long a device rests, and why the hub chose its local steps."""
     resting = f"rests for {_seconds(rest_s)}" if (rest_s := device.get("rest_s", 0.0)) else ""
     return "; ".join(filter(None, (resting, device.get("why", ""))))
 
 
 def _state(device: Mapping[str, Any]) -> str:
-    """Return a device's state, and why it does not train at full pace if it says so."""
+    """Return a device's state, and why it trains at a reduced pace if it does."""
     reason, percent = device.get("pace_reason", ""), device.get("pace_percent", 100)
     if percent == 0:
         return f"{device['state']}: {reason}"
@@ -169,12 +169,14 @@ def _totals(status: Mapping[str, Any]) -> Iterator[str]:
         f"{status['duplicates']} duplicates{rollbacks}; messages refused: {status['messages_refused']}"
     )
     if denied := status.get("denied"):
-        yield "not let in: " + ", ".join(f"{count} {DENIALS.get(why, why)}" for why, count in denied.items())
+        yield "connections refused: " + ", ".join(
+            f"{count} {DENIALS.get(why, why)}" for why, count in denied.items()
+        )
     if trouble := status.get("disk_trouble"):
-        cost = "no update is taken until it can be"
+        cost = "the hub accepts no updates until it can write again"
         if status.get("durability") == "checkpoint":
-            cost = "training continues; if the hub crashes, what came after the last checkpoint is lost"
-        yield f"the run's folder cannot be written: {trouble}; {cost}"
+            cost = "training continues, but a crash of the hub loses everything after the last checkpoint"
+        yield f"cannot write the run's folder: {trouble}; {cost}"
     if (cadence := status.get("cadence")) is not None:
         yield _cadence(cadence, status.get("learning_rate_factor", 1.0))
     traffic = status.get("traffic", {})
@@ -187,21 +189,21 @@ def _totals(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cadence(cadence: Mapping[str, Any], learning_rate_factor: float) -> str:
-    """Return how often the fleet exchanges, and what is less than set."""
+    """Return the fleet's exchange period, and what reduces it."""
     words = f"period {_seconds(cadence['period_s'])}" if cadence["period_s"] else "no period yet"
     if bound := cadence.get("bound"):
-        words += f", not the {_seconds(cadence['aim_s'])} aimed at: {BOUNDS.get(bound, bound)}"
+        words += f", target {_seconds(cadence['aim_s'])}: {BOUNDS.get(bound, bound)}"
     if cadence["gain"] < 1.0:
         words += f", shortened to {cadence['gain']:.0%}: {cadence['cause']}"
     if cadence.get("resting"):
-        still = f"the model has stood still for {_seconds(cadence['still_s'])}"
-        words += f"; resting: {still}, exchanges every {_seconds(cadence['rest_period_s'])}"
+        still = f"no progress for {_seconds(cadence['still_s'])}"
+        words += f"; idle: {still}, exchanges every {_seconds(cadence['rest_period_s'])}"
     elif cause := cadence.get("rest_cause"):
         words += f"; awake: {cause}"
     if cadence["warming_up"]:
         words += "; warming up"
     if learning_rate_factor != 1.0:
-        words += f"; the hub's learning rate is at {learning_rate_factor:.3g} of what was set"
+        words += f"; the hub's learning rate is reduced to {learning_rate_factor:.3g} of its setting"
     return f"fleet: {words}"
 
 
@@ -213,14 +215,14 @@ def _alarm(alarm: Mapping[str, Any]) -> str:
 
 
 def _losses(device: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line if a device counts for much less than it might."""
+    """Yield lines about a device whose updates are rejected or clipped often."""
     rejected = device.get("updates_rejected") or {}
     count, kept = sum(rejected.values()), device.get("weight_kept")
     if count > LOSSES_CALM * (count + device["updates_applied"]):
         reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(rejected.items()))
         yield f"{device['id']}: {count} of {count + device['updates_applied']} updates rejected: {reasons}"
     if kept is not None and kept < 1.0 - LOSSES_CALM:
-        yield f"{device['id']}: its updates are long and were shortened: they counted for {kept:.0%}"
+        yield f"{device['id']}: its updates were clipped; {kept:.0%} of their length counted"
 
 
 def _evaluation(evaluated: Mapping[str, Any]) -> str:
@@ -233,7 +235,7 @@ def _evaluation(evaluated: Mapping[str, Any]) -> str:
 
 
 def in_bytes(count: float) -> str:
-    """Write a number of bytes with two or three digits that mean something."""
+    """Return a number of bytes with a unit and three significant digits."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"
@@ -242,7 +244,7 @@ def in_bytes(count: float) -> str:
 
 
 def _traffic(device: Mapping[str, Any]) -> str:
-    """Return a device's bytes, and those left for the day if it has a limit."""
+    """Return a device's traffic, and its remaining daily quota if it has one."""
     if "bytes_up" not in device:
         return ""
     total = in_bytes(device["bytes_up"] + device["bytes_down"])

@@ -1,6 +1,6 @@
-"""What systemd tells a process that it starts, by the environment variables of sd_notify(3) and systemd.exec(5).
+"""Environment variables that systemd sets for its services: sd_notify(3) and systemd.exec(5).
 
-These are the only environment variables that edgeasync reads, and no other module reads them.
+No other module of edgeasync reads environment variables.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ from typing import Literal, TextIO
 from edgeasync.host.notify import Notifier
 
 Priority = Literal[3, 4, 6]
-"""Of syslog: error, warning, information."""
+"""Syslog priorities: error, warning, information."""
 
 WARNINGS = frozenset(
     {
@@ -25,18 +25,18 @@ WARNINGS = frozenset(
         "unexpected",
     }
 )
-"""Events that somebody should look at."""
+"""Events that an operator should notice."""
 
 
 def find_notifier() -> Notifier:
-    """Return what speaks to systemd, or to nobody if systemd did not start this process as `Type=notify`."""
+    """Return systemd's notifier; it does nothing unless this process is of `Type=notify`."""
     address, usec = os.environ.get("NOTIFY_SOCKET", ""), os.environ.get("WATCHDOG_USEC", "")
     ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
     return Notifier(address, int(usec) / 1e6 if ours and usec.isdecimal() and int(usec) else None)
 
 
 def goes_to_journal(stream: TextIO | None) -> bool:
-    """Return whether what is written to a stream goes to systemd's journal, which stamps each line itself."""
+    """Return whether a stream is connected to systemd's journal, which adds time stamps itself."""
     named = os.environ.get("JOURNAL_STREAM")
     if not named or stream is None:
         return False
@@ -47,10 +47,10 @@ def goes_to_journal(stream: TextIO | None) -> bool:
 
 
 def with_priority(text: str, priority: Priority) -> str:
-    """Return lines for the journal, each with its priority."""
+    """Prefix each line with its priority for the journal."""
     return "\n".join(f"<{priority}>{line}" for line in text.split("\n"))
 
 
 def priority_of(event: str) -> Priority:
-    """Return how much an event matters."""
+    """Return the syslog priority of an event."""
     return 4 if event in WARNINGS else 6

@@ -1,4 +1,4 @@
-"""A device's local data: load it, and split it among devices.
+"""A device's local data: examples in memory, loaders, and partitions among devices.
 
 >>> import numpy as np
 >>> from edgeasync import data

@@ -1,4 +1,4 @@
-"""Datasets in memory, and the endless stream of batches that training draws from them."""
+"""Examples and targets in memory, and the endless stream of batches drawn from them."""
 
 import logging
 import math
@@ -16,12 +16,12 @@ from edgeasync.errors import ConfigError, DataError
 _log = logging.getLogger(__name__)
 
 Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
-"""Targets (n, ...): int64 class numbers, or float32 values to predict."""
+"""Class numbers, int64, or values, float32; one per example, or an array of them, (n, ...)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
-    """Examples for a model with several inputs: one array (n, features...) per input name."""
+    """Examples for a model with several inputs: an array (n, features...) per input, by name."""
 
     arrays: dict[str, npt.NDArray[np.float32]]
 
@@ -33,20 +33,20 @@ class Inputs:
 
 
 Features = npt.NDArray[np.float32] | Inputs
-"""Examples: one float32 array (n, features...), or several by name."""
+"""Examples, float32 (n, features...), or several such arrays by name."""
 
 Batch = tuple[Any, Targets]
-"""The `Features` and the targets (batch, ...) of a batch."""
+"""Examples, `Features`, and targets (batch, ...)."""
 
 _WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Examples `x` and targets `y`. Create it with `Dataset.of`.
+    """Examples `x`, float32 (n, features...), and targets `y`, int64 or float32 (n, ...).
 
-    `x` is float32 (n, features...). `y` is (n, ...): int64 labels or float32 values. For a model
-    with several inputs, `features` contains one array per input, and there is no `x`.
+    For a model with several inputs, `features` has an array per input, by name. Create datasets
+    with `Dataset.of`.
 
     >>> import numpy as np
     >>> from edgeasync import Dataset
@@ -62,10 +62,10 @@ class Dataset:
 
     @property
     def x(self) -> npt.NDArray[np.float32]:
-        """The examples of data with one input; raises `DataError` for several inputs."""
+        """The examples of data with one input. Raises `DataError` if there are several inputs."""
         if isinstance(self.features, Inputs):
             raise DataError(
-                f"the data has the inputs {', '.join(self.features.arrays)}, but the model expects one array x"
+                f"the data has the inputs {', '.join(self.features.arrays)}, but needs a single array x"
             )
         return self.features
 
@@ -75,21 +75,21 @@ class Dataset:
     ) -> "Dataset":
         """Create a dataset from examples and targets.
 
-        For a model with several inputs, `x` is a dict with one array per input. Integer targets are
-        labels, and floats are values. Contiguous arrays of the right dtype are not copied.
+        For a model with several inputs, `x` is a dict with an array per input. Integer targets are
+        labels. Arrays of the right type are not copied.
 
-        Raises `DataError` for data without examples, for different numbers of examples and targets,
-        for values that are not finite, and for negative labels. The message begins with `where`.
+        Raises `DataError` if there are no examples, if the numbers of examples and targets differ,
+        if a value is not finite, or if a label is negative. The message starts with `where`.
         """
         targets = _array(y, "y", where)
         if targets.dtype.kind not in "biuf":
-            raise DataError(f"{where}: y has dtype {targets.dtype}; use class numbers 0, 1, 2, ... or floats")
+            raise DataError(f"{where}: y has type {targets.dtype}; use class numbers 0, 1, 2, ... or floats")
         if not targets.ndim:
-            raise DataError(f"{where}: y is a single value; pass one target per example")
+            raise DataError(f"{where}: y is a single value; pass one label per example")
         values: Features
         if isinstance(x, Mapping):
             if not x:
-                raise DataError(f"{where}: x is an empty dict; pass an array for each input of the model")
+                raise DataError(f"{where}: x is empty; pass an array for each input of the model, by its name")
             values = Inputs(
                 {
                     str(name): _examples(_array(array, f"x[{name!r}]", where), len(targets), f"x[{name!r}]", where)
@@ -102,12 +102,12 @@ class Dataset:
             if targets is given and targets.dtype.kind == "f":
                 return cls(values, values)
         if not targets.size:
-            raise DataError(f"{where}: y of shape {targets.shape} has no values; pass one target per example")
+            raise DataError(f"{where}: y of shape {targets.shape} has no values; pass one label per example")
         if targets.dtype.kind == "f":
             return cls(values, _floats(targets, "y", where))
         if targets.min() < 0:
             raise DataError(
-                f"{where}: label {targets.min()} is negative; number the classes from 0, or use floats as targets"
+                f"{where}: label {targets.min()} is negative; number the classes from 0, or pass values as floats"
             )
         if targets.max() > np.iinfo(np.int64).max:
             raise DataError(f"{where}: label {targets.max()} is too large; number the classes from 0")
@@ -122,32 +122,35 @@ class Dataset:
 
 
 def check_names(x: Features, names: Sequence[str]) -> None:
-    """Raise `DataError` unless the inputs of `x` are `names`; a single array fits any one name."""
+    """Raise `DataError` unless the examples have these inputs.
+
+    A plain array matches a single input.
+    """
     have = list(x.arrays) if isinstance(x, Inputs) else list(names[:1])
     if sorted(have) != sorted(names):
         found = f"the inputs {', '.join(have)}" if isinstance(x, Inputs) else "one array x"
         raise DataError(
-            f"the data has {found}, but the hub's model has the inputs {', '.join(names)}; pass one array for each"
+            f"the data has {found}, but the hub's model expects {', '.join(names)}; pass an array for each"
         )
 
 
 def input_of(x: Features, name: str) -> npt.NDArray[np.float32]:
-    """Return the examples of the input `name`; a single array belongs to every name."""
+    """Return the examples of an input."""
     return x.arrays[name] if isinstance(x, Inputs) else x
 
 
 def check_shape(have: tuple[int, ...], want: tuple[int, ...], what: str) -> None:
-    """Raise `DataError` unless `fits(have, want)`; `what` names the array in the message."""
+    """Raise `DataError` unless a shape can be reshaped to another without mixing up values."""
     if not fits(have, want):
-        act = "reshape the data" if math.prod(have) != math.prod(want) else "reorder the axes of the data"
+        act = "use data of that shape" if math.prod(have) != math.prod(want) else "reorder their axes"
         raise DataError(f"the data has {what} of shape {have}, but the hub's model expects {want}; {act}")
 
 
 def fits(have: tuple[int, ...], want: tuple[int, ...]) -> bool:
-    """Return whether merging adjacent axes turns one shape into the other.
+    """Return whether a shape equals another one after joining neighbouring axes.
 
-    For example, flat images fit a model of images, and images fit a model of flat vectors. Axes in
-    another order do not fit.
+    So flat images match a model of images, and images a flat model. Axes in another order do not
+    match.
 
     >>> from edgeasync.data.dataset import fits
     >>> fits((64,), (1, 8, 8)), fits((3, 8, 8), (192,)), fits((8, 8, 3), (3, 8, 8))
@@ -158,27 +161,27 @@ def fits(have: tuple[int, ...], want: tuple[int, ...]) -> bool:
 
 
 def check_answers(targets: npt.NDArray[Any]) -> None:
-    """Raise `DataError` unless all targets are from 0 to 1. Lazy targets are not checked."""
+    """Raise `DataError` unless targets are between 0 and 1. Lazily read targets are not checked."""
     if isinstance(targets, np.ndarray) and targets.size and (targets.min() < 0.0 or targets.max() > 1.0):
         raise DataError(
-            f"the data's targets range from {targets.min():g} to {targets.max():g}, but the loss bce_with_logits "
-            "expects 0 (no) to 1 (yes); replace -1 by 0, or use another loss"
+            f"the data's targets are from {targets.min():g} to {targets.max():g}, but the loss bce_with_logits "
+            "expects answers from 0 (no) to 1 (yes); use 0 instead of -1, or another loss"
         )
 
 
 def warn_of_one_class(targets: npt.NDArray[Any]) -> None:
-    """Log a warning if all targets of a device are equal. Lazy targets are not checked."""
+    """Log a warning if all targets are equal. Lazily read targets are not checked."""
     if isinstance(targets, np.ndarray) and len(targets) > 1 and (targets == targets.flat[0]).all():
         _log.warning(
-            "all %d targets of this device's data are %g; check y, unless other devices have the other targets",
-            len(targets), targets.flat[0],
+            "all %d targets of this device's data are %g, so it trains a single class; check y, unless other "
+            "devices have other targets", len(targets), targets.flat[0],
         )  # fmt: skip
 
 
 class Batches:
-    """An endless iterator of batches, which `batches` creates.
+    """The endless stream of `batches`.
 
-    `state` returns its position as an array, and `restore` continues from one.
+    `state` returns the position in it, `restore` resumes from one.
     """
 
     def __init__(self, dataset: Dataset, starts: range, seed: int) -> None:
@@ -195,7 +198,7 @@ class Batches:
 
     @property
     def batch_size(self) -> int:
-        """Examples per batch. The last batch of an epoch may have fewer."""
+        """Examples per batch; the last batch of an epoch may be smaller."""
         return min(self._starts.step, len(self._dataset))
 
     @property
@@ -204,7 +207,7 @@ class Batches:
         return len(self._starts)
 
     def draw(self) -> npt.NDArray[np.int64]:
-        """Advance the stream, and return the indices of the next batch's examples."""
+        """Draw the next batch, and return the indices of its examples."""
         if self._next == len(self._starts):
             self._begin_epoch()
         start = self._starts[self._next]
@@ -212,18 +215,18 @@ class Batches:
         return self._order[start : start + self._starts.step]
 
     def take(self, chosen: npt.NDArray[np.int64]) -> Batch:
-        """Return the batch of the examples at these indices."""
+        """Return the examples at these indices."""
         return self._dataset.features[chosen], self._dataset.y[chosen]
 
     def state(self) -> npt.NDArray[np.uint64]:
-        """Return the position: the random state at the epoch's start, and batches drawn since."""
+        """Return the position: the generator's state at the epoch's start, and batches since."""
         return np.array([*self._shape, self._next, *self._drawn_from], np.uint64)
 
     def restore(self, state: npt.NDArray[np.uint64]) -> None:
-        """Continue from a position; raises `ValueError` for a stream of other sizes."""
+        """Continue from a position. Raises `ValueError` if it belongs to another stream."""
         values = [int(value) for value in state.ravel()]
         if len(values) != 10 or tuple(values[:3]) != self._shape or values[3] > len(self._starts):
-            raise ValueError("the saved position belongs to another batch size or data of another length")
+            raise ValueError("the position belongs to batches of another size, or to other data")
         state_word, increment = (values[low] | values[low + 1] << 64 for low in (4, 6))
         self._bits.state = {
             "bit_generator": "PCG64",
@@ -247,13 +250,11 @@ class Batches:
 
 
 def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False) -> Batches:
-    """Return an endless iterator of batches, each epoch in a new random order.
+    """Yield batches without end, each epoch in a new order. The same seed gives the same batches.
 
-    The same seed produces the same batches. A batch is never larger than the data. The last batch
-    of an epoch may be smaller, and with `full` it is dropped then.
-
-    Raises `ConfigError` if `batch_size` is below 1. Raises `DataError` for a dataset without
-    examples or, with `full`, with fewer than `batch_size`.
+    A batch is never larger than the data. The last batch of an epoch may be smaller; with `full` it
+    is dropped. Raises `ConfigError` if `batch_size` is below 1, and `DataError` if there are no
+    examples, or too few for a `full` batch.
 
     >>> import numpy as np
     >>> from edgeasync.data import Dataset, batches
@@ -262,9 +263,9 @@ def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False)
     ((3, 4), (3,))
     """
     if not len(dataset):
-        raise DataError("the dataset has no examples to draw batches from; add at least one")
+        raise DataError("there are no examples to draw batches from; pass at least one")
     if full and batch_size > len(dataset):
-        raise DataError(f"{len(dataset)} examples do not fill a batch of {batch_size}; add examples")
+        raise DataError(f"{len(dataset)} examples do not fill a batch of {batch_size}; pass more data")
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}; set 1 or more")
     end = len(dataset) - len(dataset) % batch_size if full else len(dataset)
@@ -272,26 +273,23 @@ def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False)
 
 
 def _examples(values: npt.NDArray[np.generic], count: int, name: str, where: str) -> npt.NDArray[np.float32]:
-    """Return the examples of one input as float32.
-
-    Raises `DataError` unless there are `count` examples, each with at least one finite number.
-    """
+    """Return the examples of one input. Raises `DataError` unless there are `count`."""
     if values.dtype.kind not in "biuf":
-        raise DataError(f"{where}: {name} has dtype {values.dtype}; use real numbers")
+        raise DataError(f"{where}: {name} has type {values.dtype}; use real numbers")
     if values.ndim < 2:
         raise DataError(f"{where}: {name} has {values.ndim} dimensions; pass one row of features per example")
     if len(values) != count:
         among = "" if name == "x" else f" in {name}"
-        raise DataError(f"{where}: {len(values)} examples{among} but {count} targets; pass one target per example")
+        raise DataError(f"{where}: {len(values)} examples{among} but {count} labels; pass one label per example")
     if not values.size:
-        raise DataError(f"{where}: {name} is empty; pass at least one example with at least one feature")
+        raise DataError(f"{where}: no values; pass at least one example with at least one feature")
     return _floats(values, name, where)
 
 
 def _floats(values: npt.NDArray[np.generic], name: str, where: str) -> npt.NDArray[np.float32]:
     with np.errstate(over="ignore", invalid="ignore"):
         floats = np.ascontiguousarray(values, np.float32)
-        # Checking only the extremes avoids a mask of the data's size: a NaN anywhere makes both NaN.
+        # The extremes suffice, because a NaN makes both NaN. So no mask has to be allocated.
         finite = np.isfinite(floats.min()) and np.isfinite(floats.max())
     if not finite:
         raise DataError(f"{where}: {name} has values that are not finite in float32; remove or replace them")
@@ -302,6 +300,6 @@ def _array(values: npt.ArrayLike, name: str, where: str) -> npt.NDArray[np.gener
     try:
         return np.asarray(values)
     except ValueError as error:
-        raise DataError(f"{where}: {name} is not an array; all examples must have the same shape") from error
-    except (TypeError, RuntimeError) as error:  # an array of another library, whose error gives the reason
-        raise DataError(f"{where}: {name} cannot be converted to a numpy array: {error}") from error
+        raise DataError(f"{where}: {name} is not one array; use the same shape for every example") from error
+    except (TypeError, RuntimeError) as error:  # another library's array; its message has the reason
+        raise DataError(f"{where}: {name} cannot be read as a numpy array: {error}") from error

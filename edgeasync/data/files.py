@@ -1,4 +1,4 @@
-"""Reads a device's data from a file: numpy's `.npz`, or `.csv` with a header row."""
+"""Reads a device's data from `.npz` files, or from `.csv` files with a header row."""
 
 import csv
 import io
@@ -17,20 +17,20 @@ from edgeasync.errors import DataError
 from edgeasync.regular_file import open_regular
 
 INPUT_PREFIX = "x."
-"""Prefix of an archive's arrays that contain one of several inputs."""
+"""Prefix of the arrays of several inputs in an archive."""
 
 
 def load(path: Path) -> Dataset:
-    """Read a dataset from an `.npz` or `.csv` file.
+    """Read the examples of a file. The format depends on its suffix.
 
-    - `.npz`: the array `x` contains the examples, real numbers of shape (n, features...). Token ids
-      are numbers too. For a model with several inputs, store one array `x.NAME` per input. The
-      array `y` contains the targets: integers from 0 are labels, floats are values. If `x` is the
-      only array, the examples are their own targets.
+    - `.npz`: the array `x` contains the examples, real numbers of shape (n, features...), including
+      token ids. A model with several inputs needs an array `x.NAME` for each. The array `y`
+      contains the targets: integers from 0 are labels, floats are values. Without `y`, every
+      example is its own target.
     - `.csv`: a header row, then one example per line. The target is column `y`, or else the last
-      column. Targets are labels if all are integers of 0 or more. All other columns are features.
+      column. Targets are labels if all are integers of at least 0. All other columns are features.
 
-    Raises `DataError`, which names the file and, for a CSV file, the line and column.
+    Raises `DataError` with the file and, for CSV, line and column.
 
     >>> from pathlib import Path
     >>> import numpy as np
@@ -57,32 +57,32 @@ def _load_npz(path: Path) -> Dataset:
         with open_regular(path) as file:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{path}: contains a single unnamed array; save x and y with numpy.savez")
+                raise DataError(f"{path}: contains a single array; save x and y with numpy.savez")
             inputs = [name for name in archive.files if name.startswith(INPUT_PREFIX)]
             if inputs and "x" in archive.files:
                 raise DataError(
-                    f"{path}: contains both x and {inputs[0]}; save x for one input, or x.NAME for each of several"
+                    f"{path}: has both x and {inputs[0]}; use x for one input, or x.NAME for each of several"
                 )
             for name in ("y",) if inputs else ("x", "y"):
                 if name not in archive.files and archive.files != ["x"]:
                     names = ", ".join(archive.files) or "nothing"
-                    raise DataError(f"{path}: array {name!r} is missing; the file contains {names}")
+                    raise DataError(f"{path}: array {name!r} is missing, found {names}; save it as {name!r}")
             x: Any = (
                 {name.removeprefix(INPUT_PREFIX): archive[name] for name in inputs} if inputs else archive["x"]
             )
             y = archive["y"] if "y" in archive.files else x
     except MemoryError as error:
         raise DataError(
-            f"{path}: not enough memory for its arrays; save fewer examples, or save the file again"
+            f"{path}: not enough memory for its arrays; use fewer examples, or save the file again"
         ) from error
-    # A damaged archive raises different errors, depending on the damaged byte.
+    # The error for a damaged archive depends on which byte is wrong.
     except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: not a readable npz file of plain arrays; save it with numpy.savez") from error
     return Dataset.of(x, y, where=str(path))
 
 
 def _load_csv(path: Path) -> Dataset:
-    # Typed arrays use 4 bytes per value, a list of floats 32.
+    # Typed arrays need 4 bytes per value, a list of floats 32.
     features, targets = array("f"), array("d")
     try:
         with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
@@ -100,7 +100,7 @@ def _load_csv(path: Path) -> Dataset:
                 targets.extend(_numbers([row.pop(label_column)], header[label_column : label_column + 1], where))
                 features.extend(_numbers(row, header[:label_column] + header[label_column + 1 :], where))
     except MemoryError as error:
-        raise DataError(f"{path}: not enough memory for its examples; use fewer") from error
+        raise DataError(f"{path}: not enough memory for it; use fewer examples") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a CSV file in UTF-8: {error}") from error
     if not targets:
@@ -113,11 +113,9 @@ def _load_csv(path: Path) -> Dataset:
 def _header(rows: Iterator[list[str]], path: Path) -> list[str]:
     header = [name.strip() for name in next(rows, [])]
     if len(header) < 2:
-        raise DataError(
-            f"{path}: the header has {len(header)} columns; it needs at least one feature and a target"
-        )
+        raise DataError(f"{path}: the header has {len(header)} columns; it needs features and a label")
     if all(_finite(name) is not None for name in header):
-        raise DataError(f"{path}: the first row contains only numbers; insert a header with column names above it")
+        raise DataError(f"{path}: the first row contains numbers; insert a header row with column names above it")
     return header
 
 

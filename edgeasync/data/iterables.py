@@ -1,4 +1,4 @@
-"""Collects a dataset from an iterable, such as a generator or a sensor."""
+"""Loads data that arrives one example at a time, from a generator, a sensor or another library."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -11,10 +11,12 @@ from edgeasync.errors import DataError
 
 
 def from_iterable(samples: Iterable[tuple[npt.ArrayLike, int]], count_max: int) -> Dataset:
-    """Create a dataset from the first `count_max` items of an iterable.
+    """Copy at most `count_max` examples into memory.
 
-    Each item is an example's features and its label. At the end, the examples are briefly in memory
-    twice. Raises `DataError` as `Dataset.of` does, and if the examples' shapes differ.
+    Each item of `samples` is an example's features and its label.
+
+    For a moment the examples are in memory twice. Raises `DataError` as `Dataset.of` does, and if
+    the examples differ in shape.
 
     >>> from edgeasync.data import from_iterable
     >>> readings = (([0.5 * number, 1.0], number % 2) for number in range(1000))
@@ -25,17 +27,17 @@ def from_iterable(samples: Iterable[tuple[npt.ArrayLike, int]], count_max: int) 
     labels: list[int] = []
     for number, (features, label) in enumerate(islice(samples, count_max)):
         try:
-            # Copy, because the source may reuse one buffer.
+            # Copy, because a source may reuse one buffer.
             example = np.array(features, np.float32, ndmin=1)
         except (TypeError, ValueError) as error:
             raise DataError(f"sample {number}: its features are not an array of real numbers") from error
         if examples and example.shape != examples[0].shape:
             raise DataError(
-                f"sample {number}: its shape is {example.shape}, but sample 0 has {examples[0].shape}; all "
-                "samples must have the same shape"
+                f"sample {number}: shape {example.shape} differs from {examples[0].shape} of the first; use one "
+                "shape"
             )
         examples.append(example)
         labels.append(label)
     if not examples:
-        raise DataError("the iterable is empty; pass at least one sample")
+        raise DataError("the iterable has no samples; it needs at least one")
     return Dataset.of(np.stack(examples), labels, where="the samples")

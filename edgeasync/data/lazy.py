@@ -1,7 +1,4 @@
-"""Datasets that read examples only when a batch is drawn.
-
-They are for data that does not fit into memory, and for random augmentation.
-"""
+"""Examples that are read when drawn: data too large for memory, or randomly augmented."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
@@ -14,16 +11,16 @@ from edgeasync.errors import DataError
 
 
 class Samples(Protocol):
-    """A dataset indexed by number, such as those of torch and `edgeasync.async_train.data`."""
+    """Examples by index, such as torch's datasets and those of `edgeasync.async_train.data`."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> tuple[Any, Any]:
-        """Return the example at `index` and its target."""
+        """Return an example and its target."""
 
 
 class LazyExamples:
-    """An array-like of examples that reads each row when it is indexed."""
+    """Replaces an array of examples, and reads the requested rows."""
 
     def __init__(self, samples: Samples, shape: tuple[int, ...]) -> None:
         self._samples = samples
@@ -41,25 +38,25 @@ class LazyExamples:
             example = np.atleast_1d(np.asarray(self._samples[row][0], np.float32))
             if example.shape != self.shape[1:]:
                 raise DataError(
-                    f"example {row}: its shape is {example.shape}, but example 0 has {self.shape[1:]}; all "
-                    "examples must have the same shape"
+                    f"example {row}: shape {example.shape} differs from {self.shape[1:]} of the first; use one "
+                    "shape"
                 )
             found[place] = example
         return found
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:  # noqa: FBT001
         if copy is False:
-            raise ValueError("lazy examples cannot be converted to an array without a copy")
+            raise ValueError("lazily read examples cannot be converted to an array without a copy")
         return self[:].astype(dtype or np.float32, copy=False)
 
 
 def from_samples(samples: Samples) -> Dataset:
-    """Create a dataset that reads each example whenever a batch contains it.
+    """Return a dataset that reads each example whenever it is drawn.
 
     `samples` has a length, and returns an example and its target by index, as torch's datasets do.
-    Random augmentation in it differs in each epoch. The targets come from `samples.targets` if that
-    exists and `samples` has no `target_transform`. Otherwise this function reads every example
-    once. Raises `DataError` if `samples` is empty.
+    Random augmentations differ in each pass. Targets are taken from its attribute `targets`, unless
+    it is missing or a `target_transform` is set; otherwise each example is read once for its
+    target. Raises `DataError` if there are no examples.
 
     >>> from edgeasync.data import from_samples
     >>> data = from_samples([([0.5, 1.0], 0), ([1.5, 2.0], 1)])
@@ -67,13 +64,13 @@ def from_samples(samples: Samples) -> Dataset:
     ([[1.5, 2.0]], [0, 1])
     """
     if not len(samples):
-        raise DataError("the dataset has no examples; add at least one")
+        raise DataError("the dataset has no examples; it needs at least one")
     targets = getattr(samples, "targets", None)
-    # In torchvision's datasets `targets` are those before a `target_transform`.
+    # A `target_transform` changes the targets, as in torchvision's datasets.
     changed = getattr(samples, "target_transform", None) is not None
     if targets is None or changed or len(targets) != len(samples):
         targets = [samples[number][1] for number in range(len(samples))]
     first = np.asarray(samples[0][0], np.float32)
-    # Check the targets with small placeholder examples.
+    # Check the targets with dummy examples.
     y = Dataset.of(np.zeros((len(samples), 1), np.float32), np.asarray(targets), where="the dataset").y
     return Dataset(cast(npt.NDArray[np.float32], LazyExamples(samples, np.atleast_1d(first).shape)), y)

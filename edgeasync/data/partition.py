@@ -7,10 +7,9 @@ from edgeasync.errors import ConfigError, DataError
 
 
 def iid(dataset: Dataset, parts: int, seed: int) -> list[Dataset]:
-    """Split a dataset evenly at random.
+    """Split examples evenly at random. Sizes of the parts differ by at most one.
 
-    Every example is in exactly one part, and the sizes differ by at most one. Raises `ConfigError`
-    if `parts` is below 1, and `DataError` for more parts than examples.
+    Raises `ConfigError` for fewer than one part, `DataError` for more parts than examples.
 
     >>> import numpy as np
     >>> from edgeasync.data import Dataset, iid
@@ -23,18 +22,15 @@ def iid(dataset: Dataset, parts: int, seed: int) -> list[Dataset]:
 
 
 def dirichlet(dataset: Dataset, parts: int, alpha: float, seed: int, *, examples_min: int = 1) -> list[Dataset]:
-    """Split a dataset into parts with skewed labels.
+    """Split examples with skewed labels. Every example is in exactly one part.
 
-    Every example is in exactly one part. For each class, the shares of the parts are drawn from
-    Dirichlet(`alpha`). With `alpha` near 0, one part gets the whole class. A large `alpha` makes an
-    even split.
+    For each class, the shares of the parts are drawn from Dirichlet(`alpha`). Near 0, one part gets
+    a whole class. A large `alpha` gives an even split. The skew follows Hsu et al. 2019
+    (arXiv:1909.06335). As in Yurochkin et al. 2019 (arXiv:1905.12022), there is one draw per class,
+    not per part. So no example is left over, but the parts also differ in size. Parts with fewer
+    than `examples_min` examples receive random examples of the largest parts.
 
-    The skew is that of Hsu et al. 2019 (arXiv:1909.06335). Like Yurochkin et al. 2019
-    (arXiv:1905.12022), this function draws once per class, not once per part. So it uses all
-    examples, but the parts also differ in size. It then moves random examples from the largest part
-    to each part with fewer than `examples_min`.
-
-    Raises `ConfigError` for an argument out of range, and `DataError` for too few examples.
+    Raises `ConfigError` for an argument out of range, `DataError` for too few examples.
 
     >>> import numpy as np
     >>> from edgeasync.data import Dataset, dirichlet
@@ -44,18 +40,20 @@ def dirichlet(dataset: Dataset, parts: int, alpha: float, seed: int, *, examples
     100
     """
     if not (np.isfinite(alpha) and alpha > 0):
-        raise ConfigError(f"alpha is {alpha}; set a finite number above 0")
+        raise ConfigError(f"alpha is {alpha}; pass a finite number above 0")
     _check(dataset, parts, examples_min)
     generator = np.random.Generator(np.random.PCG64(seed))
     shares: list[list[int]] = [[] for _ in range(parts)]
     if dataset.y.ndim != 1:
-        raise DataError(f"the targets have {dataset.y.ndim} dimensions; dirichlet needs one label per example")
+        raise DataError(
+            f"the targets have {dataset.y.ndim} dimensions; a skewed split needs one label per example"
+        )
     for label in np.unique(dataset.y):
         indices = generator.permutation(np.flatnonzero(dataset.y == label))
         ends = np.cumsum(generator.dirichlet(np.full(parts, alpha)))[:-1] * len(indices)
         for share, piece in zip(shares, np.split(indices, ends.astype(np.int64)), strict=True):
             share.extend(piece.tolist())
-    # Shuffle, so that the examples moved from a large part are not all of its last class.
+    # Shuffle, so that a large part does not give away only its last class.
     shares = [generator.permutation(np.array(share, np.int64)).tolist() for share in shares]
     for share in shares:
         while len(share) < examples_min:
@@ -65,10 +63,10 @@ def dirichlet(dataset: Dataset, parts: int, alpha: float, seed: int, *, examples
 
 def _check(dataset: Dataset, parts: int, examples_min: int) -> None:
     if parts < 1:
-        raise ConfigError(f"parts is {parts}; set 1 or more")
+        raise ConfigError(f"parts is {parts}; pass 1 or more")
     if examples_min < 0:
-        raise ConfigError(f"examples_min is {examples_min}; set 0 or more")
+        raise ConfigError(f"examples_min is {examples_min}; pass 0 or more")
     if len(dataset) < parts * examples_min:
         raise DataError(
-            f"{len(dataset)} examples are too few for {parts} parts of at least {examples_min}; set fewer parts"
+            f"{len(dataset)} examples are too few for {parts} parts of at least {examples_min}; use fewer parts"
         )

@@ -1,1 +1,1 @@
-"""Model files: conversion of ONNX models to training graphs, graph cache, evaluation and export."""
+"""Model files: conversion of ONNX to training graphs, their cache, evaluation and export."""

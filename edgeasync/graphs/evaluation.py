@@ -1,8 +1,7 @@
-"""Evaluates a hub's model, in numpy or with onnxruntime.
+"""Evaluates a hub's model: in numpy, or as the forward ONNX model with the parameters as inputs.
 
-An ONNX model is evaluated as a forward graph whose parameters are inputs. This module is in
-`graphs/` because it needs both `training/` and `autodiff/`, which do not import each other. It
-imports onnxruntime and `onnx` only to create the evaluator of an ONNX model.
+This package may import both `training/` and `autodiff/`, which may not import each other. Only an
+evaluator of an ONNX model imports onnxruntime and the `onnx` package.
 """
 
 import math
@@ -38,17 +37,17 @@ Array = npt.NDArray[Any]
 
 
 def make_evaluator(model: Model | OnnxModel, loaded: HubGraph | None, dataset: Dataset) -> Evaluator:
-    """Return an evaluator of a hub's model on `dataset`; `loaded` is the graph of an ONNX model.
+    """Return an evaluator of a hub's model on `dataset`. `loaded` is the graph of an ONNX model.
 
-    Raises `DataError` for data that does not fit the model. Raises `ConfigError` if the model file
-    is a training graph, because that has no evaluation mode.
+    Raises `DataError` for data that does not match the model, and `ConfigError` for a prebuilt
+    training graph, which has no evaluation mode.
     """
     if not isinstance(model, OnnxModel):
         return NumpyEvaluator(model, dataset)
     if loaded is None or loaded.forward is None:
         raise ConfigError(
-            f"{model.file}: a training graph cannot be evaluated on held-out data; use the forward model that it "
-            "was built from, or remove the evaluation data"
+            f"{model.file}: a training graph cannot be evaluated on held-out data; use the forward "
+            "model that it was built from, or no evaluation data"
         )
     return OnnxEvaluator(loaded.forward, loaded.spec, model, dataset)
 
@@ -56,13 +55,13 @@ def make_evaluator(model: Model | OnnxModel, loaded: HubGraph | None, dataset: D
 class OnnxEvaluator:
     """An `Evaluator` that runs a forward ONNX model in evaluation mode.
 
-    Batch norms use their running statistics and dropouts are disabled, as in an exported model. The
-    constructor opens the session once, and each evaluation passes views of the vector to it. For a
-    model with a fixed batch size, the last batch is padded with the first examples, whose results
-    are ignored. `threads` is the number of cores to use.
+    Batch norms use their running statistics and dropouts are inactive, as in an exported model. The
+    session is created once; evaluations feed it views of the vector. If the model has a fixed batch
+    size, the last batch is padded with the first examples, whose results do not count. `threads` is
+    the number of cores to use.
 
-    Raises `GraphError` if the model cannot be evaluated, `ModelMismatchError` if its arrays are not
-    those of `spec`, and `DataError` for data that does not fit.
+    Raises `GraphError` if the model cannot be evaluated, `ModelMismatchError` if it does not match
+    `spec`, and `DataError` if the data does not match.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class OnnxEvaluator:
         sizes = {form.rows for form in self._forms.values()}
         if len(sizes) != 1:
             names = ", ".join(self._forms) or "(none)"
-            raise GraphError(f"the model needs inputs with one common batch size; its inputs are {names}")
+            raise GraphError(f"the model's inputs {names} have no common batch size")
         self._batch = sizes.pop()
         self._x = dataset.features
         self._targets = dataset.x if settings.target == "input" else dataset.y
@@ -90,14 +89,14 @@ class OnnxEvaluator:
         if isinstance(loss, OnnxLoss):
             self._evaluate_own(loss, threads)
             return
-        # Only a run shows the shape of the scores; zeros as parameters suffice.
+        # The shape of the scores is only known from a run. Zero parameters suffice.
         scores = self._scores(spec.views(np.zeros(spec.length, np.float32)), self._x[:1])
         dtype, (_, *rest) = target_type(loss, scores.shape)
         self._target = InputForm("target", dtype, tuple([size for size in rest if size is not None]))
-        # An autoencoder's targets are its examples, which a data set stores as floats.
+        # The examples of an autoencoder are floats in a data set, whatever they represent.
         if dtype.kind == "i" and settings.target == "label" and dataset.y.dtype.kind != "i":
             raise DataError(
-                "the data's targets are floats, but the hub's model expects class numbers; convert them to ints"
+                "targets are floats, but the hub's model expects class numbers: convert them to integers"
             )
         self._target.check(self._targets, "targets")
         if isinstance(loss, CrossEntropy):
@@ -110,16 +109,14 @@ class OnnxEvaluator:
         )
 
     def _evaluate_own(self, loss: OnnxLoss, threads: int) -> None:
-        """Evaluate with a user's ONNX loss, whose graph defines the targets' shape and type."""
+        """Set up a user-defined loss, a graph that defines the form of its target."""
         from edgeasync.training.onnx_session import open_session  # noqa: PLC0415 - not needed for numpy models
 
         session = open_session(loss.content, threads, "cpu")
         entry = next(entry for entry in session.get_inputs() if entry.name == "target")
         self._target = InputForm.of(entry)
         if self._target.rows is not None:
-            raise GraphError(
-                "the loss graph has a fixed batch size; export it with a dynamic batch axis to evaluate"
-            )
+            raise GraphError("the loss has a fixed batch size; export it with a free one to evaluate with it")
         self._target.check(self._targets, "targets")
 
         def total(scores: npt.NDArray[np.float32], targets: Array) -> losses.LossSum:
@@ -130,10 +127,9 @@ class OnnxEvaluator:
         self._rows = self._batch or rows_at_once(max(math.prod(form.shape) for form in self._forms.values()))
 
     def __call__(self, parameters: Vector) -> EvaluationResult:
-        """Evaluate the model with these parameters.
+        """Evaluate the vector. Raises `ModelMismatchError` if it does not match the model.
 
-        Raises `ModelMismatchError` for a vector of another model, and `DataError` if an example has
-        an index that is out of range in the model.
+        Raises `DataError` for an index in the data that is out of range.
         """
         views = self._spec.views(parameters)
 
@@ -162,14 +158,14 @@ class OnnxEvaluator:
             raise explain(error) from error
         if scores.shape[:1] != (fed,):
             raise GraphError(
-                f"the model's output has shape {scores.shape} for {fed} examples; its first axis must be the batch"
+                f"the model's output has shape {scores.shape} for {fed} examples; it must have one row per example"
             )
         found: npt.NDArray[np.float32] = scores[:rows]
         return found
 
 
 def numpy_loss(loss: NamedLoss) -> Callable[[npt.NDArray[np.float32], Array], losses.LossSum]:
-    """Return the numpy function of a loss that training graphs compute."""
+    """Return the numpy function for a loss of a training graph."""
     match loss:
         case CrossEntropy(class_weights=weights, label_smoothing=smoothing, ignored_label=ignored):
             return partial(
@@ -188,9 +184,8 @@ def numpy_loss(loss: NamedLoss) -> Callable[[npt.NDArray[np.float32], Array], lo
 def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | None) -> bytes:
     """Return the forward model in evaluation mode, with the arrays of `spec` as inputs.
 
-    The result contains only `output` and the nodes that it needs. Raises `GraphError` for an
-    invalid model or an unknown output, and `ModelMismatchError` if the model's arrays are not those
-    of `spec`.
+    Nodes that the output does not need are removed. Raises `GraphError` if the model is invalid or
+    lacks the output, and `ModelMismatchError` if it lacks arrays of `spec`.
     """
     from onnx import TensorProto, ValueInfoProto, helper  # noqa: PLC0415 - devices do not install onnx
 
@@ -198,7 +193,7 @@ def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | No
     from edgeasync.autodiff.export import export_model  # noqa: PLC0415
     from edgeasync.autodiff.graph import IR_VERSION, free_inputs, needed, read_nodes  # noqa: PLC0415
 
-    # The values of the arrays do not matter, because they become inputs below.
+    # The values do not matter, because the arrays become inputs below.
     proto = reading.parse(export_model(forward_model, spec.views(np.zeros(spec.length, np.float32))))
     reading.widen_inputs(proto)
     graph = proto.graph
@@ -223,18 +218,20 @@ def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | No
 
 
 def _check_labels(labels: Array, classes: int, loss: CrossEntropy) -> None:
-    """Raise `DataError` for labels out of range, or if no label contributes to the loss."""
+    """Raise `DataError` unless the labels are valid class numbers and at least one counts."""
     weights, ignored = loss.class_weights, loss.ignored_label
     if ignored is not None:
         labels = labels[labels != ignored]
         if not labels.size:
-            raise DataError(f"all examples have the ignored label {ignored}, so the loss is undefined; add others")
+            raise DataError(
+                f"all data has the ignored label {ignored}, so there is no loss; add examples with other labels"
+            )
     for label in (int(labels.max()), int(labels.min())):
         if not 0 <= label < classes:
             raise DataError(
-                f"label {label} is invalid for the {classes} classes of the hub's model; number the classes from 0"
+                f"label {label} is not one of the {classes} classes of the hub's model; number the classes from 0"
             )
     if weights is not None and not any(weights[int(label)] for label in np.unique(labels)):
         raise DataError(
-            "all labels have class_weights of 0, so the loss is undefined; add examples of other classes"
+            "all classes of the data have class_weights of 0, so there is no loss; add examples of other classes"
         )

@@ -1,4 +1,4 @@
-"""Exports a trained model for other programs, as ONNX or as named arrays."""
+"""Writes a trained model for other programs: as ONNX for inference, or as named arrays."""
 
 import io
 import zipfile
@@ -19,27 +19,21 @@ SUFFIXES = (ONNX_SUFFIX, VALUES_SUFFIX, NPZ_SUFFIX)
 
 
 def check_suffix(name: str, path: Path) -> None:
-    """Raise `ConfigError` unless the path's suffix is a supported format.
-
-    `name` is the argument or flag of the path, for the message.
-    """
+    """Raise `ConfigError` if a path, the value of `name`, has an unsupported suffix."""
     if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{name} {path}: use a name that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+        raise ConfigError(f"{name} {path}: the file name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
 
 
 def refuse_onnx(name: str, path: Path) -> ConfigError:
-    """Return the error for an ONNX export of a model that has no graph."""
+    """Return the error for exporting a model without a graph as ONNX."""
     return ConfigError(
-        f"{name} {path}: this model has no ONNX graph; to export its arrays, use "
+        f"{name} {path}: only ONNX and edgeasync.nn models can be exported as ONNX; for the arrays alone use "
         f"{path.stem + VALUES_SUFFIX} or {path.stem + NPZ_SUFFIX}"
     )
 
 
 def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str] | None = None) -> None:
-    """Write named arrays as `.npz`, or with `metadata` as safetensors.
-
-    Raises `StorageError` if the file cannot be written.
-    """
+    """Write named arrays as `.npz`, or with `metadata` as safetensors. Raises `StorageError`."""
     if path.suffix == NPZ_SUFFIX:
         replace_file(path, _npz(arrays), private=False)
     else:

@@ -1,4 +1,4 @@
-"""A device's cache of training graphs, so that it fetches each graph only once."""
+"""Caches the graphs that a device received, so that a second start downloads nothing."""
 
 import contextlib
 from collections.abc import Callable
@@ -15,27 +15,26 @@ Warn = Callable[[str], None]
 
 
 class GraphCache:
-    """A folder with up to `GRAPHS_MAX` files `<SHA-256>.onnx`, least recently used evicted first.
+    """Files `<SHA-256>.onnx` in a folder, at most `GRAPHS_MAX`. The least recently used go first.
 
-    If the disk fails, the cache passes a message to `warn`, and the device fetches the graph again
-    at its next start.
+    A failing disk causes only a warning, passed to `warn`, and another download at the next start.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def find(self, fingerprint: str, warn: Warn) -> bytes | None:
-        """Return the verified graph with this fingerprint, or `None`. A damaged file is deleted."""
+        """Return the verified graph with this fingerprint, or `None`. Deletes a damaged file."""
         file = self._file(fingerprint)
         try:
             graph = read_regular(file)
         except FileNotFoundError:
             return None
         except OSError as error:
-            warn(f"{file}: cannot be read: {error.strerror}; fetching the graph again")
+            warn(f"{file}: cannot be read: {error.strerror}; downloading the graph again")
             return None
         if fingerprint_of(graph) != fingerprint:
-            warn(f"{file}: damaged; deleting it and fetching the graph again")
+            warn(f"{file}: damaged; deleting it and downloading the graph again")
             with contextlib.suppress(OSError):
                 file.unlink()
             return None
@@ -44,16 +43,16 @@ class GraphCache:
         return graph
 
     def keep(self, fingerprint: str, graph: bytes, warn: Warn) -> None:
-        """Store a graph, and evict the least recently used ones."""
+        """Store a graph, and delete the least recently used ones."""
         try:
             replace_file(self._file(fingerprint), graph)
             files = sorted(self._folder.glob("*.onnx"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
             for file in files[GRAPHS_MAX:]:
                 file.unlink()
         except StorageError as error:
-            warn(f"{error}; the next start fetches the graph again")
+            warn(f"{error}; the next start downloads the graph again")
         except OSError as error:
-            warn(f"{self._folder}: old graphs cannot be deleted: {error.strerror}; check its permissions")
+            warn(f"{self._folder}: cannot delete old graphs: {error.strerror}; correct the folder's permissions")
 
     def _file(self, fingerprint: str) -> Path:
         return self._folder / f"{fingerprint}.onnx"

@@ -1,4 +1,4 @@
-"""Loads a hub's ONNX model and builds the training graph that the hub sends to devices."""
+"""Loads a hub's model file, and builds and stores its training graph."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -21,14 +21,13 @@ from edgeasync.training.frozen import FrozenArray, frozen_checksum, pieces_of
 from edgeasync.training.graph_check import check_graph
 
 MODEL_BYTES_MAX = 1 << 31
-"""Protobuf's limit for one message."""
+"""Largest protobuf message."""
 
 
 class HubGraph(msgspec.Struct, frozen=True):
-    """A hub's training graph, its array layout and initial values, and its forward model.
+    """A hub's model: the training graph, its layout, initial values and the forward model.
 
-    `forward` is `None` if the model file is a training graph. `frozen` is the checksum of the
-    forward model's arrays that are not trained.
+    `frozen` is the checksum of the forward model's values that are not trained.
     """
 
     graph: bytes
@@ -37,24 +36,24 @@ class HubGraph(msgspec.Struct, frozen=True):
     forward: bytes | None
     frozen: Frozen | None = None
     warnings: tuple[str, ...] = ()
-    """Messages about properties that the file set, or its exporter may have changed, unnoticed."""
+    """Decisions that the model's file or its exporter made silently."""
 
 
 def load_graph(model: OnnxModel) -> HubGraph:
-    """Read a model file, build its training graph, and screen that graph as devices do.
+    """Read a model file and build its training graph, screened as devices will screen it.
 
-    If the file is already a training graph, the initial values come from a safetensors file of the
-    same name beside it. Raises `ConfigError` for a missing file or package, and `GraphError` for a
-    model that cannot be trained.
+    If the file is a training graph already, its initial values are in a safetensors file of the
+    same name beside it. Raises `ConfigError` if a file or package is missing, and `GraphError` if
+    the model cannot be trained.
     """
     path = expanded(model.file)
     return build_graph(_read(path), with_own_loss(model), str(path))
 
 
 def with_own_loss(model: OnnxModel) -> OnnxModel:
-    """Return the settings with the content of the user's ONNX loss, if they name its file.
+    """Return the model with its user-defined loss read from a file, if any.
 
-    Raises `ConfigError` if the file cannot be read.
+    Raises `ConfigError`.
     """
     loss = model.loss
     if not isinstance(loss, OnnxLoss) or loss.file is None:
@@ -63,16 +62,13 @@ def with_own_loss(model: OnnxModel) -> OnnxModel:
 
 
 def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
-    """Build the training graph of a serialized model; raises the same errors as `load_graph`.
-
-    `where` names the model in messages.
-    """
+    """Build the training graph of a model read from `where`. Raises the errors of `load_graph`."""
     try:
         from edgeasync.autodiff import build, contract  # noqa: PLC0415 - devices do not install onnx
     except ModuleNotFoundError as error:
         if error.name != "onnx":
             raise
-        raise ConfigError("reading ONNX models requires the package onnx: pip install 'edgeasync[hub]'") from error
+        raise ConfigError("ONNX models need the package onnx: pip install 'edgeasync[hub]'") from error
     try:
         if contract.is_training_graph(content):
             _check_prebuilt(model)
@@ -96,11 +92,11 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
 
 
 def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection[str] = ()) -> None:
-    """Write the graphs to the run's folder, which needs them to export the trained model.
+    """Store the model in the run's folder, so that the trained model can be exported later.
 
     A run may resume with another loss, and with other initial values of the arrays in `names`,
-    because it has newer values. Raises `ModelMismatchError` if the folder contains another model,
-    and `StorageError` if a file cannot be read or written.
+    which it has trained since. Raises `ModelMismatchError` if the run has another model, and
+    `StorageError` if the folder cannot be read or written.
     """
     origin, content = (TRAINING_FILE, graph) if forward is None else (FORWARD_FILE, forward)
     held = {name: held_file(run / name) for name in (FORWARD_FILE, TRAINING_FILE)}
@@ -118,14 +114,14 @@ def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection
 
 
 def _same_but_for_values(one: bytes, other: bytes, names: Collection[str]) -> bool:
-    """Return whether two forward models are equal except for the initial values of `names`."""
+    """Return whether two forward models differ only in the initial values of these arrays."""
     if one == other or not names:
         return one == other
     try:
-        import onnx  # noqa: PLC0415 - a hub that resumes another hub's run may lack onnx
+        import onnx  # noqa: PLC0415 - may be missing on a hub that resumes a run
 
         models = [onnx.load_model_from_string(content) for content in (one, other)]
-    except Exception:  # noqa: BLE001 - protobuf has its own error classes
+    except Exception:  # noqa: BLE001 - protobuf raises errors of its own
         return False
     for model in models:
         for array in model.graph.initializer:
@@ -136,7 +132,10 @@ def _same_but_for_values(one: bytes, other: bytes, names: Collection[str]) -> bo
 
 
 def keep_file(path: Path, content: bytes) -> None:
-    """Write a file unless it already has this content, so that a hub can start on a full disk."""
+    """Write a file of a run's folder unless it is unchanged.
+
+    So a full disk does not prevent a start.
+    """
     if held_file(path) != content:
         replace_file(path, content)
 
@@ -156,30 +155,30 @@ def _read_values(path: Path) -> dict[str, Vector]:
         return safetensors.numpy.load_file(path)
     except FileNotFoundError:
         raise ConfigError(
-            f"{path}: no such file; a training graph needs this file with its initial values beside it"
+            f"{path}: no such file; a training graph needs this file with the initial values of its parameters"
         ) from None
     except (OSError, MemoryError, ValueError, safetensors.SafetensorError) as error:
         raise ConfigError(f"{path}: not a readable safetensors file ({error}); build the graph again") from error
 
 
 def _check_prebuilt(model: OnnxModel) -> None:
-    """Raise `ConfigError` for settings without effect on a training graph, such as the loss."""
+    """Raise `ConfigError` for settings that have no effect on a prebuilt training graph."""
     default = GraphSettings()
     for name in GraphSettings.__struct_fields__:
         if getattr(model, name) != getattr(default, name):
             raise ConfigError(
-                f"{model.file}: already a training graph, so {name} has no effect; remove {name}, or use the "
-                "forward model"
+                f"{model.file}: already a training graph, so {name} has no effect; remove it, "
+                "or pass the forward model"
             )
 
 
 def held_file(path: Path) -> bytes | None:
-    """Return a file's content, or `None` if the file is missing; raises `StorageError`."""
+    """Return the content of a file in a run's folder, or `None`. Raises `StorageError`."""
     try:
         return read_regular(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StorageError(
-            f"{path}: cannot be read: {error.strerror}; remove it, or choose another run folder"
+            f"{path}: cannot be read: {error.strerror}; remove the file, or choose another run folder"
         ) from error

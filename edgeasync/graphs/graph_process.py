@@ -1,8 +1,7 @@
-"""Builds training graphs in a separate process with limits of time and memory.
+"""Builds a training graph in a separate process with limits of time and memory.
 
-A model file may be untrusted. To measure shapes the build runs the model, which may loop forever or
-allocate any amount of memory. A bug in a parser may also crash the process. So the commands build
-graphs in a child process.
+The author of the model may be unknown. The forward run, which measures shapes, may loop forever or
+allocate any amount of memory, and a bug in a parsing library would crash the process.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
 
 _NO_MEMORY = re.compile(r"bad_alloc|out of memory|allocat\w+ memory", re.IGNORECASE)
-"""Messages of libraries that failed to allocate memory."""
+"""Error messages of libraries that run out of memory."""
 
 
 class _Built(msgspec.Struct, tag="built"):
@@ -43,7 +42,7 @@ class _Built(msgspec.Struct, tag="built"):
 
 
 class _Refused(msgspec.Struct, tag="refused"):
-    """An `EdgeAsyncError` by its class name and message."""
+    """The class name and message of an `EdgeAsyncError`."""
 
     error: str
     sentence: str
@@ -51,11 +50,12 @@ class _Refused(msgspec.Struct, tag="refused"):
 
 
 def load_graph_apart(model: OnnxModel) -> HubGraph:
-    """Run `load_graph` in a child process, limited by `build_s_max` and `build_memory_bytes_max`.
+    """Run `load_graph` in a separate process, within `build_s_max` and `build_memory_bytes_max`.
 
-    Raises the same errors, and `GraphError` if a limit is reached.
+    Raises the same errors, and `GraphError` if a limit was reached.
     """
-    # Search this process's folders only. `-P` keeps Python from adding the working directory.
+    # Search the same modules as here, and nothing in the working directory unless it is searched
+    # here too.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MALLOC_ARENA_MAX": "2"}
     try:
         ended = subprocess.run(  # noqa: S603 - it is this Python and this module
@@ -80,12 +80,14 @@ def load_graph_apart(model: OnnxModel) -> HubGraph:
 
 
 def _died(model: OnnxModel, code: int, said: bytes) -> EdgeAsyncError:
-    """Return the error for a process that ended without an answer."""
+    """Return the error for a process that ended without a reply."""
     if -code == signal.SIGXCPU:
         return GraphError(_out_of_time(model))
     if code < 0:
         name = signal.Signals(-code).name
-        return GraphError(f"{model.file}: {name} ended the build of its training graph; {_out_of_memory(model)}")
+        return GraphError(
+            f"{model.file}: building its training graph was ended by {name}; {_out_of_memory(model)}"
+        )
     lines = said.decode(errors="replace").strip().splitlines()
     return EdgeAsyncError(
         f"{model.file}: building its training graph failed ({lines[-1] if lines else f'exit code {code}'}); "
@@ -95,20 +97,20 @@ def _died(model: OnnxModel, code: int, said: bytes) -> EdgeAsyncError:
 
 def _out_of_time(model: OnnxModel) -> str:
     return (
-        f"{model.file}: building its training graph took longer than [model] build_s_max = {model.build_s_max:g}; "
-        "raise build_s_max if you trust the file"
+        f"{model.file}: building its training graph took longer than {model.build_s_max:g} s, the limit of "
+        "[model] build_s_max; raise the limit if you trust the file"
     )
 
 
 def _out_of_memory(model: OnnxModel) -> str:
     return (
-        f"the build may use {_bytes_max(model)} bytes of memory, the limit of [model] build_memory_bytes_max; "
-        "raise build_memory_bytes_max if you trust the file"
+        f"the memory limit is {_bytes_max(model)} bytes, set by [model] build_memory_bytes_max; "
+        "raise the limit if you trust the file"
     )
 
 
 def _bytes_max(model: OnnxModel) -> int:
-    """Return the memory limit of a build in bytes, by default half of the machine's memory."""
+    """Return the memory limit of a build, by default half of the machine's memory."""
     return int(model.build_memory_bytes_max or half_of_memory_bytes() or resource.RLIM_INFINITY)
 
 
@@ -116,14 +118,14 @@ def _bytes_max(model: OnnxModel) -> int:
 
 
 def main() -> None:
-    """Read one request from standard input, and write its answer to standard output."""
+    """Process one request from standard input."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # libraries that print must not corrupt the answer
+    os.dup2(2, 1)  # output of libraries must not mix with the reply
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     model = convert(msgspec.json.decode(sys.stdin.buffer.read()), OnnxModel, where="the request")
-    with contextlib.suppress(ModuleNotFoundError):  # `load_graph` reports it
+    with contextlib.suppress(ModuleNotFoundError):  # `load_graph` reports this
         import onnx  # noqa: F401, PLC0415
         import onnxruntime  # noqa: F401, PLC0415
     _limit(model)
@@ -133,7 +135,7 @@ def main() -> None:
 
 
 def _limit(model: OnnxModel) -> None:
-    """Limit CPU time and memory from now on; memory that is already allocated does not count."""
+    """Limit time and memory from here on. Memory allocated by libraries does not count."""
     _set_limit(resource.RLIMIT_CPU, int(model.build_s_max * (os.cpu_count() or 1)) + 1)
     bytes_max = _bytes_max(model)
     with contextlib.suppress(OSError), open("/proc/self/statm", encoding="ascii") as sizes:  # noqa: PTH123
@@ -142,7 +144,7 @@ def _limit(model: OnnxModel) -> None:
 
 
 def _set_limit(kind: int, wanted: int) -> None:
-    """Lower a resource limit of this process; never raise it."""
+    """Lower a limit of this process, unless it is lower already."""
     _, hard = resource.getrlimit(kind)
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(kind, (limit, limit))

@@ -22,11 +22,7 @@ DIVERGED = "training has diverged: values of the model are not finite"
 
 
 class SavedModel(msgspec.Struct, frozen=True):
-    """The content of a model file: named arrays, lineage, version and time.
-
-    `evaluation` is `None` if the model was not evaluated. `lineage` is empty and `version` 0 for a
-    file from another program. `saved_s` is seconds since 1970.
-    """
+    """A model's named arrays, lineage and version, its evaluation, and when it was saved."""
 
     arrays: dict[str, npt.NDArray[np.float32]]
     lineage: str
@@ -47,7 +43,7 @@ def save_model(
 ) -> None:
     """Write the model's named arrays to a safetensors file.
 
-    With `private` only the file's owner may read it. Raises `StorageError` if it cannot be written.
+    Raises `StorageError`.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     metadata = {"format": "edgeasync", "lineage": lineage, "version": str(version), "time": now}
@@ -59,18 +55,18 @@ def save_model(
 
 
 def check_finite(path: Path, vector: Vector, *, diverged: bool = False) -> None:
-    """Raise `StorageError` if values of the model are not finite, or if training `diverged`."""
+    """Raise `StorageError` if values of the model are not finite, or training has `diverged`."""
     if diverged or not np.isfinite(vector).all():
         raise StorageError(f"{path}: not written, because {DIVERGED}")
 
 
 def read_model(path: Path) -> SavedModel:
-    """Read a safetensors file of this or another program; raises `StorageError` if that fails."""
+    """Read a model from `save_model` or another program. Raises `StorageError`."""
     return _read(path, arrays=True)
 
 
 def read_header(path: Path) -> SavedModel:
-    """Read a model file as `read_model` does, but without its arrays."""
+    """Read a model without its arrays. Raises `StorageError`."""
     return _read(path, arrays=False)
 
 
@@ -81,7 +77,7 @@ def _read(path: Path, *, arrays: bool) -> SavedModel:
             found = {name: file.get_tensor(name) for name in (file.keys() if arrays else ())}
             metadata = file.metadata() or {}
         if metadata.get("format") != "edgeasync":
-            metadata = {}  # metadata of another program has another meaning
+            metadata = {}  # the metadata of other programs has other meanings
         version = max(0, int(metadata.get("version", "0")))
         evaluation = None
         if "loss" in metadata:
@@ -94,30 +90,30 @@ def _read(path: Path, *, arrays: bool) -> SavedModel:
     except FileNotFoundError:
         raise StorageError(f"{path}: no such file; pass the folder of a run that has saved its model") from None
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror or error}; move it away") from error
+        raise StorageError(f"{path}: cannot be read: {error.strerror or error}; move the file away") from error
     except (MemoryError, ValueError, OverflowError, safetensors.SafetensorError) as error:
-        raise StorageError(f"{path}: not a readable safetensors file ({error}); move it away") from error
+        raise StorageError(f"{path}: not a readable safetensors file ({error}); move the file away") from error
     return SavedModel(found, metadata.get("lineage", ""), version, evaluation, saved_s)
 
 
 def load_kept(path: Path, spec: ParameterSpec, initial: Vector) -> tuple[Vector, int]:
-    """Return `load_model(path, spec)`, or `initial` and version 0 if the file is missing."""
+    """Return the model and version of a file, or `initial` and 0 if there is no file."""
     return load_model(path, spec) if os.path.lexists(path) else (initial, 0)
 
 
 def load_model(path: Path, spec: ParameterSpec) -> tuple[Vector, int]:
-    """Read a model's vector and its version number, which is 0 for a file from another program.
+    """Read a model and its version number, which is 0 for files of other programs.
 
-    Raises `StorageError` if the file cannot be read, and `ModelMismatchError` if its arrays are not
-    those of `spec`.
+    Raises `StorageError` if the file is not readable, `ModelMismatchError` if its arrays do not
+    match the spec.
     """
     saved = read_model(path)
     try:
         vector = spec.flatten(saved.arrays)
     except ModelMismatchError as error:
         raise ModelMismatchError(
-            f"{path}: contains another model than the settings describe: {error}; choose another run folder"
+            f"{path} contains another model than the settings describe: {error}; choose another run folder"
         ) from error
     if not np.isfinite(vector).all():
-        raise StorageError(f"{path}: {DIVERGED}; move the file away")
+        raise StorageError(f"{path} contains values that are not finite: training diverged; move the file away")
     return vector, saved.version

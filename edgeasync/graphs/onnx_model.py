@@ -1,6 +1,6 @@
 """Settings of an ONNX model.
 
-Other modules read the file, because most agents do not need that code.
+The code that reads the file is separate, as most agents do not need it.
 """
 
 from typing import Annotated
@@ -12,28 +12,28 @@ from edgeasync.config import ByteCount, FilePath
 from edgeasync.training.local_parameters import Patterns
 
 BUILD_S = 300.0
-"""Default time limit for building a training graph, in seconds."""
+"""Default time limit to build the training graph of an untrusted model."""
 
 
 class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_only=True):
-    """A model from an ONNX file: a forward model, or a training graph that was built from one.
+    """A model from an ONNX file: a forward model, or a training graph built from one.
 
-    The limits apply only if a separate process builds the graph, as the commands do
+    The limits apply if the graph is built in a separate process, as the commands do
     (`graph_process.py`).
     """
 
     file: FilePath
-    """Model to train: an ONNX model, or a training graph built from one. A training graph needs a
-    `.safetensors` file of the same name beside it with the initial values, and none of the keys
-    above.
+    """ONNX model to train, or a training graph built from one. The initial values of a training
+    graph are in a `.safetensors` file of the same name beside it; the keys above must then be
+    omitted.
     """
     build_s_max: Annotated[float, Meta(gt=0, le=86_400)] = BUILD_S
-    """Time limit for building the training graph. A hub that exceeds it ends with exit code 10."""
+    """Longest time to build the training graph in a separate process. More ends in exit code 10."""
     build_memory_bytes_max: ByteCount | None = None
-    """Memory limit for building the training graph, without the libraries' own memory. The default
-    is half of the machine's memory. A hub that exceeds it ends with exit code 10.
+    """Memory limit of that process beyond its libraries; by default half of the machine's. More
+    ends in exit code 10.
     """
     local: Patterns | UnsetType = UNSET
-    """Arrays with separate values on each device, by name. `edgeasync model inspect` lists the
-    names. See [Local parameters](/train/local.md).
+    """Names of arrays that stay on each device, as listed by `edgeasync model inspect`. See [Local
+    parameters](/train/local.md).
     """

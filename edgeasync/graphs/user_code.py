@@ -1,7 +1,7 @@
-"""Loads a user's code by its name `package.module:factory`: a device's trainer or a hub's model.
+"""Loads user code named by `package.module:factory`: a device's trainer, or a hub's model.
 
-It is imported from this process's module search path. Hubs and devices cannot name code for each
-other, because the protocol has no field for it.
+The code is imported from this process's module path. Peers cannot name code: the protocol has no
+field for it.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ from edgeasync.training.trainer import Trainer
 
 
 class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=True):
-    """A model that a function on the hub's machine describes. Every agent needs its own trainer."""
+    """A model defined by a function on the hub's machine. Every agent needs its own trainer."""
 
     factory: str
-    """Function that returns the model, as `"package.module:function"`. The hub calls it without
+    """Function that returns the model, `"package.module:function"`. The hub calls it without
     arguments at every start. It returns named arrays, or a `ParameterSpec` and its arrays. Each
-    agent needs a `trainer`. Such a model does not support `evaluation.data` and `stop.accuracy`.
+    agent needs a `trainer`. `evaluation.data` and `stop.accuracy` are rejected with such a model.
     """
     local: Patterns | UnsetType = UNSET
-    """Arrays with separate values on each device, by the names that the factory returns. See [Local
+    """Names of arrays that stay on each device, as returned by the factory. See [Local
     parameters](/train/local.md).
     """
 
@@ -37,9 +37,9 @@ class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=
         check_name(self.factory, "factory")
 
     def load(self) -> tuple[ParameterSpec, Vector]:
-        """Call the factory; return the model's layout and initial values.
+        """Call the factory, and return the model's layout and initial values.
 
-        Raises `ConfigError` if the factory is missing, or returns anything but a model.
+        Raises `ConfigError` if the factory is missing or does not return a model.
         """
         where = f"[model] factory {self.factory}"
         found = find_code(self.factory, where)()
@@ -57,12 +57,12 @@ class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=
             vector = as_array(initial, "initial", where)
             spec.check(vector)
         except ModelMismatchError as error:
-            raise ConfigError(f"{where}: the arrays do not fit the ParameterSpec: {error}") from error
+            raise ConfigError(f"{where}: the values do not match the spec: {error}") from error
         return spec, vector
 
 
 def make_trainer(name: str, welcome: Welcome, dataset: Dataset | None) -> Trainer:
-    """Call the trainer factory `name`; raises `ConfigError` unless it returns a trainer."""
+    """Call a trainer factory. Raises `ConfigError` unless it returns a trainer."""
     where = f"trainer {name}"
     trainer = find_code(name, where)(welcome, dataset)
     is_trainer = isinstance(getattr(trainer, "spec", None), ParameterSpec)
@@ -75,30 +75,32 @@ def make_trainer(name: str, welcome: Welcome, dataset: Dataset | None) -> Traine
 
 
 def flatten(parameters: Mapping[str, npt.ArrayLike], where: str) -> tuple[ParameterSpec, Vector]:
-    """Return the layout and flat vector of named arrays.
+    """Return layout and values of named arrays.
 
-    Raises `ConfigError` unless all values are finite floats. `where` begins the message.
+    Raises `ConfigError` unless they are finite floats.
     """
     arrays = {name: as_array(given, name, where) for name, given in parameters.items()}
     if not arrays:
-        raise ConfigError(f"{where} has no parameters; a model needs at least one named array")
+        raise ConfigError(f"{where} has no parameters; return at least one named array")
     spec = ParameterSpec(tuple([Parameter(name, array.shape) for name, array in arrays.items()]))
     return spec, spec.flatten(arrays)
 
 
 def as_array(given: npt.ArrayLike, name: str, where: str) -> npt.NDArray[np.float32]:
-    """Return a parameter as a contiguous float32 array.
+    """Return a parameter's values as float32.
 
-    Raises `ConfigError` unless all values are finite floats. `where` begins the message.
+    Raises `ConfigError` unless they are finite floats.
     """
     try:
         array = np.asarray(given)
     except (TypeError, ValueError, RuntimeError) as error:
-        words = f"{where}: parameter {name!r} cannot be converted to a numpy array"
+        words = f"{where}: parameter {name!r} cannot be read as a numpy array"
         raise ConfigError(f"{words}: {error}") from error
     if array.dtype.kind != "f":
-        raise ConfigError(f"{where}: parameter {name!r} is {array.dtype}; only floats can be trained")
+        raise ConfigError(
+            f"{where}: parameter {name!r} is {array.dtype}; only floats can be trained, so convert it"
+        )
     if not array.size or not np.isfinite(array).all():
-        raise ConfigError(f"{where}: parameter {name!r} is empty or has values that are not finite")
-    # reshape, because ascontiguousarray turns a scalar into a vector.
+        raise ConfigError(f"{where}: parameter {name!r} is empty, or contains values that are not finite")
+    # ascontiguousarray converts a scalar to a vector.
     return np.ascontiguousarray(array, np.float32).reshape(array.shape)

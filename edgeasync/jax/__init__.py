@@ -1,7 +1,7 @@
-"""Train JAX parameter trees: `model` for `train`, `Hub` and `Agent`, and `params` for `join`.
+"""Trains JAX models on a fleet: `model` for `train`, `Hub` and `Agent`; `params` for `join`.
 
-Arrays are named by their paths in the tree: the tree {"0": {"weight": ...}} has the array
-"0.weight". This module requires the extra `jax`, and `import edgeasync` does not import it.
+Arrays are named by their paths in a tree: {"0": {"weight": ...}} has the array "0.weight". This
+module is imported only on first use and needs the extra `jax`.
 """
 
 from edgeasync.jax.models import model

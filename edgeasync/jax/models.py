@@ -1,4 +1,4 @@
-"""Adapts a parameter tree and its loss to `train`, `Hub` and `Agent`."""
+"""A parameter tree and its loss as a model for `train`, `Hub` and `Agent`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult
 
 EVALUATED_AT_ONCE = 256
-"""Examples per call of the loss during an evaluation."""
+"""Batch size of evaluations."""
 
 
 def model(
@@ -30,18 +30,15 @@ def model(
     predict: Callable[[Any, Any], Any] | None = None,
     frozen: Any = None,
 ) -> "JaxModel":
-    """Create a model for `train`, `Hub` and `Agent` from a parameter tree and its loss.
+    """Return a parameter tree and its loss as a model for `train`, `Hub` and `Agent`.
 
-    - `params`: a tree of float32 arrays, the initial values.
-    - `loss_fn(params, x, y)`: the mean loss of a batch. Loss and optimizer step are compiled
-      together.
-    - `optimizer`: an optax optimizer, by default `optax.sgd(0.05)`.
-    - `predict(params, x)`: scores (n, classes, ...). Evaluations report an accuracy only with it.
-    - `frozen`: a tree of the arrays that `loss_fn` uses but does not train. The hub refuses devices
-      whose values differ.
-
-    Raises `ConfigError` for arrays that are not float32, and for an optimizer that is not from
-    optax.
+    - `params`: a tree of float32 arrays with the initial values.
+    - `loss_fn(params, x, y)`: the mean loss of a batch. It is compiled together with the
+      optimizer's step.
+    - `optimizer`: an optax optimizer; by default `optax.sgd(0.05)`.
+    - `predict(params, x)`: the scores of each class, (n, classes, ...). Evaluations need it for the
+      accuracy.
+    - `frozen`: a tree of arrays that `loss_fn` closes over. Devices with other values are rejected.
 
     >>> import jax.numpy as jnp
     >>> import numpy as np
@@ -58,13 +55,13 @@ def model(
 
 
 class JaxModel(Adapted):
-    """A parameter tree and its loss, as a model for the SDK. `model` creates it."""
+    """Parameters and a loss that devices train, created by `model`."""
 
-    optimizer_is = "pass one from optax to edgeasync.jax.model"
+    optimizer_is = "pass one of optax to edgeasync.jax.model"
 
     def __init__(self, params: Any, loss_fn: Any, optimizer: Any, predict: Any, frozen: Any) -> None:
         if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-            raise ConfigError(f"optimizer is {type(optimizer).__name__}; pass an optimizer of optax")
+            raise ConfigError(f"optimizer is {type(optimizer).__name__}; pass one of optax")
         self.params = params
         self.spec = ParameterSpec(tuple(parameters_of(params)))
         self.frozen = frozen_of(frozen)
@@ -81,7 +78,7 @@ class JaxModel(Adapted):
         self.compiled_step = jax.jit(step)
 
     def prepare(self, local: LocalTraining) -> Prepared:
-        """Return the initial values, and factories of trainers and evaluators."""
+        """Return this model in the form that can be trained."""
         return Prepared(
             spec=self.spec,
             initial=self.spec.flatten(arrays_of(self.params)),
@@ -107,9 +104,9 @@ class JaxModel(Adapted):
 
 
 class JaxTrainer:
-    """A `Trainer` that runs a compiled step on a parameter tree.
+    """Trains a tree with a compiled step.
 
-    On a CPU it copies the tree to the vector after every step. On a GPU only `flush` does.
+    On a CPU each step updates the vector, on a GPU `flush` does.
     """
 
     def __init__(self, model: JaxModel, data: Dataset, local: LocalTraining, seed: int) -> None:
@@ -123,11 +120,11 @@ class JaxTrainer:
         self._state: Any = None
         self._vector: Vector | None = None
         self._is_ahead = False
-        """Whether the tree has steps that were not copied to the vector yet."""
+        """Whether steps have changed the tree since the vector was updated."""
         self._factor = 1.0
 
     def begin(self, parameters: Vector) -> None:
-        """Start an assignment from the vector's values, and train this vector in place."""
+        """Start an assignment: train this vector in place from now on."""
         self.spec.check(parameters)
         self._vector = parameters
         self._params = tree_like(self._params, self.spec.views(parameters))
@@ -136,15 +133,15 @@ class JaxTrainer:
             self._state = self._init(self._params)
 
     def reset(self) -> None:
-        """Discard the optimizer's state."""
+        """Reset the optimizer's state."""
         self._state = None
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the optimizer's updates by `factor` from now on."""
+        """Multiply all later changes by this factor."""
         self._factor = factor
 
     def step(self) -> StepResult:
-        """Run one compiled step on the next batch."""
+        """Take one compiled step on one batch."""
         assert self._vector is not None
         x, y = next(self._stream)
         self._params, self._state, loss = self._step(self._params, self._state, x, y, self._factor)
@@ -154,7 +151,7 @@ class JaxTrainer:
         return StepResult(float(loss), len(y))
 
     def flush(self) -> None:
-        """Copy the tree's values to the vector if the vector is outdated."""
+        """Copy the parameters to the vector."""
         if self._is_ahead:
             assert self._vector is not None
             read_tree(self._params, self.spec.views(self._vector))

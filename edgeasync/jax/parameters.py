@@ -1,4 +1,4 @@
-"""Adapts a parameter tree to `join`."""
+"""A holder of a parameter tree for `join`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,17 +14,14 @@ from edgeasync.sdk.participants import AddingParticipant
 
 
 def params(tree: Any, optimizer_state: Any = None, *, frozen: Any = None) -> "Params":
-    """Wrap a parameter tree for `join`.
+    """Return a holder of parameters for `join`.
 
-    JAX arrays are immutable, so the session replaces the tree: it assigns a new one to `.value`.
-    Your loop reads `.value`, assigns the trained tree to it, and calls `session.step()`.
+    JAX arrays are immutable, so the session sets its `.value`.
 
-    - `tree`: a tree of float32 arrays.
-    - `optimizer_state`: the initial state of your optimizer, optional. Your loop then keeps the
-      current state in `.optimizer_state`. The session resets it when the hub asks for that, and
-      restores it after the script was killed.
-    - `frozen`: a tree of arrays that the loop uses but does not train. The hub refuses a device
-      whose values differ.
+    A loop reads and sets `.value`, then calls `session.step()`. The same holds for
+    `.optimizer_state`, if it is passed: the session resets it if the hub requests this, and
+    restores it after the script was killed. `frozen` is a tree of arrays that the loop uses but
+    does not train. The hub rejects devices with other values.
 
     >>> import tempfile
     >>> import jax.numpy as jnp
@@ -41,15 +38,15 @@ def params(tree: Any, optimizer_state: Any = None, *, frozen: Any = None) -> "Pa
 
 
 class Params(AddingParticipant):
-    """A parameter tree in a session. `params` creates it."""
+    """A parameter tree in a session, created by `params`."""
 
-    rounds = False  # all arrays are float32
+    rounds = False  # all are float32
 
     def __init__(self, tree: Any, optimizer_state: Any, frozen: Any) -> None:
         self.value = tree
         """The current tree."""
         self.optimizer_state = optimizer_state
-        """The current state of the loop's optimizer, or `None` if `params` got no state."""
+        """The state of the loop's optimizer, if it is stored here."""
         self._begun = optimizer_state
         self._staged: Any = None
         self._layout = layout_of(tree)
@@ -57,65 +54,68 @@ class Params(AddingParticipant):
         self.frozen = frozen_of(frozen)
 
     def read(self, arrays: Arrays) -> None:
-        """Copy the tree's values into `arrays`.
+        """Copy the tree's values into arrays.
 
-        Raises `ModelMismatchError` if the tree's names or shapes changed since `join`.
+        Raises `ModelMismatchError` if its arrays differ from join.
         """
         self.begin_read(arrays)()
 
     def begin_read(self, arrays: Arrays) -> Callable[[], None]:
-        """Snapshot the tree; return a function that fills `arrays`, callable from any thread."""
+        """Copy the tree's current values.
+
+        Return a function that fills the arrays, on any thread.
+        """
         self.note_step()
         self._layout = layout_of(self.value)
         return begin_read_tree(self.value, arrays)
 
     def note_step(self) -> None:
-        """Raise `ModelMismatchError` if the tree's names or shapes changed since `join`."""
+        """Raise `ModelMismatchError` if the tree's arrays differ from those at join."""
         joined = {parameter.name: parameter.shape for parameter in self.parameters}
         if different := joined.items() ^ shapes_of(self.value).items():
             name = min(different)[0]
             raise ModelMismatchError(
-                f"params: array {name!r} was added, removed or reshaped after join; keep the names and shapes of "
-                "all arrays during a session"
+                f"params: {name!r} has another shape than at join, was added, or is missing; a session exchanges "
+                "the arrays of the tree at join"
             )
 
     def write(self, arrays: Arrays) -> None:
-        """Replace the tree by one with the values of `arrays`.
+        """Replace the tree by one with these values.
 
-        Raises `ModelMismatchError` if the tree's names or shapes changed since `join`.
+        Raises `ModelMismatchError` if its arrays differ.
         """
         self.note_step()
         self.value = tree_like(self.value, arrays)
 
     def stage(self, arrays: Arrays) -> None:
-        """Copy `arrays` to the device for the next `add`.
+        """Copy these arrays to the device for the next `add`.
 
-        Called from a thread other than the loop's.
+        Called from another thread than the loop's.
         """
         self._staged = self._layout.stage(arrays)
 
     def add(self, arrays: Arrays) -> None:  # noqa: ARG002 - `stage` has them
-        """Add the arrays of the last `stage` call to the tree."""
+        """Add the arrays of the last `stage` to the tree's values."""
         self.note_step()
         self.value = self._layout.sum(self.value, self._staged)
         self._staged = None
 
     def reset_optimizer(self) -> None:
-        """Restore the initial optimizer state."""
+        """Restore the initial state of the optimizer."""
         self.optimizer_state = self._begun
 
     def state(self) -> TrainerState:
-        """Return the optimizer's state as numbered arrays."""
+        """Return the optimizer's state as arrays."""
         leaves = jax.tree_util.tree_leaves(self.optimizer_state)
         return {str(number): np.array(leaf) for number, leaf in enumerate(leaves)}
 
     def restore(self, state: TrainerState) -> None:
-        """Restore what `state` returned; raises `ValueError` for the state of another optimizer."""
+        """Resume from such a state. Raises `ValueError` if it belongs to another optimizer."""
         ours = self.state()
         if {name: (array.shape, array.dtype) for name, array in state.items()} != {
             name: (array.shape, array.dtype) for name, array in ours.items()
         }:
-            raise ValueError("the saved state belongs to another optimizer")
+            raise ValueError("the state belongs to another optimizer")
         leaves = [jax.numpy.asarray(state[name]) for name in ours]
         self.optimizer_state = jax.tree_util.tree_unflatten(
             jax.tree_util.tree_structure(self.optimizer_state), leaves

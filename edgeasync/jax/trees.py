@@ -21,14 +21,17 @@ def _named(tree: Any) -> list[tuple[str, Any]]:
 
 
 def parameters_of(tree: Any) -> list[Parameter]:
-    """Return the arrays' names and shapes; raises `ConfigError` unless all are float32."""
+    """Return names and shapes of a tree's arrays.
+
+    Raises `ConfigError` unless they can be trained.
+    """
     named = _named(tree)
     if not named:
         raise ConfigError("params has no arrays; pass a tree with at least one")
     for name, leaf in named:
         if getattr(leaf, "dtype", None) != np.float32:
             raise ConfigError(
-                f"params: {name!r} is not a float32 array; convert it, or remove it if it is not trained"
+                f"params: {name!r} is not a float32 array; pass only float32, and close over arrays not to train"
             )
     return [Parameter(name, tuple(leaf.shape)) for name, leaf in named]
 
@@ -39,33 +42,30 @@ def shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def arrays_of(tree: Any) -> Arrays:
-    """Return a tree's arrays by path, as numpy arrays."""
+    """Return the values of a tree's arrays by path."""
     return {name: np.asarray(leaf) for name, leaf in _named(tree)}
 
 
 def frozen_of(tree: Any) -> Frozen | None:
-    """Return the checksum of a tree's arrays, or `None` if the tree is empty.
-
-    Raises `ConfigError` for a random key, whose data numpy cannot read.
-    """
+    """Return the checksum of a tree's arrays, or `None`. Raises `ConfigError` for random keys."""
     for name, leaf in _named(tree):
         if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
-            raise ConfigError(f"frozen: {name!r} is a random key, not an array; remove it")
+            raise ConfigError(f"frozen contains {name!r}, a random key; remove it")
     return frozen_checksum(
         "jax", [FrozenArray(name, np.shape(leaf), pieces_of(leaf)) for name, leaf in _named(tree)]
     )
 
 
 def read_tree(tree: Any, arrays: Arrays) -> None:
-    """Copy the tree's values into `arrays`."""
+    """Copy the tree's values into these arrays."""
     begin_read_tree(tree, arrays)()
 
 
 def begin_read_tree(tree: Any, arrays: Arrays) -> Callable[[], None]:
-    """Snapshot the tree's values; return a function that fills `arrays`, callable from any thread.
+    """Copy the tree's current values. Return a function that fills the arrays, on any thread.
 
-    If all arrays are on one GPU, this only starts a copy there. The returned function waits for
-    that copy and transfers it to the host.
+    Arrays on a GPU are only concatenated there. The returned function waits for that, and copies
+    them to the host.
     """
     named = _named(tree)
     if gpu_of(tree) is None:
@@ -87,31 +87,25 @@ def begin_read_tree(tree: Any, arrays: Arrays) -> Callable[[], None]:
 
 
 def tree_like(tree: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return a tree of the same structure with copies of `arrays`.
-
-    The values are copied because JAX may keep references to its inputs.
-    """
+    """Return a tree like this one with copies of the values, because JAX may keep its inputs."""
     layout = layout_of(tree)
     return layout.tree(layout.stage(arrays))
 
 
 class Layout(NamedTuple):
-    """The structure, shapes and device of a tree.
-
-    A thread can convert arrays with it while the loop donates the tree's own arrays to a step.
-    """
+    """How arrays form a tree. Threads use it without the tree, whose arrays may be donated."""
 
     structure: Any
     shapes: dict[str, tuple[int, ...]]
     gpu: Any
-    """The GPU that has all arrays, or `None`."""
+    """The GPU that contains all arrays, or None."""
     is_committed: bool
-    """Whether any array is committed to its device. If new arrays differ in this, JAX recompiles
-    the loop's step.
+    """Whether some arrays are committed to their device. Others would make the loop compile its
+    step again.
     """
 
     def stage(self, arrays: Mapping[str, Any]) -> list[Any]:
-        """Copy `arrays` to the tree's device, and wait for the copies."""
+        """Copy the arrays' values to the device, and wait until they have arrived."""
         if self.gpu is None:
             return [jax.numpy.array(arrays[name]) for name in self.shapes]
         sources = [arrays[name] for name in self.shapes]
@@ -120,12 +114,12 @@ class Layout(NamedTuple):
         return [jax.device_put(piece, device).block_until_ready() for piece in pieces]
 
     def tree(self, staged: list[Any]) -> Any:
-        """Return a tree of staged values."""
+        """Return a tree of the staged values."""
         leaves = staged if self.gpu is None else _split(staged, tuple(self.shapes.values()))
         return jax.tree_util.tree_unflatten(self.structure, leaves)
 
     def sum(self, tree: Any, staged: list[Any]) -> Any:
-        """Return the sum of `tree` and staged values; on a GPU in one compiled call."""
+        """Return a tree plus the staged values. On a GPU this is a single launch."""
         if self.gpu is None:
             return jax.tree.map(jax.numpy.add, tree, self.tree(staged))
         return _added(tree, staged)
@@ -139,7 +133,7 @@ def layout_of(tree: Any) -> Layout:
 
 
 def gpu_of(tree: Any) -> Any:
-    """Return the device that has all arrays of a tree; `None` for a CPU or several devices."""
+    """Return the device of all arrays of a tree, or None for a CPU or several devices."""
     leaves = jax.tree_util.tree_leaves(tree)
     if not all(isinstance(leaf, jax.Array) for leaf in leaves):
         return None
@@ -148,25 +142,25 @@ def gpu_of(tree: Any) -> Any:
 
 
 PIECE = 2**20
-"""Values per transfer between host and GPU, 4 MB.
+"""Number of values copied between host and GPU at once, 4 MB.
 
-JAX has few streams, so a loop's own copies, such as a loss, queue behind these transfers. With
-pieces they wait for one piece instead of the whole model.
+Copies of the loop, such as its loss, may wait for such a piece, because JAX has few streams. They
+do not wait for the whole model.
 """
 
 PIECES_MAX = 32
-"""Limit of pieces per model: more would take long to compile."""
+"""Largest number of pieces; more would take long to compile."""
 
 
 def _cuts(arrays: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-    """Return the start and end of each piece in the concatenated values of all arrays."""
+    """Return the start and end of each piece in the values of all arrays."""
     length = sum(array.size for array in arrays)
     size = max(PIECE, -(-length // PIECES_MAX))
     return tuple((start, min(start + size, length)) for start in range(0, length, size))
 
 
 def _parts(arrays: Iterable[Any], start: int, end: int) -> Iterator[Any]:
-    """Yield flat views of the arrays that cover `start` to `end` of their concatenated values."""
+    """Yield the flat parts of arrays with the values from `start` to `end` of all of them."""
     before = 0
     for array in arrays:
         first, last = max(start - before, 0), min(end - before, array.size)
@@ -177,13 +171,13 @@ def _parts(arrays: Iterable[Any], start: int, end: int) -> Iterator[Any]:
 
 @partial(jax.jit, static_argnums=1)
 def _gathered(leaves: Sequence[Any], cuts: tuple[tuple[int, int], ...]) -> list[Any]:
-    """Copy the leaves' values in pieces, so that the loop may donate the leaves meanwhile."""
+    """Return copies of the leaves' values in pieces, because the loop may donate the leaves."""
     return [jax.numpy.copy(jax.numpy.concatenate(list(_parts(leaves, start, end)))) for start, end in cuts]
 
 
 @partial(jax.jit, static_argnums=1)
 def _split(pieces: Sequence[Any], shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
-    """Split concatenated pieces into arrays of these shapes."""
+    """Return the values of pieces in these shapes."""
     ends = accumulate((math.prod(shape) for shape in shapes), initial=0)
     return [
         jax.numpy.concatenate(list(_parts(pieces, start, end))).reshape(shape)
@@ -195,7 +189,7 @@ def _split(pieces: Sequence[Any], shapes: tuple[tuple[int, ...], ...]) -> list[A
 
 @partial(jax.jit)
 def _added(tree: Any, pieces: Sequence[Any]) -> Any:
-    """Add the values of pieces to a tree's leaves."""
+    """Return the sums of a tree's leaves and the values of pieces."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     parts = _split(pieces, tuple(leaf.shape for leaf in leaves))
     return jax.tree_util.tree_unflatten(structure, [leaf + part for leaf, part in zip(leaves, parts, strict=True)])

@@ -1,4 +1,4 @@
-"""Build ONNX forward models from layers, without torch. Requires the `onnx` package.
+"""Builds ONNX forward models without torch. Needs the `onnx` package.
 
     >>> from edgeasync import nn
     >>> model = nn.Sequential(
@@ -8,9 +8,8 @@
     ... )
     >>> nn.save(model, "digits.onnx", input_shape=(1, 8, 8), seed=0)
 
-Layers use torch's names, arguments and parameter names. A layer is an immutable description without
-parameters, so one object may appear several times in a model. Shapes are checked when the model is
-built.
+Layers have torch's names, arguments and parameter names. They are descriptions that can be compared
+and reused. Shapes are checked when the model is built.
 """
 
 from edgeasync.nn.attention import SelfAttention

@@ -11,14 +11,12 @@ from edgeasync.nn.layer import Layer, glorot
 
 @dataclass(frozen=True, slots=True)
 class SelfAttention(Layer):
-    """Multi-head self-attention (Vaswani et al. 2017, arXiv:1706.03762).
+    """Multi-head self-attention: (batch, time, width) to the same shape, float32.
 
-    Input and output are float32 (batch, time, width). `width` must be divisible by `heads`.
-
-    Parameters have the names and layout of torch's MultiheadAttention. `in_proj_weight` has shape
-    (3 width, width), with the rows for queries first, then keys, then values. `out_proj.weight` has
-    shape (width, width). Both use Glorot initialization. `in_proj_bias` (3 width,) and
-    `out_proj.bias` (width,) start at zero.
+    Vaswani et al. 2017, arXiv:1706.03762. `width` must be divisible by `heads`. Parameters are
+    named and laid out as in torch's MultiheadAttention: `in_proj_weight` (3 width, width), with the
+    rows of queries, keys and values in this order, and `out_proj.weight` (width, width), both with
+    Glorot initialization; `in_proj_bias` (3 width,) and `out_proj.bias` (width,), zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Residual(nn.SelfAttention(32, 4)), (20, 32))
@@ -33,7 +31,7 @@ class SelfAttention(Layer):
             raise self.bad_argument("heads", self.heads, f"a divisor of width {self.width}")
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add nodes for softmax(q k^T / sqrt(width / heads)) v between two Gemms."""
+        """Add softmax(q k^T / sqrt(width / heads)) v between two Gemms."""
         if len(x.dims) != 2 or x.dims[1] != self.width:
             raise self.mismatch(path, x, f"[batch, time, {self.width}]")
         width, bound = int(self.width), glorot(self.width, self.width)
@@ -48,7 +46,7 @@ class SelfAttention(Layer):
         rows = graph.reshape(f"{path}/rows", x.name, (-1, width))
         projected = graph.node("Gemm", f"{path}/in_proj", [rows, *in_proj], transB=1)
         query, key, value = graph.split(f"{path}/split", projected, ("query", "key", "value"), axis=1)
-        # Scale the queries instead of the time x time scores: fewer multiplications.
+        # Scale the queries, because there are fewer of them than scores (time x time).
         scale = graph.constant(f"{path}/scale", np.float32(1.0 / math.sqrt(width // self.heads)))
         scaled = graph.node("Mul", f"{path}/scaled", [query, scale])
         queries = self._heads(graph, f"{path}/queries", scaled, x, (0, 2, 1, 3))

@@ -1,4 +1,4 @@
-"""Dense layers, embeddings, activations, dropout, and layers that only change the shape."""
+"""Dense layers, embeddings, activations, and layers that move or drop values."""
 
 import math
 from dataclasses import dataclass
@@ -12,12 +12,10 @@ from edgeasync.nn.layer import Layer, glorot
 
 @dataclass(frozen=True, slots=True)
 class Linear(Layer):
-    """A dense layer, x W^T + b, along the last axis.
+    """x W^T + b along the last axis: (batch, ..., in_features) to (batch, ..., out_features).
 
-    Maps float32 (batch, ..., in_features) to (batch, ..., out_features).
-
-    Parameters: `weight` (out_features, in_features) with Glorot initialization, and `bias`
-    (out_features,), initially zero.
+    Parameters: `weight` (out_features, in_features), as in torch for any number of axes, with
+    Glorot initialization; `bias` (out_features,), zeros.
 
     >>> from edgeasync import nn
     >>> nn.Linear(64, 10)
@@ -30,7 +28,7 @@ class Linear(Layer):
     bias: bool = True
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a Gemm. With more than two axes, first flatten all axes but the last into rows."""
+        """Add a Gemm. With more than two axes, all but the last are flattened into rows."""
         if not x.dims or x.dims[-1] != self.in_features:
             raise self.mismatch(path, x, f"[batch, ..., {self.in_features}]")
         bound = glorot(self.in_features, self.out_features)
@@ -40,7 +38,7 @@ class Linear(Layer):
         dims = (*x.dims[:-1], self.out_features)
         if len(dims) == 1:
             return Value(graph.node("Gemm", path, [x.name, *parameters], transB=1), dims)
-        # Gemm reads the weight as stored; MatMul would need to transpose it at every step.
+        # Gemm reads the weight as stored; MatMul would have to transpose it at every step.
         rows = graph.reshape(f"{path}/rows", x.name, (-1, self.in_features))
         product = graph.node("Gemm", f"{path}/product", [rows, *parameters], transB=1)
         return Value(graph.reshape(path, product, (-1, *dims)), dims)
@@ -48,12 +46,10 @@ class Linear(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Embedding(Layer):
-    """A lookup table of `count` learned vectors.
+    """A learned vector for each number: int64 (batch, ...) to float32 (batch, ..., width).
 
-    Maps int64 indices (batch, ...) to float32 (batch, ..., width). An index of `count` or more is
-    an error when the model runs.
-
-    Parameter: `weight` (count, width), drawn from a uniform distribution with variance 1.
+    A number of `count` or more raises an error when the model runs.
+    Parameter: `weight` (count, width), uniform with variance one.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Embedding(1000, 16), nn.MeanOverTime(), nn.Linear(16, 2)), (20,))
@@ -64,7 +60,7 @@ class Embedding(Layer):
 
     @property
     def input_type(self) -> ElementType:
-        """`int64`, because the inputs are indices of vectors."""
+        """int64, because inputs are indices of vectors."""
         return "int64"
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
@@ -75,12 +71,10 @@ class Embedding(Layer):
 
 @dataclass(frozen=True, slots=True)
 class PositionEmbedding(Layer):
-    """Add a learned vector to each of `length` positions of a sequence.
+    """Add a learned vector to each of `length` positions: (batch, length, width), float32.
 
-    Input and output are float32 (batch, length, width). Attention ignores the order of its inputs
-    unless a layer such as this one encodes the positions.
-
-    Parameter: `weight` (length, width), drawn from a uniform distribution with variance 1.
+    Attention needs it, because attention ignores order. Parameter: `weight` (length, width),
+    uniform with variance one.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Embedding(1000, 16), nn.PositionEmbedding(20, 16)), (20,))
@@ -90,7 +84,7 @@ class PositionEmbedding(Layer):
     width: int
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add an Add that broadcasts the vectors over the batch."""
+        """Add an Add that broadcasts the vectors to every example."""
         if x.dims != (self.length, self.width):
             raise self.mismatch(path, x, f"[batch, {self.length}, {self.width}]")
         weight = graph.uniform(f"{path}.weight", (self.length, self.width), math.sqrt(3.0))
@@ -99,7 +93,7 @@ class PositionEmbedding(Layer):
 
 @dataclass(frozen=True, slots=True)
 class ReLU(Layer):
-    """The rectifier, max(x, 0), elementwise on float32.
+    """max(x, 0), element by element, float32.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)), (64,))
@@ -112,9 +106,7 @@ class ReLU(Layer):
 
 @dataclass(frozen=True, slots=True)
 class LeakyReLU(Layer):
-    """A leaky rectifier, elementwise on float32 (Maas et al. 2013).
-
-    Returns `x` where it is positive, and `negative_slope * x` elsewhere.
+    """`x` where it is positive, `negative_slope` times `x` elsewhere, float32 (Maas et al. 2013).
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(0.1)), (64,))
@@ -123,7 +115,7 @@ class LeakyReLU(Layer):
     negative_slope: float = 0.01
 
     def __post_init__(self) -> None:
-        self.check_number("negative_slope", self.negative_slope, 0.0, math.inf, "of 0 or more")
+        self.check_number("negative_slope", self.negative_slope, 0.0, math.inf, "of at least 0")
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a LeakyRelu."""
@@ -132,7 +124,7 @@ class LeakyReLU(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Sigmoid(Layer):
-    """The logistic sigmoid, 1 / (1 + exp(-x)), elementwise on float32.
+    """1 / (1 + exp(-x)), element by element, float32.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 1), nn.Sigmoid()), (64,))
@@ -145,7 +137,7 @@ class Sigmoid(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Tanh(Layer):
-    """The hyperbolic tangent, elementwise on float32.
+    """The hyperbolic tangent, element by element, float32.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.Tanh()), (64,))
@@ -158,24 +150,20 @@ class Tanh(Layer):
 
 @dataclass(frozen=True, slots=True)
 class GELU(Layer):
-    """The GELU activation, elementwise on float32 (Hendrycks & Gimpel 2016, arXiv:1606.08415).
-
-    Returns `x` times the standard normal distribution function at `x`.
+    """`x` times the normal distribution function at `x` (Hendrycks & Gimpel, arXiv:1606.08415).
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.GELU()), (64,))
     """
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a Gelu without the tanh approximation."""
+        """Add a Gelu in its exact form."""
         return Value(graph.node("Gelu", path, [x.name]), x.dims)
 
 
 @dataclass(frozen=True, slots=True)
 class Hardswish(Layer):
-    """The hard swish, elementwise on float32 (Howard et al. 2019, arXiv:1905.02244).
-
-    Returns x min(max(x + 3, 0), 6) / 6.
+    """x min(max(x + 3, 0), 6) / 6, float32 (Howard et al. 2019, arXiv:1905.02244).
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.Hardswish()), (64,))
@@ -188,7 +176,7 @@ class Hardswish(Layer):
 
 @dataclass(frozen=True, slots=True)
 class _AlongAxis(Layer):
-    """An operator along the axis `dim`, which must not be the batch axis."""
+    """An operator along an axis other than the batch."""
 
     dim: int = -1
 
@@ -202,15 +190,15 @@ class _AlongAxis(Layer):
         rank = len(x.dims) + 1
         axis = self.dim + rank if self.dim < 0 else self.dim
         if not 1 <= axis < rank:
-            raise self.mismatch(path, x, f"an axis {self.dim} that is not the batch axis")
+            raise self.mismatch(path, x, f"an input in which dim {self.dim} is an axis other than the batch")
         return Value(graph.node(self.operator, path, [x.name], axis=axis), x.dims)
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax(_AlongAxis):
-    """Softmax along the axis `dim`, float32. `dim` must not be the batch axis, 0.
+    """exp(x) divided by its sum along the axis `dim`, float32. `dim` cannot be 0, the batch.
 
-    Do not end a model with it if you train with cross-entropy, which expects raw scores.
+    Do not use it at the end of a model with cross-entropy loss, which needs raw scores.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 10), nn.Softmax()), (64,))
@@ -221,7 +209,7 @@ class Softmax(_AlongAxis):
 
 @dataclass(frozen=True, slots=True)
 class LogSoftmax(_AlongAxis):
-    """The logarithm of softmax along the axis `dim`, float32. `dim` must not be the batch axis, 0.
+    """The logarithm of softmax along the axis `dim`, float32. `dim` cannot be 0, the batch.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 10), nn.LogSoftmax()), (64,))
@@ -232,10 +220,10 @@ class LogSoftmax(_AlongAxis):
 
 @dataclass(frozen=True, slots=True)
 class Dropout(Layer):
-    """Dropout, elementwise on float32 (Srivastava et al. 2014).
+    """In training, zero each value with probability `p` and divide the others by 1 - p.
 
-    A training graph built from the model sets each value to zero with probability `p` and divides
-    the others by 1 - p. The forward model passes all values through unchanged.
+    Float32, element by element (Srivastava et al. 2014). The forward model itself drops nothing;
+    the training graph built from it does.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.1)), (64,))
@@ -244,17 +232,17 @@ class Dropout(Layer):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        self.check_number("p", self.p, 0.0, 1.0, "of 0 or more and below 1")
+        self.check_number("p", self.p, 0.0, 1.0, "of at least 0 and below 1")
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a Dropout with `p` as its ratio input."""
+        """Add a Dropout with the ratio as an input."""
         ratio = graph.constant(f"{path}/ratio", np.float32(self.p))
         return Value(graph.node("Dropout", path, [x.name, ratio]), x.dims)
 
 
 @dataclass(frozen=True, slots=True)
 class Flatten(Layer):
-    """Flatten all axes after the batch: (batch, ...) to (batch, features), any type.
+    """Join all axes after the batch: (batch, ...) to (batch, features), any type.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (8, 8))
@@ -262,7 +250,7 @@ class Flatten(Layer):
 
     @property
     def input_type(self) -> None:
-        """`None`: every type is accepted."""
+        """Any."""
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Flatten."""
@@ -271,9 +259,9 @@ class Flatten(Layer):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Reshape(Layer):
-    """Reshape every example to `shape`: (batch, ...) to (batch, shape...), any type.
+    """Change the shape of every example to `shape`: (batch, ...) to (batch, shape...), any type.
 
-    The number of values must not change. One size may be -1, and is then computed from the others.
+    One size may be -1, which is computed from the others.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Reshape(1, 8, 8), nn.Conv2d(1, 4, 3)), (64,))
@@ -291,7 +279,7 @@ class Reshape(Layer):
 
     @property
     def input_type(self) -> None:
-        """`None`: every type is accepted."""
+        """Any."""
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Reshape that keeps the batch axis."""
@@ -305,10 +293,9 @@ class Reshape(Layer):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Permute(Layer):
-    """Reorder the axes as torch.permute does, any type.
+    """Reorder the axes, any type: axis i of the result is axis `dims[i]` of the input.
 
-    Axis i of the result is axis `dims[i]` of the input. `dims` starts with 0, the batch axis:
-    `Permute(0, 2, 1)` swaps the two axes after it.
+    The batch is axis 0 and stays first: `Permute(0, 2, 1)` swaps the two axes after it.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Permute(0, 2, 1), nn.Linear(20, 5)), (20, 3))
@@ -321,16 +308,16 @@ class Permute(Layer):
         for axis in dims:
             self.check_integer("dims", axis, 0)
         if sorted(dims) != list(range(len(dims))) or dims[:1] != (0,):
-            raise self.bad_argument("dims", dims, "every axis once, starting with the batch axis 0")
+            raise self.bad_argument("dims", dims, "every axis once, starting with 0, the batch")
 
     @property
     def input_type(self) -> None:
-        """`None`: every type is accepted."""
+        """Any."""
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Transpose."""
         if len(self.dims) != len(x.dims) + 1:
-            raise self.mismatch(path, x, f"{len(self.dims)} axes including the batch")
+            raise self.mismatch(path, x, f"{len(self.dims)} axes, including the batch")
         dims = tuple([x.dims[axis - 1] for axis in self.dims[1:]])
         return Value(graph.node("Transpose", path, [x.name], perm=self.dims), dims, x.type)
 

@@ -1,4 +1,4 @@
-"""Build and save an ONNX model from layers."""
+"""Converts a description of layers to an ONNX model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,18 +12,14 @@ from edgeasync.nn.layer import Layer, is_integer
 
 
 def to_onnx(model: Layer, input_shape: Sequence[int], *, seed: int = 0) -> onnx.ModelProto:
-    """Build the forward model with random initial parameters.
+    """Return the forward model with random parameters. The same seed gives the same bytes.
 
-    The same seed returns the same bytes on every machine. `input_shape` is the shape of one
-    example, without the batch.
+    The input is `x`, (batch, input_shape...), int64 if the model starts with an Embedding,
+    otherwise float32. The output is `scores`, (batch, ...), float32. Initializers are the layers'
+    parameters and running statistics, named by path, such as `0.weight`. A single layer is named as
+    in a Sequential.
 
-    The model's input `x` has shape (batch, input_shape...). It is int64 if the model starts with an
-    Embedding, else float32. The output `scores` is float32 (batch, ...). The initializers are the
-    layers' parameters and running statistics, named by the path of their layer, such as `0.weight`.
-    A single layer is wrapped in a Sequential, so its path is `0`.
-
-    Raises `ConfigError` if a layer does not accept its input's shape or type. The message names the
-    layer's path.
+    Raises `ConfigError`, with the path of the layer, if a layer does not accept its input.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Linear(64, 10), (64,))
@@ -31,13 +27,13 @@ def to_onnx(model: Layer, input_shape: Sequence[int], *, seed: int = 0) -> onnx.
     ['0.weight', '0.bias']
     """
     if not isinstance(model, Layer):
-        raise ConfigError(f"model is {model!r}, not a layer; pass a layer such as Sequential(...)")
+        raise ConfigError(f"the model is {model!r}; pass a layer such as Sequential(...)")
     dims = tuple(input_shape) if isinstance(input_shape, Sequence) else ()
     if not dims or not all(is_integer(dim, 1) for dim in dims):
-        wanted = "the shape of one example as a tuple of positive integers, without the batch"
+        wanted = "the sizes of one example as a tuple, without the batch, each at least 1"
         raise ConfigError(f"input_shape is {input_shape!r}; pass {wanted}")
     if not is_integer(seed, 0):
-        raise ConfigError(f"seed is {seed!r}; pass an integer of 0 or more")
+        raise ConfigError(f"seed is {seed!r}; pass an integer of at least 0")
     layers = model if isinstance(model, Sequential) else Sequential(model)
     graph = LayerGraph(int(seed))
     x = Value(INPUT, tuple([int(dim) for dim in dims]), layers.input_type or "float32")
@@ -45,9 +41,7 @@ def to_onnx(model: Layer, input_shape: Sequence[int], *, seed: int = 0) -> onnx.
 
 
 def save(model: Layer, path: str | Path, input_shape: Sequence[int], *, seed: int = 0) -> None:
-    """Build a model as `to_onnx` does, and write it to the file `path`.
-
-    Raises `ConfigError` as `to_onnx` does, and `StorageError` if the file cannot be written.
+    """Write the model of `to_onnx` to a file. Raises `ConfigError` or `StorageError`.
 
     >>> from edgeasync import nn
     >>> nn.save(nn.Linear(64, 10), "linear.onnx", (64,))

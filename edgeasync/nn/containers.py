@@ -1,4 +1,4 @@
-"""Layers that contain other layers: sequences and residual blocks."""
+"""Layers that contain layers: sequences and residual blocks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +10,10 @@ from edgeasync.nn.layer import Layer
 
 @dataclass(frozen=True, slots=True, init=False)
 class Sequential(Layer):
-    """Layers in sequence: the output of each is the input of the next.
+    """A sequence of layers; each layer's output is the next one's input.
 
-    A layer's path is its position, counted from 0. The third layer of a model is `2`, and the first
-    layer inside that one is `2.0`.
-
-    Raises `ConfigError` without layers, or if an argument is not a layer.
+    Layers are named by position: the third layer of a model is `2`, and the first layer in it
+    `2.0`. Raises `ConfigError` if it is empty or contains something other than layers.
 
     >>> from edgeasync import nn
     >>> nn.Sequential(nn.Linear(64, 32), nn.ReLU())
@@ -29,11 +27,11 @@ class Sequential(Layer):
 
     @property
     def input_type(self) -> ElementType | None:
-        """The input type of the first layer that does not accept every type."""
+        """The element type of the first layer that requires one."""
         return _first_type(self.layers)
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Build the layers in sequence."""
+        """Build the layers in order."""
         prefix = f"{path}." if path else ""
         for place, layer in enumerate(self.layers):
             x = layer.place(graph, f"{prefix}{place}", x)
@@ -42,14 +40,11 @@ class Sequential(Layer):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Residual(Layer):
-    """A residual block: the sum of its body and its input (He et al. 2015, arXiv:1512.03385).
+    """The sum of its input and of a sequence of layers (He et al. 2015, arXiv:1512.03385).
 
-    The layers of `body` run in sequence. If the body changes the shape, pass a layer as `shortcut`
-    that maps the input to the body's output shape. The layers' paths are `body.0`, `body.1`, ...,
-    and `shortcut`.
-
-    Raises `ConfigError` if the body is empty or an argument is not a layer. `to_onnx` raises
-    `ConfigError` if body and shortcut differ in shape.
+    If these layers change the shape, `shortcut` must be a layer that converts the input to the same
+    shape. The layers are named `body.0`, `body.1`, ..., and the shortcut `shortcut`. Raises
+    `ConfigError` if the body is empty, a part is not a layer, or body and shortcut differ in shape.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Residual(nn.Linear(64, 64), nn.ReLU()), (64,))
@@ -66,18 +61,18 @@ class Residual(Layer):
 
     @property
     def input_type(self) -> ElementType | None:
-        """The input type of the body."""
+        """The element type that the body requires."""
         return _first_type(self.body)
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Build the body and the shortcut, and add an Add of their results."""
+        """Build the body and the shortcut, and add their results."""
         body = Sequential(*self.body).place(graph, f"{path}.body", x)
         shortcut = x if self.shortcut is None else self.shortcut.place(graph, f"{path}.shortcut", x)
         if (body.dims, body.type) != (shortcut.dims, shortcut.type):
             side = "input" if self.shortcut is None else "shortcut"
             raise ConfigError(
-                f"layer {path} (Residual): for input {x} the body returns {body}, but the {side} is {shortcut}; "
-                "pass a shortcut that returns the body's shape"
+                f"{path} Residual got {x}; its body converts that to {body}, but its {side} is {shortcut}; "
+                "use a shortcut with the same output shape as the body"
             )
         return Value(graph.node("Add", path, [body.name, shortcut.name]), body.dims, body.type)
 
@@ -91,6 +86,6 @@ def _checked(owner: str, layers: tuple[Any, ...]) -> tuple[Layer, ...]:
         raise ConfigError(f"{owner} has no layers; pass at least one")
     for place, layer in enumerate(layers):
         if not isinstance(layer, Layer):
-            hint = f"; write {layer.__name__}(...)" if isinstance(layer, type) else ""
+            hint = f"; use {layer.__name__}(...)" if isinstance(layer, type) else ""
             raise ConfigError(f"{owner}: {layer!r} at position {place} is not a layer{hint}")
     return layers

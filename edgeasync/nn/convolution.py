@@ -1,7 +1,4 @@
-"""Convolutions, pooling and upsampling.
-
-All layers map float32 (batch, channels, length) or (batch, channels, height, width).
-"""
+"""Convolutions, pooling and upsampling, in one or two dimensions."""
 
 import math
 from dataclasses import KW_ONLY, dataclass
@@ -13,29 +10,26 @@ from edgeasync.nn.graph import LayerGraph, Value
 from edgeasync.nn.layer import Layer, he, times
 
 Size = int | tuple[int, ...]
-"""One integer for all spatial axes, or a tuple with one for each."""
+"""One integer for all axes, or one per axis."""
 
 AXES = {1: ("length",), 2: ("height", "width")}
 
 
 class _Spatial(Layer):
-    """A layer that slides a window over the `axes` spatial axes after the channels."""
+    """A layer that slides a window along the `axes` axes after the channels."""
 
     __slots__ = ()
     axes: ClassVar[int]
 
     def check_shape(self, path: str, x: Value, channels: int | str) -> None:
-        """Raise `ConfigError` unless `x` has one channel axis and `axes` spatial axes.
-
-        If `channels` is an integer, `x` must have that many channels.
-        """
+        """Raise `ConfigError` unless `x` has `axes` spatial axes and the given channels."""
         if len(x.dims) != self.axes + 1 or (isinstance(channels, int) and x.dims[0] != channels):
             raise self.mismatch(path, x, f"[batch, {channels}, {', '.join(AXES[self.axes])}]")
 
     def slide(self, path: str, x: Value, window: tuple[int, ...], attributes: dict[str, Any]) -> tuple[int, ...]:
-        """Return the number of window positions along each spatial axis.
+        """Return the number of window positions (including dilation) per axis.
 
-        `window` is the dilated size of the window. Raises `ConfigError` if it does not fit.
+        Raises `ConfigError` if 0.
         """
         strides, pads = attributes["strides"], attributes["pads"][: self.axes]
         least = [size - 2 * pad for size, pad in zip(window, pads, strict=True)]
@@ -46,14 +40,14 @@ class _Spatial(Layer):
 
 @dataclass(frozen=True, slots=True)
 class _Convolution(_Spatial):
-    """The arguments that all convolutions share."""
+    """Arguments of all convolutions."""
 
     in_channels: int
     out_channels: int
     kernel_size: Size
     stride: Size = 1
     padding: Size = 0
-    _: KW_ONLY  # torch's Conv2d and ConvTranspose2d order these differently
+    _: KW_ONLY  # torch orders these differently in Conv2d and ConvTranspose2d
     dilation: Size = 1
     groups: int = 1
     bias: bool = True
@@ -66,7 +60,7 @@ class _Convolution(_Spatial):
             raise self.bad_argument("groups", self.groups, wanted)
 
     def window(self) -> dict[str, Any]:
-        """Return the arguments as ONNX attributes; raises `ConfigError` for invalid ones."""
+        """Return the arguments as ONNX attributes. Raises `ConfigError`."""
         return {
             "kernel_shape": self.sizes("kernel_size", self.kernel_size, self.axes, 1),
             "strides": self.sizes("stride", self.stride, self.axes, 1),
@@ -76,10 +70,7 @@ class _Convolution(_Spatial):
         }
 
     def parameters(self, graph: LayerGraph, path: str, shape: tuple[int, ...], inputs: float) -> list[str]:
-        """Add the weight and the bias; return their names.
-
-        The weight uses He initialization. `inputs` is the number of inputs of one output value.
-        """
+        """Add weight (He initialization for `inputs` inputs) and bias, and return their names."""
         names = [graph.uniform(f"{path}.weight", shape, he(inputs))]
         if self.bias:
             names.append(graph.filled(f"{path}.bias", (self.out_channels,), 0.0))
@@ -88,7 +79,7 @@ class _Convolution(_Spatial):
 
 @dataclass(frozen=True, slots=True)
 class _Forward(_Convolution):
-    """A convolution, but not a transposed one."""
+    """A convolution that is not transposed."""
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Conv."""
@@ -104,12 +95,10 @@ class _Forward(_Convolution):
 
 @dataclass(frozen=True, slots=True)
 class Conv1d(_Forward):
-    """A convolution along one axis.
+    """Convolution: (batch, in_channels, length) to (batch, out_channels, places), float32.
 
-    Maps float32 (batch, in_channels, length) to (batch, out_channels, positions).
-
-    Parameters: `weight` (out_channels, in_channels / groups, kernel) with He initialization, and
-    `bias` (out_channels,), initially zero.
+    Parameters: `weight` (out_channels, in_channels / groups, kernel), He initialization; `bias`,
+    zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv1d(3, 8, 5), nn.ReLU()), (3, 100))
@@ -120,14 +109,12 @@ class Conv1d(_Forward):
 
 @dataclass(frozen=True, slots=True)
 class Conv2d(_Forward):
-    """A convolution along two axes.
+    """Convolution: (batch, in_channels, height, width) to (batch, out_channels, rows, columns).
 
-    Maps float32 (batch, in_channels, height, width) to (batch, out_channels, rows, columns).
-    `kernel_size`, `stride`, `padding` and `dilation` are an integer, or a tuple with one for each
-    axis. With `groups` equal to `in_channels` the convolution is depthwise.
-
-    Parameters: `weight` (out_channels, in_channels / groups, kernel...) with He initialization, and
-    `bias` (out_channels,), initially zero.
+    `kernel_size`, `stride`, `padding` and `dilation` are an integer or one per axis. With `groups`
+    equal to the number of channels it is a depthwise convolution. Parameters: `weight`
+    (out_channels, in_channels / groups, kernel...), He initialization; `bias` (out_channels,),
+    zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()), (1, 28, 28))
@@ -138,13 +125,11 @@ class Conv2d(_Forward):
 
 @dataclass(frozen=True, slots=True)
 class ConvTranspose2d(_Convolution):
-    """A transposed convolution along two axes, which enlarges images.
+    """A transposed convolution, which enlarges images; shapes as for Conv2d, float32.
 
-    Maps float32 (batch, in_channels, height, width) to (batch, out_channels, rows, columns). A side
-    of length n becomes (n - 1) stride - 2 padding + dilation (kernel - 1) + 1.
-
-    Parameters: `weight` (in_channels, out_channels / groups, kernel...) with He initialization for
-    the mean number of inputs of an output value, and `bias` (out_channels,), initially zero.
+    A side of n becomes (n - 1) stride - 2 padding + dilation (kernel - 1) + 1. Parameters: `weight`
+    (in_channels, out_channels / groups, kernel...), He initialization for the number of inputs per
+    output value; `bias` (out_channels,), zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.ConvTranspose2d(8, 1, 4, stride=2, padding=1), (8, 14, 14))
@@ -166,9 +151,9 @@ class ConvTranspose2d(_Convolution):
             ]
         )
         if min(dims) < 1:
-            raise self.mismatch(path, x, f"a larger image, because this output would be {times(dims)}")
+            raise self.mismatch(path, x, f"a larger image: its padding reduces this one to {times(dims)}")
         shape = (self.in_channels, self.out_channels // self.groups, *kernel)
-        # Along each axis, only every stride-th position of the kernel contributes to an output value.
+        # Along each axis, an output value uses only every stride-th kernel position.
         meeting = shape[0] // self.groups * math.prod(kernel) / math.prod(strides)
         parameters = self.parameters(graph, path, shape, max(meeting, 1.0))
         node = graph.node("ConvTranspose", path, [x.name, *parameters], **attributes)
@@ -177,7 +162,7 @@ class ConvTranspose2d(_Convolution):
 
 @dataclass(frozen=True, slots=True)
 class _Pool(_Spatial):
-    """The arguments that all window pooling shares; `stride` defaults to `kernel_size`."""
+    """Arguments of all pooling layers with a window. `stride` defaults to the window size."""
 
     kernel_size: Size
     stride: Size | None = None
@@ -186,10 +171,10 @@ class _Pool(_Spatial):
     def __post_init__(self) -> None:
         window = self.window()
         if any(2 * pad > size for pad, size in zip(window["pads"], window["kernel_shape"] * 2, strict=True)):
-            raise self.bad_argument("padding", self.padding, "at most half of kernel_size")
+            raise self.bad_argument("padding", self.padding, "at most half the kernel_size")
 
     def window(self) -> dict[str, Any]:
-        """Return the arguments as ONNX attributes; raises `ConfigError` for invalid ones."""
+        """Return the arguments as ONNX attributes. Raises `ConfigError`."""
         kernel = self.sizes("kernel_size", self.kernel_size, self.axes, 1)
         return {
             "kernel_shape": kernel,
@@ -198,7 +183,7 @@ class _Pool(_Spatial):
         }
 
     def pool(self, graph: LayerGraph, path: str, x: Value, operator: str, **more: int) -> Value:
-        """Add a pooling node; raises `ConfigError` if the input does not fit."""
+        """Add a pooling node. Raises `ConfigError`."""
         self.check_shape(path, x, "channels")
         attributes = self.window()
         places = self.slide(path, x, attributes["kernel_shape"], attributes)
@@ -207,10 +192,9 @@ class _Pool(_Spatial):
 
 @dataclass(frozen=True, slots=True)
 class MaxPool1d(_Pool):
-    """Max pooling along one axis.
+    """The largest value in each window: (batch, channels, length) to (batch, channels, places).
 
-    Maps float32 (batch, channels, length) to (batch, channels, positions). `stride` defaults to
-    `kernel_size`. Values at the end that do not fill a window are dropped.
+    `stride` defaults to `kernel_size`. An incomplete window at the end is dropped.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.MaxPool1d(2), (3, 100))
@@ -225,10 +209,9 @@ class MaxPool1d(_Pool):
 
 @dataclass(frozen=True, slots=True)
 class MaxPool2d(_Pool):
-    """Max pooling along two axes.
+    """The largest value in each window: (batch, channels, height, width), float32.
 
-    Maps float32 (batch, channels, height, width) to (batch, channels, rows, columns). `stride`
-    defaults to `kernel_size`. Values at the ends that do not fill a window are dropped.
+    `stride` defaults to `kernel_size`. Incomplete windows at the ends are dropped.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.MaxPool2d(2)), (1, 28, 28))
@@ -243,10 +226,9 @@ class MaxPool2d(_Pool):
 
 @dataclass(frozen=True, slots=True)
 class AvgPool2d(_Pool):
-    """Average pooling along two axes. The mean includes the padding's zeros.
+    """The mean of each window including padding: (batch, channels, height, width), float32.
 
-    Maps float32 (batch, channels, height, width) to (batch, channels, rows, columns). `stride`
-    defaults to `kernel_size`. Values at the ends that do not fill a window are dropped.
+    `stride` defaults to `kernel_size`. Incomplete windows at the ends are dropped.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.AvgPool2d(2)), (1, 28, 28))
@@ -261,16 +243,14 @@ class AvgPool2d(_Pool):
 
 @dataclass(frozen=True, slots=True)
 class GlobalAvgPool(Layer):
-    """The mean of each channel.
-
-    Maps float32 (batch, channels, length) or (batch, channels, height, width) to (batch, channels).
+    """The mean of each channel: (batch, channels, 1 or 2 spatial axes) to (batch, channels).
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.GlobalAvgPool(), nn.Linear(8, 10)), (1, 28, 28))
     """
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a GlobalAveragePool, and a Flatten that removes its axes of length 1."""
+        """Add a GlobalAveragePool, and a Flatten that removes axes of size 1."""
         if len(x.dims) not in (2, 3):
             raise self.mismatch(path, x, "[batch, channels, length] or [batch, channels, height, width]")
         mean = graph.node("GlobalAveragePool", f"{path}/mean", [x.name])
@@ -279,9 +259,7 @@ class GlobalAvgPool(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Upsample(Layer):
-    """Repeat every value `scale_factor` times along each spatial axis.
-
-    The input is float32 (batch, channels, length) or (batch, channels, height, width).
+    """Repeat every value `scale_factor` times along each of 1 or 2 spatial axes, float32.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Upsample(2), nn.Conv2d(8, 4, 3, padding=1)), (8, 14, 14))
@@ -290,7 +268,7 @@ class Upsample(Layer):
     scale_factor: int
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add a Resize with nearest-neighbour interpolation."""
+        """Add a Resize with nearest neighbours."""
         if len(x.dims) not in (2, 3):
             raise self.mismatch(path, x, "[batch, channels, length] or [batch, channels, height, width]")
         dims = (x.dims[0], *[dim * int(self.scale_factor) for dim in x.dims[1:]])

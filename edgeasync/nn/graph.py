@@ -1,9 +1,8 @@
-"""An ONNX graph under construction, and the tensors that layers exchange.
+"""An ONNX graph under construction, and the values that layers pass to each other.
 
-Every initializer is a parameter or a running statistic of a layer. Constants such as shapes, ratios
-and scales are Constant nodes. A layer's last node and its output have the layer's path as their
-name, such as `3.body.0`. The layer's other nodes append a word to the path, such as
-`3.body.0/rows`.
+Initializers are the layers' parameters and running statistics. Fixed values (shapes, ratios,
+scales) are Constant nodes. A layer's result and its last node are named by the layer's path
+(`3.body.0`); its other nodes append a word (`3.body.0/rows`).
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ ElementType = Literal["float32", "int64"]
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor of the graph: its name, its shape without the batch, and its type."""
+    """A tensor (batch, *dims) in the graph, referred to by name."""
 
     name: str
     dims: tuple[int, ...]
@@ -37,11 +36,10 @@ class Value:
 
 
 class LayerGraph:
-    """A graph under construction: its nodes in execution order and its initial parameters.
+    """Nodes in order and initial parameters. Layers add to it, and `model` converts it to ONNX.
 
-    Layers add nodes and parameters, then `model` returns the ONNX model. All random parameters come
-    from one generator, by operations that round identically on every processor. So the same layers
-    and seed produce the same bytes on every machine.
+    Parameters are drawn uniformly from one generator, with operations that round the same on every
+    processor. So the same layers and seed give the same bytes everywhere.
     """
 
     def __init__(self, seed: int) -> None:
@@ -50,7 +48,7 @@ class LayerGraph:
         self._generator = np.random.Generator(np.random.PCG64(seed))
 
     def uniform(self, name: str, shape: tuple[int, ...], bound: float) -> str:
-        """Add a float32 parameter drawn uniformly from [-bound, bound); return its name."""
+        """Add a float32 parameter with values drawn from [-bound, bound), and return its name."""
         values = self._generator.random(shape, np.float32)
         values *= 2.0
         values -= 1.0
@@ -58,25 +56,25 @@ class LayerGraph:
         return self._parameter(name, values)
 
     def filled(self, name: str, shape: tuple[int, ...], value: float) -> str:
-        """Add a float32 parameter that is initially `value` everywhere; return its name."""
+        """Add a float32 parameter filled with one value, and return its name."""
         return self._parameter(name, np.full(shape, value, np.float32))
 
     def constant(self, name: str, values: npt.NDArray[Any] | np.generic) -> str:
-        """Add a tensor that never changes; return its name."""
+        """Add a constant tensor, and return its name."""
         tensor = numpy_helper.from_array(np.asarray(values), name)
         return self.node("Constant", name, [], value=tensor)
 
     def node(self, operator: str, name: str, inputs: Sequence[str], *, output: int = 0, **attributes: Any) -> str:
-        """Add a node with one used output, and return the name of both.
+        """Add a node with one used output, by default the first, and return its name.
 
-        `output` is the index of the used output. An omitted optional input is `""`.
+        The output has the node's name. An omitted input is "".
         """
         outputs = [""] * output + [name]
         self._nodes.append(helper.make_node(operator, inputs, outputs, name=name, **attributes))
         return name
 
     def split(self, name: str, value: str, parts: Sequence[str], axis: int) -> list[str]:
-        """Add a Split into equal parts along an axis; return their names, `name/part`."""
+        """Add a node that splits a tensor into equal parts, and return their names, `name/part`."""
         outputs = [f"{name}/{part}" for part in parts]
         self._nodes.append(
             helper.make_node("Split", [value], outputs, name=name, axis=axis, num_outputs=len(outputs))
@@ -84,14 +82,11 @@ class LayerGraph:
         return outputs
 
     def reshape(self, name: str, value: str, shape: Sequence[int]) -> str:
-        """Add a Reshape; return its output's name.
-
-        In `shape`, 0 keeps the size of that axis, and -1 is computed from the other sizes.
-        """
+        """Add a Reshape, where 0 keeps an axis and -1 is computed, and return the result's name."""
         return self.node("Reshape", name, [value, self.constant(f"{name}/shape", np.array(shape, np.int64))])
 
     def model(self, x: Value, result: Value) -> onnx.ModelProto:
-        """Return the model from input `x` to `result`, whose name becomes `scores`."""
+        """Return the model with input `x` and the output `result`, which is renamed to `scores`."""
         for node in self._nodes:
             for names in (node.input, node.output):
                 names[:] = [OUTPUT if name == result.name else name for name in names]

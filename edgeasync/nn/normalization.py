@@ -1,4 +1,4 @@
-"""Normalization layers with learned scale and shift."""
+"""Layers that normalize values, then apply a learned scale and shift."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from edgeasync.nn.layer import Layer
 
 @dataclass(frozen=True, slots=True)
 class _BatchNorm(Layer):
-    """Normalization of each channel over the batch and the spatial axes."""
+    """Normalizes each channel over batch and spatial axes."""
 
     num_features: int
     eps: float = 1e-5
@@ -21,7 +21,7 @@ class _BatchNorm(Layer):
     def __post_init__(self) -> None:
         Layer.__post_init__(self)
         self.check_number("eps", self.eps, 1e-30, 1.0, "above 0 and below 1")
-        self.check_number("momentum", self.momentum, 0.0, 1.0, "of 0 or more and below 1")
+        self.check_number("momentum", self.momentum, 0.0, 1.0, "of at least 0 and below 1")
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a BatchNormalization in inference mode, which uses the running statistics."""
@@ -39,7 +39,7 @@ class _BatchNorm(Layer):
             path,
             [x.name, *parameters],
             epsilon=float(self.eps),
-            # torch's momentum is the weight of the new value, ONNX's that of the old one.
+            # torch's momentum is the weight of the new value, ONNX's that of the old.
             momentum=1.0 - self.momentum,
             training_mode=0,
         )
@@ -48,13 +48,11 @@ class _BatchNorm(Layer):
 
 @dataclass(frozen=True, slots=True)
 class BatchNorm1d(_BatchNorm):
-    """Batch normalization (Ioffe & Szegedy 2015, arXiv:1502.03167).
+    """Batch normalization of (batch, num_features) or (batch, num_features, length), float32.
 
-    Input and output are float32 (batch, num_features) or (batch, num_features, length). `momentum`
-    is the weight of the newest batch in the running statistics, as in torch.
-
-    Parameters of shape (num_features,): `weight`, initially 1, and `bias`, initially 0. Statistics
-    of that shape: `running_mean`, initially 0, and `running_var`, initially 1.
+    Ioffe & Szegedy 2015, arXiv:1502.03167. `momentum` is the weight of a batch in the running
+    statistics, as in torch. Parameters (num_features,): `weight`, ones; `bias`, zeros. Statistics:
+    `running_mean`, zeros; `running_var`, ones.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU()), (64,))
@@ -66,9 +64,7 @@ class BatchNorm1d(_BatchNorm):
 
 @dataclass(frozen=True, slots=True)
 class BatchNorm2d(_BatchNorm):
-    """Batch normalization of float32 (batch, num_features, height, width).
-
-    Arguments, parameters and statistics are those of BatchNorm1d.
+    """Batch normalization of (batch, num_features, height, width), float32. See BatchNorm1d.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3, bias=False), nn.BatchNorm2d(8)), (1, 28, 28))
@@ -80,11 +76,9 @@ class BatchNorm2d(_BatchNorm):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Layer):
-    """Layer normalization (Ba et al. 2016, arXiv:1607.06450).
+    """Normalization of each example over its last axes, of the sizes `normalized_shape`.
 
-    Normalizes each example, float32, over its last axes. `normalized_shape` is their shape.
-
-    Parameters of shape `normalized_shape`: `weight`, initially 1, and `bias`, initially 0.
+    Ba et al. 2016, arXiv:1607.06450. Parameters of that shape: `weight`, ones; `bias`, zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.LayerNorm(32)), (64,))
@@ -116,12 +110,10 @@ class LayerNorm(Layer):
 
 @dataclass(frozen=True, slots=True)
 class InstanceNorm2d(Layer):
-    """Instance normalization (Ulyanov et al. 2016, arXiv:1607.08022).
+    """Normalization of each channel of each example: (batch, num_features, height, width), float32.
 
-    Normalizes each channel of each example of float32 (batch, num_features, height, width). It
-    always learns scale and shift, as torch's layer does with affine=True.
-
-    Parameters of shape (num_features,): `weight`, initially 1, and `bias`, initially 0.
+    Ulyanov et al. 2016, arXiv:1607.08022. It has scale and shift, like torch's with affine=True.
+    Parameters (num_features,): `weight`, ones; `bias`, zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.InstanceNorm2d(8)), (1, 28, 28))

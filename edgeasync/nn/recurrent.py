@@ -1,6 +1,6 @@
-"""Recurrent layers over float32 (batch, time, features). Their initial states are zero.
+"""Recurrent layers over (batch, time, features), float32. The initial states are zero.
 
-ONNX expects time before the batch, so each layer transposes its input and its output.
+ONNX puts time before the batch, so the layers start and end with a Transpose.
 """
 
 import math
@@ -13,7 +13,7 @@ from edgeasync.nn.layer import Layer
 
 @dataclass(frozen=True, slots=True)
 class _Recurrent(Layer):
-    """Base of LSTM and GRU."""
+    """Common parts of LSTM and GRU."""
 
     input_size: int
     hidden_size: int
@@ -27,7 +27,7 @@ class _Recurrent(Layer):
     attributes: ClassVar[dict[str, int]]
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add the recurrent nodes between two transpositions of time and batch."""
+        """Add the recurrent nodes, and the transposes before and after them."""
         if len(x.dims) != 2 or x.dims[1] != self.input_size:
             raise self.mismatch(path, x, f"[batch, time, {self.input_size}]")
         directions = 2 if self.bidirectional else 1
@@ -41,7 +41,8 @@ class _Recurrent(Layer):
                 self.operator,
                 f"{here}/states",
                 [sequence, *parameters],
-                # The first output has the states of all times, the second only the last state.
+                # The first output contains the states of all time steps, the second only the last
+                # states.
                 output=int(last and not self.return_sequences),
                 hidden_size=int(self.hidden_size),
                 direction="bidirectional" if self.bidirectional else "forward",
@@ -67,18 +68,18 @@ class _Recurrent(Layer):
 
 @dataclass(frozen=True, slots=True)
 class LSTM(_Recurrent):
-    """Long short-term memory over float32 (batch, time, input_size).
+    """Long short-term memory over (batch, time, input_size) (Hochreiter & Schmidhuber 1997).
 
-    Hochreiter & Schmidhuber 1997. With `return_sequences` the output is the state at every time,
-    (batch, time, directions * hidden_size). Otherwise it is the final state,
-    (batch, directions * hidden_size). The backward direction ends at the first time. The forward
-    states precede the backward states.
+    With `return_sequences` the result is the state at every time step, (batch, time, directions *
+    hidden_size). Otherwise it is the last state, (batch, directions * hidden_size), which for the
+    backward direction belongs to the first time step. The forward direction comes before the
+    backward one.
 
-    Parameters: `weight_ih` (directions, 4 hidden_size, features), `weight_hh` (directions,
-    4 hidden_size, hidden_size) and `bias` (directions, 8 hidden_size). All are drawn uniformly from
-    -1 / sqrt(hidden_size) to 1 / sqrt(hidden_size), as in torch. `bias` contains the input's
-    biases, then the state's. The gates are in ONNX's order: input, output, forget, cell. With
-    several layers, the layer's number precedes the name: `0.weight_ih`.
+    Parameters, uniform within 1 / sqrt(hidden_size) as in torch: `weight_ih` (directions, 4
+    hidden_size, features), `weight_hh` (directions, 4 hidden_size, hidden_size) and `bias`
+    (directions, 8 hidden_size), the input's bias before the state's. The gates are in ONNX's order:
+    input, output, forget, cell. With `num_layers` above 1, names start with the layer's number:
+    `0.weight_ih`.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.LSTM(3, 16), nn.Linear(16, 2)), (20, 3))
@@ -91,11 +92,11 @@ class LSTM(_Recurrent):
 
 @dataclass(frozen=True, slots=True)
 class GRU(_Recurrent):
-    """Gated recurrent units over float32 (batch, time, input_size).
+    """Gated recurrent units over (batch, time, input_size) (Cho et al. 2014, arXiv:1406.1078).
 
-    Cho et al. 2014, arXiv:1406.1078. The reset gate is applied after the state's matrix product, as
-    in torch. Outputs and parameters are those of LSTM, but the parameters have 3 instead of 4 and 6
-    instead of 8 times hidden_size. The gates are in ONNX's order: update, reset, hidden.
+    The reset gate is applied after the product with the state, as in torch. Results and parameters
+    are as for LSTM, with 3 and 6 instead of 4 and 8. The gates are in ONNX's order: update, reset,
+    hidden.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.GRU(3, 16), nn.Linear(16, 2)), (20, 3))

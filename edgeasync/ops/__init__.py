@@ -1,1 +1,1 @@
-"""Tools for operators: the doctor, services, the list of runs, and the models in their folders."""
+"""Tools for operators: the doctor, services, the list of runs, and exports of their models."""

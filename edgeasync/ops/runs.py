@@ -1,4 +1,4 @@
-"""Lists the runs in a folder for people. Read-only."""
+"""Lists the runs in a folder. Read-only."""
 
 import os
 from contextlib import closing
@@ -13,7 +13,7 @@ from edgeasync.graphs.model_file import read_header
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint, and the loss and accuracy of the last evaluation before it."""
+    """A checkpoint, with loss and accuracy of the last evaluation before it."""
 
     checkpoint: str
     version: int
@@ -22,7 +22,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BestVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """The best version by evaluation, which is in `best.safetensors`."""
+    """The version with the best evaluation, stored in `best.safetensors`."""
 
     version: int
     loss: float
@@ -32,8 +32,9 @@ class BestVersion(msgspec.Struct, frozen=True, kw_only=True):
 class CheckpointSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint of a run.
 
-    `entry` is the last entry of the journal that it covers. `loss` and `accuracy` are of the last evaluation
-    before it. `written_s` is the time of the write by the wall clock. `trouble` is empty, or says what is wrong.
+    `entry` is the last journal entry that the checkpoint contains. `loss` and `accuracy` are from
+    the last evaluation before it. `written_s` is wall-clock time. `trouble` describes a problem, or
+    is empty.
     """
 
     checkpoint: str
@@ -51,9 +52,9 @@ class CheckpointSummary(msgspec.Struct, frozen=True, kw_only=True):
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run in a folder of runs.
 
-    `version`, `updates_applied` and `lineage` are the values after the journal's last entry. `newest` is a
-    checkpoint. `best` is what the status and `export --best` call so. `written_s` is the time of the last write by
-    the wall clock. `trouble` has a sentence for each problem.
+    `version`, `updates_applied` and `lineage` are the values after the journal's last entry.
+    `newest` is the newest checkpoint. `best` is the version that `export --best` writes.
+    `written_s` is the wall-clock time of the last write. `trouble` has a sentence for each problem.
     """
 
     name: str
@@ -70,18 +71,18 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_runs(folder: Path) -> list[RunSummary]:
-    """Return the runs in a folder, by name; raises `StorageError` if that cannot be read."""
+    """Return the runs in a folder, sorted by name. Raises `StorageError` if it cannot be read."""
     try:
         runs = sorted(path for path in folder.iterdir() if path.is_dir())
     except FileNotFoundError:
-        raise StorageError(f"{folder}: no such folder; give the folder that the runs are in") from None
+        raise StorageError(f"{folder}: no such folder; pass the folder that contains the runs") from None
     except OSError as error:
-        raise StorageError(f"{folder}: cannot be read: {error.strerror}; fix its rights") from error
+        raise StorageError(f"{folder}: cannot be read: {error.strerror}; correct its permissions") from error
     return [summary for path in runs if (summary := _summarize(path)) is not None]
 
 
 def list_checkpoints(run: Path) -> list[CheckpointSummary]:
-    """Return a run's checkpoints, the newest first, then those that cannot be read; raises `StorageError`."""
+    """Return a run's checkpoints, newest first, unreadable ones last. Raises `StorageError`."""
     manifests, unreadable = RunFolder(run).checkpoints.manifests()
     found = [
         CheckpointSummary(
@@ -102,7 +103,7 @@ def list_checkpoints(run: Path) -> list[CheckpointSummary]:
 
 
 def _summarize(run: Path) -> RunSummary | None:
-    """Return what there is to say of a folder; nothing if it is no run."""
+    """Return the summary of a folder, or `None` if it is not a run."""
     trouble: list[str] = []
     manifests: list[tuple[str, Manifest]] = []
     segments: list[os.stat_result] = []
@@ -120,14 +121,12 @@ def _summarize(run: Path) -> RunSummary | None:
     if not (manifests or segments or trouble):
         if not folder.is_known:
             return None
-        trouble.append(
-            "has no checkpoint; a hub begins it from scratch, or from model.safetensors if that is there"
-        )
+        trouble.append("has no checkpoint; a hub starts it from scratch, or from model.safetensors if that exists")
     trouble += [reason for name, manifest in manifests if (reason := _wrong_with(run, name, manifest))]
     if stops:
         trouble.append(stops)
     if segments and not manifests:
-        trouble.append("has a journal but no checkpoint to begin from")
+        trouble.append("has a journal, but no checkpoint to start from")
     times = [status.st_mtime for status in segments] + [manifest.created_s for _, manifest in manifests]
     return RunSummary(
         name=run.name,
@@ -145,19 +144,19 @@ def _summarize(run: Path) -> RunSummary | None:
 
 
 def _wrong_with(run: Path, name: str, manifest: Manifest) -> str:
-    """Return what can be seen to be wrong with a checkpoint without reading it."""
+    """Return problems of a checkpoint that show without reading it."""
     try:
         nbytes = (run / f"{name}.safetensors").stat().st_size
     except FileNotFoundError:
-        # A hub removes the manifest first.
+        # A hub deletes the manifest first, so arrays missing without a manifest are not a problem.
         return f"{name}: its arrays are missing" if (run / f"{name}.json").exists() else ""
     except OSError as error:
         return f"{name}: cannot be read: {error.strerror}"
-    return "" if nbytes == manifest.nbytes else f"{name}: has {nbytes} bytes, not {manifest.nbytes}"
+    return "" if nbytes == manifest.nbytes else f"{name}: has {nbytes} bytes, expected {manifest.nbytes}"
 
 
 def _best(run: Path) -> BestVersion | None:
-    """Return the evaluation of the best version, as its file tells it."""
+    """Return the evaluation of the best version from its file, or `None`."""
     try:
         found = read_header(run / BEST_FILE).evaluation
     except StorageError:

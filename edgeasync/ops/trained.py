@@ -1,7 +1,7 @@
-"""The model that a run has trained, from its folder alone: the newest version, or the best by evaluation.
+"""Reads the trained model from a run's folder: the newest version, or the best by evaluation.
 
-A checkpoint may be a minute old, and so may `model.safetensors`: the journal is replayed from there on. Nothing is
-written, and a hub may be at work in the folder.
+Checkpoints and `model.safetensors` may be a minute old, so the journal is replayed from there.
+Nothing is written, and the hub may be running.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ from edgeasync.protocol.messages import ModelVersion
 
 
 class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of a run's model: its named arrays, and when it was made, by the wall clock of its hub.
+    """A version of a run's model: its named arrays, and its wall-clock time on the hub.
 
-    Of a model that was read from a file of its own, the time is when a hub saved it. `updates` are part of it, as
-    far as that is known.
-    `evaluation` is the last one up to this version; its number tells of which. `source` is the file or folder that
-    was read, and `remarks` are sentences for a person. `devices` is what the status says of every device after the
-    newest version; a model that was read from a file of its own has none.
+    `evaluation` is the last one up to this version, and contains the evaluated version. `source` is
+    the file or folder that was read, `remarks` are sentences for the user. `devices` is the status
+    of every device after the newest version. If the model was read from its own file, `made_s` is
+    the time of the save, and `devices` is empty. `updates` counts the updates in the model, or is
+    None if unknown.
     """
 
     arrays: Mapping[str, npt.NDArray[np.float32]]
@@ -47,7 +47,7 @@ class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[dict[str, Any]] = []
 
     def metadata(self) -> dict[str, str]:
-        """Return what is known of the model as texts, for the metadata of an exported file."""
+        """Return version, time and evaluation as text, for the metadata of an exported file."""
         made = datetime.fromtimestamp(self.made_s, UTC).isoformat(timespec="seconds")
         texts = {"lineage": self.lineage, "version": str(self.version), "time": made}
         if self.evaluation is not None:
@@ -58,7 +58,7 @@ class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Record(msgspec.Struct):
-    """What matters here of `hub.json`."""
+    """The part of `hub.json` that is needed here."""
 
     class Hub(msgspec.Struct):
         durability: str = "journal"
@@ -71,68 +71,69 @@ class _Record(msgspec.Struct):
 
 
 def newest_model(run: Path, *, trust_code: bool = False) -> TrainedModel:
-    """Return the newest version that the folder of a run leads to; raises `StorageError`.
+    """Return the newest version of a run. Raises `StorageError`.
 
-    Without `trust_code` no plugin is imported: of a run under plugins it is the version of the last checkpoint.
+    Without `trust_code` no plugin is imported. A run that uses plugins then returns its last
+    checkpoint.
     """
     found = _newest(run, trust_code=trust_code)[0]
     folder = RunFolder(run)
     if found.source == run and folder.in_use and _record(folder).hub.durability != "journal":
-        found.remarks.append("a hub is at work here that keeps no journal: this is of its last checkpoint")
+        found.remarks.append("a hub without a journal is running here, so this is its last checkpoint")
     return found
 
 
 def best_model(run: Path, *, trust_code: bool = False) -> TrainedModel:
-    """Return the best version by evaluation; `trust_code` is as for `newest_model`.
+    """Return the best version by evaluation. `trust_code` is as for `newest_model`.
 
-    Raises `ConfigError` if no version was evaluated, and `StorageError` if the files cannot be read or no longer
-    have it.
+    Raises `ConfigError` if no version was evaluated, and `StorageError` if the files are unreadable
+    or no longer contain the best version.
     """
     kept = None
     if (run / BEST_FILE).exists():
-        with contextlib.suppress(StorageError):  # the journal may lead there all the same
+        with contextlib.suppress(StorageError):  # the journal may still contain it
             kept = _read_file(run / BEST_FILE)
     try:
         newest, best, ancestry = _newest(run, trust_code=trust_code)
     except StorageError as error:
         if kept is None or kept.evaluation is None:
             raise
-        kept.remarks.append(f"a better version may have come later, but there is no replaying the run: {error}")
+        kept.remarks.append(f"a better version may exist, but the run cannot be replayed: {error}")
         return kept
     if kept is not None and ancestry is not None and not ancestry.knows(ModelVersion(kept.lineage, kept.version)):
-        kept = None  # of a branch that was left
+        kept = None  # it belongs to an abandoned branch
     if kept is not None:
         kept.remarks.extend(newest.remarks)
     if kept is not None and kept.evaluation is not None and (best is None or not is_better(best, kept.evaluation)):
         return msgspec.structs.replace(kept, devices=newest.devices)
     if best is None:
         raise ConfigError(
-            f"{run}: no version was evaluated yet; wait for one ([evaluation] every), or leave out best (--best)"
+            f"{run}: no version was evaluated yet; wait for one ([evaluation] every), or omit best (--best)"
         )
-    # From as early as the journal leads on: a hub that was killed had not written the best.
+    # Replay from the earliest checkpoint, because a killed hub may not have saved the best version.
     with closing(RunReplay(run, trust_code=trust_code)) as replay:
         found = _tell(replay, run, best.number)
     if found.version != best.number:
         raise StorageError(
-            f"{run}: version {best.number} was the best, but it is not in {BEST_FILE}, and the journal does not "
-            f"lead there any more; leave out best (--best){''.join(f'; {remark}' for remark in found.remarks)}"
+            f"{run}: version {best.number} was the best, but neither {BEST_FILE} nor the journal contains it; "
+            f"omit best (--best){''.join(f'; {remark}' for remark in found.remarks)}"
         )
     return msgspec.structs.replace(found, evaluation=best, devices=newest.devices)
 
 
 def _newest(run: Path, *, trust_code: bool) -> tuple[TrainedModel, Evaluated | None, Ancestry | None]:
-    """Return the newest version, the best evaluation, and whose versions the run may call its own."""
+    """Return the newest version, the best evaluation, and the run's lineages."""
     if not any(RunFolder.open(run).checkpoints.manifests()):
-        return _read_file(run / MODEL_FILE), None, None  # a hub would begin with it
+        return _read_file(run / MODEL_FILE), None, None  # a hub would start from this file
     with closing(RunReplay(run, checkpoint="latest", trust_code=trust_code)) as replay:
         found, state = _tell(replay, run), replay.core.policy_engine.state
         return found, state.evaluations.best, state.ancestry
 
 
 def _tell(replay: RunReplay, run: Path, wanted: int | None = None) -> TrainedModel:
-    """Replay a story to its end, or to version `wanted`; return the model there.
+    """Replay a run to its end, or to version `wanted`, and return the model there.
 
-    The time is right but for a hub that was away between the checkpoint and that version.
+    Its time is too early if the hub was down between the checkpoint and that version.
     """
     core = replay.core
     version, made_s = core.version, replay.beginning.hub_s
@@ -159,7 +160,7 @@ def _tell(replay: RunReplay, run: Path, wanted: int | None = None) -> TrainedMod
 
 
 def _read_file(path: Path) -> TrainedModel:
-    """Return a model that a hub has written by itself."""
+    """Return a model from a file that a hub saved."""
     saved = read_model(path)
     return TrainedModel(
         arrays=saved.arrays,
@@ -173,7 +174,7 @@ def _read_file(path: Path) -> TrainedModel:
 
 
 def local_patterns(run: Path) -> list[str]:
-    """Return which arrays of a run each device keeps to itself, as far as the hub's record tells."""
+    """Return the patterns of a run's local parameters from the hub's record, if it has one."""
     return _record(RunFolder(run)).model.local
 
 

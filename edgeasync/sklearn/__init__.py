@@ -1,6 +1,6 @@
-"""Train with scikit-learn: `EdgeClassifier`, `EdgeRegressor`, and `model` for its own estimators.
+"""Trains scikit-learn models on a fleet, with its estimators or those of edgeasync.
 
-This module requires the extra `sklearn`, and `import edgeasync` does not import it.
+This module is imported only on first use and needs the extra `sklearn`.
 """
 
 from edgeasync.sklearn.estimators import EdgeClassifier, EdgeRegressor

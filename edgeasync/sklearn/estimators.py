@@ -20,10 +20,12 @@ EPOCHS = 50.0
 """Default number of passes over the data in `fit`."""
 
 OPTIMIZER = Adam(learning_rate=0.01)
-"""Adam by default, because features and targets may have any scale."""
+"""Default optimizer. It adapts its step size, because features and targets may have any scale."""
 
 POLICY = Policy(optimizer=(SGD(learning_rate=1.0),), frequency=FixedFrequency(local_steps=8))
-"""Exchange often, because it is cheap within one process and improves training on small data."""
+"""Default policy with frequent exchanges, which are cheap within a process and help with few
+examples.
+"""
 
 
 class _Edge(BaseEstimator):  # type: ignore[misc]
@@ -71,21 +73,19 @@ class _Edge(BaseEstimator):  # type: ignore[misc]
     def _scores(self, x: Any) -> Any:
         check_is_fitted(self)
         x = validate_data(self, x, dtype=np.float64, reset=False)
-        # In float64 a prediction does not depend on the other rows of `x`.
+        # Use float64, so that a prediction does not depend on others in the same call.
         return scores_of({name: array.astype(np.float64) for name, array in self.arrays_.items()}, x)
 
 
 class EdgeClassifier(ClassifierMixin, _Edge):  # type: ignore[misc]
-    """A multilayer perceptron for classification, trained by `edgeasync.train`.
+    """A perceptron classifier, trained with `edgeasync.train`. Labels may have any type.
 
-    - `hidden`: widths of the hidden ReLU layers. `()` is softmax regression.
-    - `workers`, `policy`, `batch_size`: as for `train`.
-    - `optimizer`: as for `train`, by default `Adam(learning_rate=0.01)`.
+    - `hidden`: widths of its ReLU layers; without any it is a softmax regression.
+    - `workers`, `policy`, `batch_size`, `optimizer`: as for `train`; the default optimizer is
+      `Adam(learning_rate=0.01)`.
     - `until`: when `fit` ends, by default after 50 passes over the data.
-    - `random_state`: seeds the initial values, the split and the batches. With one worker, `fit` is
-      reproducible bit by bit. With several, the order of their updates depends on timing.
-
-    Labels may have any type that scikit-learn accepts.
+    - `random_state`: seed of initial values, data split and batches. With one worker, a fit is
+      reproducible to the bit; with several, the order of their updates depends on timing.
 
     >>> import numpy as np
     >>> from edgeasync.sklearn import EdgeClassifier
@@ -95,22 +95,19 @@ class EdgeClassifier(ClassifierMixin, _Edge):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train from new initial values."""
+        """Train from scratch."""
         x, y = validate_data(self, X, y, dtype=np.float32)
         check_classification_targets(y)
         self.classes_ = np.unique(y)
         return self._fit(x, y, self.until or Stop(epochs=EPOCHS), further=False)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:  # noqa: N803
-        """Continue training for one pass over these examples.
-
-        The first call requires all labels as `classes`.
-        """
+        """Train one more pass over these examples. The first call needs all `classes`."""
         first = not hasattr(self, "arrays_")
         if first and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
         if not first and classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(f"classes is not the same as on the last call: {self.classes_}")
+            raise ValueError(f"classes differ from those of the last call: {self.classes_}")
         x, y = validate_data(self, X, y, dtype=np.float32, reset=first)
         check_classification_targets(y)
         if first:
@@ -126,22 +123,23 @@ class EdgeClassifier(ClassifierMixin, _Edge):  # type: ignore[misc]
         return self._train(x, labels, len(self.classes_), until, further=further)
 
     def predict_proba(self, X: Any) -> Any:  # noqa: N803
-        """Return the probability of each class, (n, classes), in the order of `classes_`."""
+        """Return the probability of each class, in the order of `classes_`."""
         scores = self._scores(X)
         found = np.exp(scores - scores.max(axis=1, keepdims=True))
         return found / found.sum(axis=1, keepdims=True)
 
     def predict(self, X: Any) -> Any:  # noqa: N803
-        """Return the most probable label of each example."""
+        """Return the most likely label of each example."""
         found = self._scores(X).argmax(axis=1)
         return self.classes_[found]
 
 
 class EdgeRegressor(RegressorMixin, _Edge):  # type: ignore[misc]
-    """A multilayer perceptron for regression, trained by `edgeasync.train`.
+    """A perceptron regressor, trained with `edgeasync.train`.
 
-    The arguments are those of `EdgeClassifier`. The loss is the mean squared error, so scale the
-    targets to about 1.
+    See `EdgeClassifier` for its arguments.
+
+    It minimizes the mean squared error, so scale the targets to about 1.
 
     >>> import numpy as np
     >>> from edgeasync.sklearn import EdgeRegressor
@@ -151,12 +149,12 @@ class EdgeRegressor(RegressorMixin, _Edge):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train from new initial values."""
+        """Train from scratch."""
         x, y = validate_data(self, X, y, dtype=np.float32, y_numeric=True)
         return self._train(x, y.astype(np.float32), 1, self.until or Stop(epochs=EPOCHS), further=False)
 
     def partial_fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Continue training for one pass over these examples."""
+        """Train one more pass over these examples."""
         x, y = validate_data(self, X, y, dtype=np.float32, y_numeric=True, reset=not hasattr(self, "arrays_"))
         return self._train(x, y.astype(np.float32), 1, Stop(epochs=1), further=True)
 

@@ -1,4 +1,4 @@
-"""Adapts scikit-learn's estimators to `train`, `Hub` and `Agent`."""
+"""scikit-learn estimators as models for `train`, `Hub` and `Agent`."""
 
 import copy
 from typing import Any
@@ -22,17 +22,15 @@ KINDS = (SGDClassifier, SGDRegressor, MLPClassifier, MLPRegressor)
 
 
 def model(estimator: Any, features: int, classes: int | None = None) -> "SklearnModel":
-    """Create a model for `train`, `Hub` and `Agent` from an estimator, which is copied.
+    """Return an estimator as a model for `train`, `Hub` and `Agent`. It is copied, not changed.
 
-    - `estimator`: an `SGDClassifier`, `SGDRegressor`, `MLPClassifier` or `MLPRegressor`. Training
-      starts from its coefficients if it is fitted, else from scikit-learn's initial ones.
-    - `features`: number of features of an example.
-    - `classes`: number of classes, for classifiers only. Labels are integers from 0.
+    - `estimator`: an `SGDClassifier`, `SGDRegressor`, `MLPClassifier` or `MLPRegressor`. A fitted
+      estimator starts with its values, others with scikit-learn's initial ones.
+    - `features`: the number of features per example.
+    - `classes`: the number of classes, for a classifier; labels are numbers from 0.
 
-    Each local step calls the estimator's `partial_fit` on a batch, with the estimator's own loss,
-    learning rate and penalty. Its step count and the state of Adam stay on the device.
-
-    Raises `ConfigError` for other estimators, and for arguments that do not fit.
+    Each local step is the estimator's own `partial_fit` on a batch, with its own loss, learning
+    rate and penalty. Its step count and the state of Adam stay on the device.
 
     >>> import numpy as np
     >>> from sklearn.linear_model import SGDClassifier
@@ -47,25 +45,25 @@ def model(estimator: Any, features: int, classes: int | None = None) -> "Sklearn
 
 
 class SklearnModel(Adapted):
-    """An estimator as a model for the SDK. `model` creates it."""
+    """An estimator that devices train, created by `model`."""
 
-    optimizer_is = "set the arguments of the estimator, which has its own optimizer"
+    optimizer_is = "the estimator's arguments select its optimizer"
 
     def __init__(self, estimator: Any, features: int, classes: int | None) -> None:
         name = type(estimator).__name__
         if not isinstance(estimator, KINDS):
             raise ConfigError(f"estimator is {name}; pass one of {', '.join(kind.__name__ for kind in KINDS)}")
         if is_classifier(estimator) != (classes is not None):
-            raise ConfigError(f"{name}: set classes, the number of classes, for a classifier, and only for one")
+            raise ConfigError(f"{name}: classes is required for classifiers, and only for them; pass their number")
         if getattr(estimator, "average", False) or getattr(estimator, "early_stopping", False):
-            raise ConfigError(f"{name}: average and early_stopping are not supported; set both to False")
+            raise ConfigError(f"{name}: average and early_stopping work only in one process; remove them")
         self._classes = None if classes is None else np.arange(classes)
         self._estimator = _begun(estimator, features, self._classes)
         arrays = _arrays(self._estimator)
         self.spec = ParameterSpec(tuple([Parameter(name, array.shape) for name, array in arrays.items()]))
 
     def prepare(self, local: LocalTraining) -> Prepared:
-        """Return the initial values, and factories of trainers and evaluators."""
+        """Return this model in the form that can be trained."""
         return Prepared(
             spec=self.spec,
             initial=self.spec.flatten(
@@ -77,7 +75,7 @@ class SklearnModel(Adapted):
         )
 
     def fitted(self, arrays: Arrays) -> Any:
-        """Return a copy of the estimator with these coefficients."""
+        """Return the estimator with these arrays."""
         estimator = copy.deepcopy(self._estimator)
         _write(estimator, arrays)
         return estimator
@@ -90,7 +88,7 @@ class SklearnModel(Adapted):
             if classes is None:
                 return EvaluationResult(float(mean_squared_error(data.y, estimator.predict(x))), None, len(data))
             right = float((estimator.predict(x).reshape(data.y.shape) == data.y).mean())
-            if not hasattr(estimator, "predict_proba"):  # for example with the hinge loss
+            if not hasattr(estimator, "predict_proba"):  # for example a support vector machine
                 return EvaluationResult(1.0 - right, right, len(data))
             return EvaluationResult(
                 float(log_loss(data.y, estimator.predict_proba(x), labels=classes)), right, len(data)
@@ -100,17 +98,17 @@ class SklearnModel(Adapted):
 
 
 class SklearnTrainer:
-    """A `Trainer` that calls an estimator's `partial_fit`."""
+    """Trains with the `partial_fit` of an estimator."""
 
     def __init__(self, model: SklearnModel, data: Dataset, local: LocalTraining, seed: int) -> None:
         self.spec = model.spec
-        self._estimator = copy.deepcopy(model._estimator)  # noqa: SLF001 - it is the model's own trainer
-        self._stream = batches(Dataset(data.x, data.y), local.batch_size, seed)  # one input only
+        self._estimator = copy.deepcopy(model._estimator)  # noqa: SLF001 - the model's own trainer
+        self._stream = batches(Dataset(data.x, data.y), local.batch_size, seed)  # `x` requires a single input
         self._keeps = local.keep_optimizer_state
         self._vector: Vector | None = None
 
     def begin(self, parameters: Vector) -> None:
-        """Start an assignment from the vector's values, and train this vector in place."""
+        """Start an assignment: train this vector in place from now on."""
         self.spec.check(parameters)
         self._vector = parameters
         _write(self._estimator, self.spec.views(parameters))
@@ -118,11 +116,11 @@ class SklearnTrainer:
             self.reset()
 
     def reset(self) -> None:
-        """Discard the optimizer's state."""
-        vars(self._estimator).pop("_optimizer", None)  # of the MLP classes; the next step creates another
+        """Reset the optimizer's state."""
+        vars(self._estimator).pop("_optimizer", None)  # a perceptron's Adam; the next step creates a new one
 
     def step(self) -> StepResult:
-        """Call `partial_fit` on the next batch."""
+        """Call `partial_fit` on one batch."""
         assert self._vector is not None
         x, y = next(self._stream)
         self._estimator.partial_fit(x.reshape(len(x), -1), y)
@@ -133,12 +131,10 @@ class SklearnTrainer:
 
 
 def _begun(estimator: Any, features: int, classes: Any) -> Any:
-    """Return a copy of the estimator with initialized coefficients."""
+    """Return a copy of the estimator with allocated arrays."""
     if hasattr(estimator, "n_features_in_"):
         if estimator.n_features_in_ != features:
-            raise ConfigError(
-                f"features is {features}, but the estimator was fitted with {estimator.n_features_in_} features"
-            )
+            raise ConfigError(f"features is {features}, but the estimator is fitted to {estimator.n_features_in_}")
         return copy.deepcopy(estimator)
     begun = clone(estimator)
     x = np.zeros((1 if classes is None else len(classes), features), np.float32)

@@ -1,1 +1,1 @@
-"""What a device runs: trainers, models in plain numpy, and the vectors a device keeps."""
+"""Training on devices: trainers, numpy models, and the vectors that a device keeps."""

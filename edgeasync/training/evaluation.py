@@ -1,7 +1,8 @@
-"""What a model is worth on held-out data: loss and accuracy of a flat vector of parameters.
+"""Evaluates a model on held-out data: loss and accuracy of a flat vector of parameters.
 
-Examples keep their order, a bounded number at a time, so the same vector gives the same result. An
-evaluator may be called in any thread, by one at a time; it reads the vector where it is and changes nothing.
+Examples are processed in order and in batches of bounded size, so the same vector gives the same
+result. An evaluator may be called from any thread, but only from one at a time. It does not change
+the vector.
 """
 
 import operator
@@ -19,16 +20,18 @@ from edgeasync.training.losses import LossSum, cross_entropy
 from edgeasync.training.numpy_models import Model
 
 ROWS_MAX = 256
-"""Examples that go through a model at a time; more make it no faster."""
+"""Largest batch of an evaluation; larger batches are not faster."""
 
 VALUES_MAX = 1 << 20
-"""Values of a batch's widest known array, 4 MiB; of larger examples fewer are taken at a time."""
+"""Largest size of a batch's widest array in values, 4 MiB; larger examples come in smaller batches.
+"""
 
 
 class EvaluationResult(msgspec.Struct, frozen=True):
-    """The mean loss over a data set, and the share of labels that the model gets right.
+    """The mean loss over a data set, and the share of correct labels.
 
-    `accuracy` is `None` unless the targets are labels. If the model diverged, the loss is not finite.
+    `accuracy` is `None` unless the targets are labels. If the model diverged, the loss is not
+    finite.
     """
 
     loss: float
@@ -37,7 +40,10 @@ class EvaluationResult(msgspec.Struct, frozen=True):
 
 
 def plain(found: EvaluationResult) -> EvaluationResult:
-    """Return an evaluation with plain numbers; raise `DataError` if it is none."""
+    """Convert the numbers of an evaluation to plain Python numbers.
+
+    Raises `DataError` if it is invalid.
+    """
     try:
         accuracy = None if found.accuracy is None else float(found.accuracy)
         return EvaluationResult(float(found.loss), accuracy, operator.index(found.examples))
@@ -49,16 +55,16 @@ def plain(found: EvaluationResult) -> EvaluationResult:
 
 
 class Evaluator(Protocol):
-    """Holds a data set and a model's form, and says what a vector of its parameters is worth."""
+    """Evaluates parameter vectors of one model on one data set."""
 
     def __call__(self, parameters: Vector) -> EvaluationResult:
-        """Evaluate; raises `ModelMismatchError` for a vector that is not of the model."""
+        """Evaluate the vector. Raises `ModelMismatchError` if it does not match the model."""
 
 
 class NumpyEvaluator:
-    """An `Evaluator` of a model in numpy: one forward pass for loss and accuracy.
+    """An `Evaluator` of a numpy model: one forward pass for loss and accuracy.
 
-    Raises `DataError` for data that does not fit the model.
+    Raises `DataError` for data that does not match the model.
     """
 
     def __init__(self, model: Model, dataset: Dataset) -> None:
@@ -68,7 +74,7 @@ class NumpyEvaluator:
         self._rows = rows_at_once(max(max(parameter.shape) for parameter in model.spec.parameters))
 
     def __call__(self, parameters: Vector) -> EvaluationResult:
-        """Evaluate; raises `ModelMismatchError` for a vector that is not of the model."""
+        """Evaluate the vector. Raises `ModelMismatchError` if it does not match the model."""
 
         def loss_of(x: Any, y: Any) -> LossSum:
             return cross_entropy(self._model.scores(parameters, x), y)
@@ -77,17 +83,20 @@ class NumpyEvaluator:
 
 
 def rows_at_once(values: int) -> int:
-    """Return how many examples make a batch if the widest array has `values` for each."""
+    """Return the batch size if the widest array has `values` values per example."""
     return max(1, min(ROWS_MAX, VALUES_MAX // values))
 
 
 def add_up(
     x: Features, targets: npt.NDArray[Any], rows: int, loss_of: Callable[[Any, Any], LossSum]
 ) -> EvaluationResult:
-    """Evaluate in batches of `rows`, the last one what is left: `loss_of(x, targets)`, summed up."""
+    """Evaluate in batches of `rows`: sum up `loss_of(x, targets)`.
+
+    The last batch may be smaller.
+    """
     total = weight = 0.0
     right = labels = 0
-    # A model that diverged shows in its loss; a warning for each batch would tell nobody more.
+    # If the model diverged, the loss shows it, so a warning per batch is not useful.
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, len(x), rows):
             batch = slice(start, start + rows)
@@ -97,7 +106,7 @@ def add_up(
             right += found.right
             labels += found.labels
     if not weight:
-        raise DataError("none of the examples to evaluate on counts: give some without the ignored label")
+        raise DataError("all evaluation examples have the ignored label; add some with other labels")
     return EvaluationResult(total / weight, right / labels if labels else None, len(x))
 
 
@@ -108,24 +117,24 @@ def mean_of(
     *,
     ignored_label: int | None = None,
 ) -> LossSum:
-    """Return the mean loss of some examples as a sum, with the labels that `classes` has right.
+    """Return the mean loss of some examples as a sum, with the number of correct labels.
 
-    `classes` has the likeliest class for each label, of which an example may have several; without it there is no
-    accuracy. Labels may be (n, 1) for classes (n,). An ignored label does not count. Raises `DataError` if there
-    is not one class for each label.
+    `classes` contains the most likely class for each label; an example may have several labels.
+    Without it there is no accuracy. Labels may be (n, 1) for classes (n,). Ignored labels do not
+    count. Raises `DataError` if classes and labels differ in shape.
     """
     if classes is not None and _sizes(classes) == _sizes(labels):
         labels = labels.reshape(classes.shape)
     counts = np.full(labels.shape, True) if ignored_label is None else labels != ignored_label
     weight = int(counts.sum())
     if not weight:
-        return LossSum(0.0, 0.0)  # the mean of nothing is not a number
+        return LossSum(0.0, 0.0)  # avoid a mean of no values
     if classes is None:
         return LossSum(loss * weight, weight)
     if classes.shape != labels.shape:
         raise DataError(
-            f"the model tells classes of shape {classes.shape} for labels of shape {labels.shape}; scores are "
-            "(n, classes) for labels (n,), and (n, classes, T) for labels (n, T)"
+            f"the model predicts classes of shape {classes.shape} for labels of shape {labels.shape}; scores must "
+            "be (n, classes) for labels (n,), and (n, classes, T) for labels (n, T)"
         )
     return LossSum(loss * weight, weight, int(((classes == labels) & counts).sum()), weight)
 

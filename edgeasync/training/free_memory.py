@@ -1,4 +1,4 @@
-"""How much memory a process can still get: the machine's, within its cgroups' limits and its own."""
+"""Measures how much memory a process can still allocate within its limits."""
 
 import contextlib
 import resource
@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 
 class MemoryGroup(NamedTuple):
-    """A cgroup with a limit: what it allows, and what its processes have that cannot be taken from them."""
+    """A cgroup with a memory limit, and the memory in use that cannot be reclaimed."""
 
     limit_bytes: int
     used_bytes: int
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that this process could still get, 0 if the system does not tell."""
+    """Return the memory that this process can still allocate, 0 if unknown."""
     free = [group.limit_bytes - group.used_bytes for group in memory_groups(root)]
     if (available := field_bytes(root / "proc/meminfo", "MemAvailable:")) > 0:
         free.append(available)
@@ -26,7 +26,7 @@ def free_bytes(root: Path = Path("/")) -> int:
 
 
 def memory_groups(root: Path = Path("/")) -> Iterator[MemoryGroup]:
-    """Yield the cgroups of this process that limit its memory: its own, and those that it lies in."""
+    """Yield the cgroups that limit this process's memory: its own, and its ancestors."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -43,7 +43,7 @@ def memory_groups(root: Path = Path("/")) -> Iterator[MemoryGroup]:
 
 
 def field_bytes(path: Path, name: str) -> int:
-    """Return a size of one of Linux's files about memory, in bytes; 0 where it is not told."""
+    """Return a value of one of Linux's memory files in bytes, 0 if it is missing."""
     try:
         text = path.read_text(encoding="ascii")
         return int(text.partition(name)[2].split(None, 1)[0]) << 10
@@ -55,7 +55,7 @@ def _groups(mount: Path, path: str, limit: str, usage: str, cached: str) -> Iter
     group = PurePosixPath(path)
     for each in (group, *group.parents):
         folder = mount / str(each).lstrip("/")
-        with contextlib.suppress(OSError, ValueError):  # without a limit it says "max"
+        with contextlib.suppress(OSError, ValueError):  # "max" means no limit
             limit_bytes = int((folder / limit).read_text(encoding="ascii"))
             used_bytes = 0
             with contextlib.suppress(OSError, ValueError):
@@ -65,7 +65,7 @@ def _groups(mount: Path, path: str, limit: str, usage: str, cached: str) -> Iter
 
 
 def _statistic(path: Path, name: str) -> int:
-    """Return a line of `memory.stat`: of pages of files that the kernel drops when it needs memory."""
+    """Return a value of `memory.stat`, here the page cache that the kernel can drop."""
     for line in path.read_text(encoding="ascii").splitlines():
         key, _, value = line.partition(" ")
         if key == name:

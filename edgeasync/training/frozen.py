@@ -1,4 +1,4 @@
-"""A checksum of a model's arrays that stay on the device: frozen parameters, and tables of integers."""
+"""Computes a checksum of frozen arrays: parameters that are not trained, and integer tables."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
@@ -12,11 +12,12 @@ import xxhash
 from edgeasync.protocol.messages import Framework, Frozen
 
 PIECE = 1 << 15
-"""Values that are read at a time. They stay in the cache, and torch converts them without further threads."""
+"""Number of values read at a time. They fit into the cache, and torch converts them on one thread.
+"""
 
 
 class FrozenArray(NamedTuple):
-    """An array that stays on the device: its values come in pieces, in row-major order."""
+    """An array that is not trained. Its values come in pieces, in row-major order."""
 
     name: str
     shape: Sequence[int]
@@ -24,9 +25,10 @@ class FrozenArray(NamedTuple):
 
 
 def frozen_checksum(framework: Framework, arrays: Iterable[FrozenArray]) -> Frozen | None:
-    """Return the checksum of arrays in any order, `None` without any; `docs/reference/wire/index.md` defines it.
+    """Return the checksum of arrays in any order, or `None` if there are none.
 
-    Values of any precision count as float32, integers as they are.
+    Floating-point values are hashed as float32, integers unchanged. `docs/reference/wire.md`
+    defines the format.
     """
     rows = sorted([(name, tuple(shape), *_digest(pieces)) for name, shape, pieces in arrays])
     if not rows:
@@ -42,7 +44,7 @@ def pieces_of(array: npt.ArrayLike) -> Iterator[npt.NDArray[Any]]:
 
 
 def _digest(pieces: Iterable[npt.NDArray[Any]]) -> tuple[str, bytes]:
-    """Return the type that values are hashed as, and the XXH3-128 of their bytes."""
+    """Return the type as which values are hashed, and the XXH3-128 of their bytes."""
     digest, dtype = xxhash.xxh3_128(), "float32"
     for piece in pieces:
         kind = piece.dtype.kind
@@ -50,6 +52,6 @@ def _digest(pieces: Iterable[npt.NDArray[Any]]) -> tuple[str, bytes]:
         with np.errstate(over="ignore"):
             values = np.ascontiguousarray(piece, np.dtype(dtype).newbyteorder("<"))
         if dtype == "float32":
-            values = values + np.float32(0.0)  # so that -0.0 counts as 0.0
+            values = values + np.float32(0.0)  # converts -0.0 to 0.0
         digest.update(values.view(np.uint8).data)
     return dtype, digest.digest()

@@ -1,4 +1,4 @@
-"""A trainer made of a gradient function, an optimizer and batches; no more examples at once than memory allows."""
+"""Trains with a gradient function, an optimizer and batches, within the available memory."""
 
 import logging
 import math
@@ -19,27 +19,29 @@ from edgeasync.training.micro_batches import Machine, MicroBatch, MicroBatchSize
 from edgeasync.training.trainer import StepResult
 
 Gradient = Callable[[Vector, npt.NDArray[np.float32], Any, Vector], float | None]
-"""`gradient(parameters, x, y, out)` writes the mean loss's gradient to `out` and returns the loss, if any."""
+"""`gradient(parameters, x, y, out)` writes the mean loss's gradient to `out` and returns the loss,
+if any.
+"""
 
 
 @runtime_checkable
 class WeighingGradient(Protocol):
-    """A `Gradient` that says what its batches count, and whether it takes them in parts."""
+    """A `Gradient` that reports the weight of its batches, and whether they can be split."""
 
     @property
     def weight(self) -> float:
-        """What the last batch counts beside others."""
+        """The weight of the last batch relative to others."""
 
     @property
     def whole(self) -> bool:
         """Whether a batch must be computed at once."""
 
     def __call__(self, parameters: Vector, x: Any, y: Any, out: Vector) -> float | None:
-        """Write the gradient of the batch's mean loss to `out`; return the loss, if any."""
+        """Write the gradient of the batch's mean loss to `out`, and return the loss, if any."""
 
 
 Drawn = tuple[int, Callable[[slice], Batch]]
-"""A batch: how many examples it has, and what returns a part of them."""
+"""A batch: the number of its examples, and a function that returns a slice of them."""
 
 _log = logging.getLogger(__name__)
 
@@ -47,22 +49,25 @@ _log = logging.getLogger(__name__)
 class GradientTrainer:
     """A `Trainer` from a gradient function, an optimizer and a stream of batches.
 
-    `gradient(parameters, x, y, out)` writes the gradient of the batch's mean loss into `out`, a flat vector like
-    `parameters`. It returns the loss, or `None`. The `optimizer` is a sequence of stages such as `SGD`. Only
-    trained entries pass through the optimizer; the gradient function changes statistics itself. The trainer
-    keeps one vector for the gradient, and as many as the optimizer has state.
+    `gradient(parameters, x, y, out)` writes the gradient of the batch's mean loss into `out`, a
+    flat vector like `parameters`. It returns the loss, or `None`. The `optimizer` is a sequence of
+    stages such as `SGD`. Only trained entries pass through the optimizer; the gradient function
+    updates statistics itself. The trainer allocates one vector for the gradient, and the vectors of
+    the optimizer's state.
 
-    A local step is of one batch, or of `accumulation_steps` batches together. With a `micro_batch_size` no more
-    examples go through the gradient function at once; `"auto"` chooses by what `machine` measures. Then gradients
-    are added up in one more vector, each by the weight of its part: the number of examples, or what a
-    `WeighingGradient` says. The result is that of the whole batch, but for rounding.
-    Raises `ConfigError` for a spec with statistics, since batch norms depend on what goes through at once, and
-    for a stage of the optimizer with a number out of its range.
+    A local step uses one batch, or `accumulation_steps` batches. With `micro_batch_size`, a batch
+    is split into parts of at most that many examples; `"auto"` chooses the size by measurements of
+    `machine`. The gradients of the parts are summed in one more vector. Their weight is the number
+    of examples, or that of a `WeighingGradient`. The result equals that of the whole batch, except
+    for rounding. Raises `ConfigError` for a spec with statistics, because batch norms depend on the
+    size of the parts, and for a stage of the optimizer with a number out of range.
 
-    If there is not the memory for a batch, half as many examples go through from then on, and so on down to one;
-    not where the spec has statistics, or the gradient function takes no parts: `NoMemoryError`.
+    If a batch does not fit into memory, it is split in halves, down to single examples. If the spec
+    has statistics or the gradient function cannot be split, the trainer raises `NoMemoryError`
+    instead.
 
-    A gradient function that has scores may add them to a `meter`, whose metrics travel with the updates.
+    A gradient function that computes scores may add them to a `meter`, whose metrics are sent with
+    the updates.
 
     >>> import numpy as np
     >>> from edgeasync import SGD, Dataset, GradientTrainer
@@ -102,11 +107,11 @@ class GradientTrainer:
         self._parameters: Vector | None = None
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: from now on train this vector in place.
+        """Start an assignment: train this vector in place from now on.
 
-        The stream of batches continues. The optimizer's state is reset, because momentum from another model
-        points the wrong way. With `keep_optimizer_state` it stays. Raises `ModelMismatchError` for a vector that
-        is not of the spec.
+        The stream of batches continues. The optimizer's state is reset, because momentum of another
+        model has the wrong direction; `keep_optimizer_state` prevents this. Raises
+        `ModelMismatchError` if the vector does not match the spec.
         """
         self.spec.check(parameters)
         self._parameters = parameters
@@ -114,18 +119,18 @@ class GradientTrainer:
             self.reset()
 
     def reset(self) -> None:
-        """Forget the optimizer's state."""
+        """Reset the optimizer's state."""
         self._optimizer.reset()
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply every later step by this factor."""
+        """Multiply all later steps by this factor."""
         self._optimizer.factor = np.float32(factor)
 
     def step(self) -> StepResult:
-        """Take one local step; raises `RuntimeError` before `begin`."""
+        """Take one local step. Raises `RuntimeError` before `begin`."""
         if self._parameters is None:
-            raise RuntimeError("step() before begin(): there are no parameters to train")
-        # A model that diverges shows in its loss; a warning for each step would tell nobody more.
+            raise RuntimeError("step() called before begin(): there are no parameters to train")
+        # If the model diverges, the loss shows it, so a warning per step is not useful.
         with np.errstate(over="ignore", invalid="ignore"):
             batches = (self._draw() for _ in range(self._accumulation_steps))
             result = self._parts.compute(self._parameters, batches)
@@ -133,12 +138,15 @@ class GradientTrainer:
         return result
 
     def _draw(self) -> Drawn:
-        """Draw a batch; return its length, and what returns a part of it. A whole one may not fit into memory."""
+        """Draw a batch, and return its length and a function for slices of it.
+
+        A whole batch may not fit into memory.
+        """
         if isinstance(self._batches, Batches):
             drawn, take = self._batches.draw(), self._batches.take
             return len(drawn), lambda part: take(drawn[part])
         x, y = _next_pair(self._batches)
-        # Not every kind of examples can be cut: a whole batch is given as it came.
+        # Not all types of examples can be sliced, so a whole batch is passed unchanged.
         return len(y), lambda part: (x, y) if part == slice(0, len(y)) else (x[part], y[part])
 
     def metrics(self) -> Mapping[str, float]:
@@ -146,46 +154,55 @@ class GradientTrainer:
         return {} if self._meter is None else self._meter.take()
 
     def state(self) -> TrainerState:
-        """Return the place in the data, if the batches know it, and the optimizer's state if it is kept."""
+        """Return the position in the data, if it has one, and the optimizer's state if kept."""
         place: dict[str, npt.NDArray[Any]]
         place = {"batches": self._batches.state()} if isinstance(self._batches, Batches) else {}
         return place | self._optimizer.state() if self._keep_optimizer_state else place
 
     def restore(self, state: TrainerState) -> None:
-        """Resume from a state; raises `ValueError` for the state of another trainer or of other data."""
+        """Resume from a state.
+
+        Raises `ValueError` if it belongs to another trainer or other data.
+        """
         ours, theirs = ({name: array.shape for name, array in each.items()} for each in (self.state(), state))
         if ours != theirs:
-            raise ValueError("a state of other arrays than this trainer's")
+            raise ValueError("the state contains other arrays than this trainer's")
         if isinstance(self._batches, Batches):
             self._batches.restore(state["batches"])
         if self._keep_optimizer_state:
             self._optimizer.restore(state)
 
     def compute_at_most(self, rows: int) -> None:
-        """Let no more examples go through the model at once; raises `NoMemoryError` if it forbids parts."""
+        """Limit the examples computed at once.
+
+        Raises `NoMemoryError` if batches cannot be split.
+        """
         self._parts.compute_at_most(rows, None)
 
 
 def _next_pair(batches: Iterator[Any]) -> Batch:
-    """Return a batch; raises `DataError` for what is no pair of examples and targets, and at the end of them."""
+    """Return the next batch.
+
+    Raises `DataError` if it is not a pair of examples and targets, or missing.
+    """
     try:
         batch = next(batches)
-    except StopIteration:  # generators that it passes through would make something else of it
-        raise DataError("the data have come to their end: a trainer's batches must never end") from None
+    except StopIteration:  # would end or break a generator that calls this
+        raise DataError("the batches have ended; a trainer needs an endless iterator of batches") from None
     try:
         x, y = batch
         len(y)
     except (TypeError, ValueError):
         raise DataError(
-            f"a trainer's batches gave {type(batch).__name__}; give pairs (x, y) of arrays, without end"
+            f"expected batches (x, y) of arrays, got {type(batch).__name__}; yield such pairs without end"
         ) from None
     return x, y
 
 
 class LocalOptimizer:
-    """The stages of a device's optimizer, the vectors that they keep, and how many steps they have taken.
+    """The stages of a device's optimizer, their state vectors, and the number of steps taken.
 
-    Raises `ConfigError` for a stage with a number out of its range.
+    Raises `ConfigError` for a stage with a number out of range.
     """
 
     def __init__(self, stages: Sequence[Transform], spec: ParameterSpec) -> None:
@@ -193,7 +210,7 @@ class LocalOptimizer:
             if isinstance(stage, Section):
                 convert(to_table(stage), type(stage), where=type(stage).__name__)
         self.factor = np.float32(1.0)
-        """By which every step is multiplied."""
+        """Factor of all steps."""
         self._stages = tuple(stages)
         self._vectors = [np.zeros(spec.length, np.float32) for _ in range(state_vectors(self._stages))]
         self._count = 0
@@ -201,14 +218,15 @@ class LocalOptimizer:
         self._chunks = [slice(at, min(at + CHUNK, trained)) for at in range(0, trained, CHUNK)]
 
     def reset(self) -> None:
-        """Forget all steps."""
+        """Reset the state to that before the first step."""
         self._count = 0
         for vector in self._vectors:
             vector.fill(0.0)
 
     def update(self, parameters: Vector, gradient: Vector) -> None:
-        """Take a step, chunk by chunk; the gradient's memory is used for it."""
-        # One pass of reading, little beside the gradient's own work, so that a stage may clip by the norm.
+        """Take a step, chunk by chunk. Overwrites the gradient."""
+        # One more pass over the gradient, cheap compared to computing it, so that stages can clip
+        # by norm.
         squares = sum(float(np.vdot(gradient[chunk], gradient[chunk])) for chunk in self._chunks)
         plan = plan_chain(self._stages, Conditions(math.sqrt(squares), self._count))
         for chunk in self._chunks:
@@ -220,21 +238,21 @@ class LocalOptimizer:
         self._count += 1
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the count of steps, and the vectors themselves."""
+        """Return the number of steps, and the vectors without copying."""
         vectors = {f"optimizer.{number}": vector for number, vector in enumerate(self._vectors)}
         return {"count": np.array([self._count], np.int64), **vectors}
 
     def restore(self, state: TrainerState) -> None:
-        """Continue from such a state."""
+        """Resume from such a state."""
         self._count = int(state["count"][0])
         for number, vector in enumerate(self._vectors):
             vector[:] = state[f"optimizer.{number}"]
 
 
 class GradientInParts:
-    """The gradient of batches: of one at once, or added up over parts, of no more examples than memory allows.
+    """Computes gradients of batches, at once or in parts that fit into memory.
 
-    `adds_up` is whether it is of several batches together.
+    `adds_up` tells whether several batches are summed.
     """
 
     def __init__(
@@ -247,7 +265,7 @@ class GradientInParts:
         adds_up: bool,
     ) -> None:
         self.values = np.zeros(spec.length, np.float32)
-        """The gradient that was computed last."""
+        """The last gradient."""
         self._function = function
         self._weighing = function if isinstance(function, WeighingGradient) else None
         self._has_statistics = spec.trained_length < spec.length
@@ -258,7 +276,7 @@ class GradientInParts:
         self._sum = np.zeros_like(self.values) if adds_up or micro_batch_size is not None else None
 
     def compute(self, parameters: Vector, batches: Iterable[Drawn]) -> StepResult:
-        """Compute the gradient of the mean loss over batches, of which there are several only if they add up."""
+        """Compute the gradient of the mean loss over batches; several only if `adds_up` was set."""
         if self._sum is None:
             (drawn,) = batches
             length, part_of = drawn
@@ -279,7 +297,7 @@ class GradientInParts:
         for x, y, loss in self._parts(parameters, batches):
             weight = float(len(y) if self._weighing is None else self._weighing.weight)
             examples += len(x)
-            if weight > 0.0:  # a part that counts for nothing may have no gradient
+            if weight > 0.0:  # a part of weight 0 may have no gradient
                 np.multiply(self.values, np.float32(weight), out=self.values)
                 total += self.values
                 weights += weight
@@ -290,9 +308,9 @@ class GradientInParts:
         return StepResult(losses / weights if has_loss else None, examples)
 
     def _parts(self, parameters: Vector, batches: Iterable[Drawn]) -> Iterator[tuple[Any, Targets, float | None]]:
-        """Compute the gradient of one part after the other; yield the part and its loss.
+        """Compute the gradients part by part. Yield each part and its loss.
 
-        Raises `NoMemoryError` if not even one example fits, or the model forbids parts.
+        Raises `NoMemoryError` if a single example does not fit, or batches cannot be split.
         """
         for length, part_of in batches:
             start = 0
@@ -313,14 +331,17 @@ class GradientInParts:
                 start = end
 
     def compute_at_most(self, rows: int, error: Exception | None) -> MicroBatchSize:
-        """Let no more examples go through the model at once; raises `NoMemoryError` if it forbids parts."""
+        """Limit the examples computed at once.
+
+        Raises `NoMemoryError` if batches cannot be split.
+        """
         if self._has_statistics or (self._weighing is not None and self._weighing.whole):
-            why = "takes no parts"
+            why = "cannot be computed in parts"
             if self._has_statistics:
-                why = "has a batch norm, which is not the same for a batch in parts"
+                why = "has a batch norm, which needs the whole batch"
             raise NoMemoryError(
-                f"there is not the memory for a step, and the model {why}: set a smaller batch_size at the hub, "
-                "or end other programs on this device"
+                f"not enough memory for a step, and the batch cannot be split because the model {why}; set a "
+                "smaller batch_size at the hub, or stop other programs on this device"
             ) from error
         if self._sum is None:
             self._sum = np.zeros_like(self.values)
@@ -328,11 +349,11 @@ class GradientInParts:
         return self._size
 
     def _halve(self, rows: int, error: Exception) -> None:
-        """Let half as many examples go through the model at once, after there was not the memory for `rows`."""
+        """Halve the number of examples computed at once, after `rows` exhausted memory."""
         size = self._size or self.compute_at_most(rows, error)
         if not size.failed(rows):
             raise NoMemoryError(
-                f"there is not the memory for a step on a single example ({error}): train a smaller model, or end "
+                f"not enough memory for a step on a single example ({error}); train a smaller model, or stop "
                 "other programs on this device"
             ) from error
-        _log.warning("there is not the memory for %d examples at once: from now on %d", rows, size.rows)
+        _log.warning("not enough memory for %d examples at once, continuing with %d", rows, size.rows)

@@ -1,16 +1,16 @@
-"""What a device makes sure of before it lets onnxruntime read a graph that came from a hub.
+"""Screens a graph from a hub before onnxruntime loads it on a device.
 
-A small reader of protobuf's wire format walks the whole message, without the `onnx` package and without
-copying any tensor. It is strict where protobuf is lenient: a field that it does not know, one of another wire
-type, a second value where one belongs: each is refused, so that onnxruntime cannot read more out of the bytes
-than was looked at here. Field numbers are those of `onnx/onnx.proto`.
+A small parser of protobuf's wire format walks the whole message, without the `onnx` package and
+without copying tensors. It is strict where protobuf is lenient: it rejects unknown fields, wrong
+wire types and repeated values of single fields. So onnxruntime cannot read anything from the bytes
+that was not checked here. Field numbers are those of `onnx/onnx.proto`.
 
-It keeps out code and files: operators of other domains and those not on a list, functions, tensors outside the
-graph, control flow but `Scan`, and messages made to exhaust their reader. It bounds loops whose length the graph
-says (`scan_lengths.py`), and nothing else that a graph of allowed operators computes: an `Expand` or a
-`ConstantOfShape` may ask for any amount of memory. It does not say that the graph is a sound one (onnxruntime
-checks types and shapes), and does not protect from mistakes in onnxruntime's own operators. A device that trains
-for a hub trusts it with time and memory, and not with more.
+The screen rejects code and files: foreign operators and those not on a list, functions, tensors
+outside the graph, control flow except `Scan`, and messages that would exhaust their parser. It also
+limits loops whose length is part of the graph (`scan_lengths.py`). It does not limit what allowed
+operators compute: an `Expand` or a `ConstantOfShape` may allocate any amount of memory. It does not
+check types and shapes, which onnxruntime does, and does not protect against bugs in onnxruntime's
+operators. So a device trusts its hub with time and memory, but not with more.
 """
 
 import math
@@ -24,10 +24,10 @@ from edgeasync.training.scan_lengths import check_scans
 
 NODES_MAX = 20_000
 DEPTH_MAX = 4
-"""Graphs inside one another: the model's own, and bodies of Scan."""
+"""Largest nesting of graphs: the model's own, and bodies of Scan."""
 
 FIELDS_MAX = 2_000_000
-"""Fields of the whole message; with fewer than a few for each node it is no graph but a way to keep us busy."""
+"""Most fields of a message. A real graph has a few per node; more would only waste time."""
 
 OPSET_MIN, OPSET_MAX = 13, 28
 DIMS_MAX = 32
@@ -41,11 +41,11 @@ _DIVISORS = frozenset(
 
 _ITEM_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16,
               21: 4, 22: 4}  # fmt: skip
-"""Bits of a value by TensorProto.DataType: numbers and booleans only."""
+"""Bits per value by TensorProto.DataType, for numbers and booleans."""
 
-_MEND = "give the hub one self-contained graph of standard operators"
+_MEND = "use a self-contained model of standard operators at the hub"
 
-# Field number -> name and wire types. A name with a star may come any number of times.
+# Field number -> name and wire types. A name with a star may occur any number of times.
 _Schema = dict[int, tuple[str, tuple[int, ...]]]
 _ONE, _MANY = (BYTES,), (VARINT, BYTES)
 _MODEL: _Schema = {
@@ -87,7 +87,7 @@ _DIM: _Schema = {1: ("dim_value", (VARINT,)), 2: ("dim_param", _ONE), 3: ("denot
 _ENTRY: _Schema = {1: ("key", _ONE), 2: ("value", _ONE)}
 
 _SKIMMED = {"type": _TYPE, "tensor_type": _TENSOR_TYPE, "shape": _SHAPE, "dim": _DIM}
-"""What lies inside the type of a value, which onnxruntime checks."""
+"""Messages inside the type of a value, whose content onnxruntime checks."""
 
 _FOREIGN = {
     "functions": "functions of its own",
@@ -106,16 +106,16 @@ _FOREIGN = {
     "external_data": "values in another file",
     "data_location": "values in another file",
 }
-"""What no training graph needs: the field, and how to call it."""
+"""Fields that no training graph needs, with their names in messages."""
 
 _EMPTY_IS_ABSENT = frozenset({"ref_attr_name", "overload", "data_location"})
-"""Fields of text or a number: written with the value that they have by default, they say nothing."""
+"""Fields whose default value means that they are absent."""
 
 
 def check_graph(model: Buffer, *, bytes_max: int) -> None:
-    """Screen a serialized ONNX model; raises `GraphError`, whatever the bytes are.
+    """Screen a serialized ONNX model of arbitrary bytes. Raises `GraphError`.
 
-    `bytes_max` bounds the message, and with it all constants in it.
+    `bytes_max` limits the message, including its constants.
     """
     view = memoryview(model).cast("B")
     if len(view) > bytes_max:
@@ -124,7 +124,7 @@ def check_graph(model: Buffer, *, bytes_max: int) -> None:
 
 
 class _Screen:
-    """One walk through one message; counts what must stay within bounds."""
+    """One walk through one message, with counters for its limits."""
 
     def __init__(self) -> None:
         self._nodes = self._fields = 0
@@ -139,14 +139,12 @@ class _Screen:
             elif name == "opset_import":
                 opsets.append(self._opset(_bytes(value)))
             elif name in _FOREIGN:
-                raise GraphError(
-                    f"the graph has {_FOREIGN[name]}; give the hub a graph of standard operators only"
-                )
+                raise GraphError(f"the graph has {_FOREIGN[name]}; use a model of standard operators at the hub")
         if graph is None:
-            raise GraphError("the hub's file holds no graph; give the hub an ONNX model")
+            raise GraphError("the hub's file contains no graph; use an ONNX model at the hub")
         if sorted(opsets) not in ([False], [False, True]):
             raise GraphError(
-                f"the graph imports {len(opsets)} sets of operators; it must import ai.onnx once, and may import "
+                f"the graph imports {len(opsets)} operator sets; it must import ai.onnx once, and may import "
                 "com.microsoft once"
             )
         self._graph(graph, 1)
@@ -154,7 +152,7 @@ class _Screen:
             check_scans(graph)
 
     def _opset(self, view: memoryview) -> bool:
-        """Check an import; return whether it is of onnxruntime's own operators."""
+        """Check an import. Return whether it is of onnxruntime's own operators."""
         domain, version = b"", 0
         for name, value in self._walk(view, _OPSET, "an opset_import"):
             if name == "domain":
@@ -165,13 +163,13 @@ class _Screen:
             return True
         _check_domain(domain, "the graph imports")
         if not OPSET_MIN <= version <= OPSET_MAX:
-            raise GraphError(f"the graph is of opset {version}; give the hub one of {OPSET_MIN} to {OPSET_MAX}")
+            raise GraphError(f"the graph has opset {version}; use one from {OPSET_MIN} to {OPSET_MAX} at the hub")
         return False
 
     def _graph(self, view: memoryview, depth: int) -> None:
         if depth > DEPTH_MAX:
             raise GraphError(
-                f"graphs lie more than {DEPTH_MAX} deep inside one another; give the hub a plainer one"
+                f"graphs are nested more than {DEPTH_MAX} deep; use a model with less nesting at the hub"
             )
         for name, value in self._walk(view, _GRAPH, "a graph"):
             match name:
@@ -185,7 +183,7 @@ class _Screen:
     def _node(self, view: memoryview, depth: int) -> None:
         self._nodes += 1
         if self._nodes > NODES_MAX:
-            raise GraphError(f"the graph has more than {NODES_MAX} nodes; give the hub a smaller one")
+            raise GraphError(f"the graph has more than {NODES_MAX} nodes; use a smaller model at the hub")
         operator = node_name = domain = b""
         attributes = []
         for name, value in self._walk(view, _NODE, "a node"):
@@ -205,7 +203,9 @@ class _Screen:
         else:
             _check_domain(domain, f"{where} is")
         if operator.decode("ascii", "replace") not in allowed:
-            raise GraphError(f"{where}: a device does not run this operator; give the hub a graph without it")
+            raise GraphError(
+                f"{where}: this operator is not supported on devices; use a model without it at the hub"
+            )
         self._has_scans |= operator == b"Scan"
         for attribute in attributes:
             self._attribute(attribute, operator, where, depth)
@@ -224,11 +224,11 @@ class _Screen:
             elif name == "i":
                 number = _int(value)
         if number is not None and attribute_name in _DIVISORS and not 0 < number < 1 << 31:
-            # onnxruntime divides by it, and the process dies of that.
-            raise GraphError(f"{where}: {attribute_name.decode()} is not a count of 1 or more; {_MEND}")
+            # onnxruntime divides by this number, which would crash the process.
+            raise GraphError(f"{where}: {attribute_name.decode()} must be a count of at least 1; {_MEND}")
         if body is not None:
             if (operator, attribute_name) != (b"Scan", b"body"):
-                raise GraphError(f"{where} holds a graph; only the body of a Scan may")
+                raise GraphError(f"{where} contains a graph; only the body of a Scan may")
             self._graph(body, depth + 1)
 
     def _tensor(self, view: memoryview) -> None:
@@ -249,42 +249,40 @@ class _Screen:
                 case "float_data" | "double_data" | "int32_data" | "int64_data" | "uint64_data":
                     held += 1 if isinstance(value, int) else len(value)
             if len(dims) > DIMS_MAX:
-                raise GraphError(f"tensor {_shown(tensor)} has more than {DIMS_MAX} dimensions; is it damaged?")
+                raise GraphError(f"tensor {_shown(tensor)} has more than {DIMS_MAX} dimensions; it may be damaged")
         if data_type not in _ITEM_BITS:
             raise GraphError(
-                f"tensor {_shown(tensor)} has values of ONNX type {data_type}; give the hub one of plain numbers"
+                f"tensor {_shown(tensor)} has values of ONNX type {data_type}; use numbers or booleans at the hub"
             )
         size = math.prod(dims)
         sound = size <= held if raw is None else raw == (size * _ITEM_BITS[data_type] + 7) // 8 and not held
         if not sound or any(dim >= 1 << 63 for dim in dims):
             raise GraphError(
-                f"tensor {_shown(tensor)} does not hold as many values as its shape says; is it damaged?"
+                f"tensor {_shown(tensor)}: the number of values does not match its shape; it may be damaged"
             )
 
     def _skim(self, view: memoryview, schema: _Schema) -> None:
-        """Make sure that a message without anything of interest is well formed, and so are those inside it."""
+        """Check that a message and its nested messages are well-formed."""
         for name, value in self._walk(view, schema, "an entry"):
             if (inner := _SKIMMED.get(name)) is not None:
                 self._skim(_bytes(value), inner)
 
     def _walk(self, view: memoryview, schema: _Schema, where: str) -> Iterator[tuple[str, int | memoryview]]:
-        """Give the name and value of every field: an integer, or a view of its bytes."""
+        """Yield the name and value of every field: an integer, or a view of its bytes."""
         at, end = 0, len(view)
         seen: set[str] = set()
         while at < end:
             self._fields += 1
             if self._fields > FIELDS_MAX:
-                raise GraphError(f"the graph has more than {FIELDS_MAX} fields; give the hub a smaller one")
+                raise GraphError(f"the graph has more than {FIELDS_MAX} fields; use a smaller model at the hub")
             tag, at = varint(view, at)
             name, wire_types = schema.get(tag >> 3, ("", ()))
             if tag & 7 not in wire_types:
-                raise GraphError(
-                    f"{where} has a field {tag >> 3} that this device does not know; is it an ONNX model?"
-                )
+                raise GraphError(f"{where} has an unknown field {tag >> 3}; check that the file is an ONNX model")
             if name[-1] == "*":
                 name = name[:-1]
             elif name in seen:
-                raise GraphError(f"{where} has two values of {name}; the graph is damaged or made to deceive")
+                raise GraphError(f"{where} has two values of {name}; the graph is damaged or malicious")
             seen.add(name)
             value, at = field(view, at, tag & 7)
             if at > end:
@@ -310,7 +308,7 @@ def _int(value: int | memoryview) -> int:
 def _check_domain(domain: bytes, what: str) -> None:
     if domain not in (b"", b"ai.onnx"):
         raise GraphError(
-            f"{what} of the domain {_shown(domain)}: a device runs operators of ai.onnx only; {_MEND}"
+            f"{what} of the domain {_shown(domain)}, but devices support operators of ai.onnx only; {_MEND}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The form in which a graph takes an input of data: how examples and targets are brought to it."""
+"""The form of a graph's data inputs, and conversion of examples and targets to it."""
 
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "ten
 
 
 class InputForm(msgspec.Struct, frozen=True):
-    """An input by its name: dtype and shape of one example, and the only batch size that it takes, if any."""
+    """A graph input: name, dtype and shape of one example, and the fixed batch size, if any."""
 
     name: str
     dtype: np.dtype[Any]
@@ -24,22 +24,27 @@ class InputForm(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, entry: Any) -> Self:
-        """Return the form of a session's input; raises `GraphError` for one that data cannot have."""
+        """Return the form of a session's input.
+
+        Raises `GraphError` if data cannot have this form.
+        """
         rows, *features = entry.shape or [0]
         fixed = all(isinstance(size, int) and size > 0 for size in features)
         if entry.type not in _DTYPES or rows == 0 or not fixed:
             raise GraphError(
                 f"input {entry.name!r} is {entry.type} {entry.shape}; export the model with float32 or int64 "
-                "values and no free size but the batch, axis 0"
+                "inputs, and no free size except the batch, axis 0"
             )
         return cls(entry.name, _DTYPES[entry.type], tuple(features), rows if isinstance(rows, int) else None)
 
     def check(self, values: Array, what: str) -> None:
-        """Raise `DataError` unless the values can be brought to this form."""
+        """Raise `DataError` unless the values can be converted to this form."""
         check_shape(values.shape[1:], self.shape, what)
         if self.dtype.kind == "i" and values.dtype.kind != "i" and (values != np.rint(values)).any():
-            raise DataError(f"the data's {what} are not whole numbers, as the hub's model takes them")
+            raise DataError(
+                f"the data's {what} are not whole numbers, which the hub's model requires; convert them"
+            )
 
     def bring(self, values: Array) -> Array:
-        """Return the values in this form, contiguous; not copied if they are so already."""
+        """Convert values to this form, contiguous; not copied if they have it already."""
         return np.ascontiguousarray(values, self.dtype).reshape(len(values), *self.shape)

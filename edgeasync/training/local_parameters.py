@@ -1,7 +1,7 @@
-"""Arrays that stay on a device: they are part of the model only while its trainer runs.
+"""Local parameters: arrays that are part of the model only while a device's trainer runs.
 
-All else that a device does with its model sees the hub's values there: an update, its codec's residual, the model
-that is kept for a restart. So no message can hold a local value, and an update changes nothing there.
+All other code on the device sees the hub's values in their place: updates, residuals, and the model
+kept for a restart. So messages never contain local values, and updates do not change these arrays.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,26 +18,29 @@ from edgeasync.errors import ConfigError, ProtocolError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 
 Patterns = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=64)]
-"""Shell patterns over names of arrays."""
+"""Shell patterns for names of arrays."""
 
 Arrays = dict[str, npt.NDArray[np.float32]]
 
 
 class KeptLocal(Protocol):
-    """Where a device keeps its local values: `durable.local_file.LocalFile` is one."""
+    """Storage of a device's local values, such as `durable.local_file.LocalFile`."""
 
     def read(self) -> Arrays:
-        """Return what was kept; raises `StorageError`, or `ProtocolError` for what must be put aside."""
+        """Return the stored values.
+
+        Raises `StorageError`, or `ProtocolError` if they are invalid.
+        """
 
     def write(self, arrays: Arrays) -> None:
-        """Keep these instead; raises `StorageError`."""
+        """Replace the stored values. Raises `StorageError`."""
 
     def put_aside(self) -> object:
-        """Make way, and return where what was kept is now; raises `StorageError`."""
+        """Rename the stored values and return their new location. Raises `StorageError`."""
 
 
 def hubs_patterns(settings: Mapping[str, object]) -> tuple[str, ...]:
-    """Return what the hub's settings name as local; raises `ConfigError` if that is no list of patterns."""
+    """Return the local patterns in the hub's settings. Raises `ConfigError` if they are invalid."""
     model = settings.get("model")
     named = model.get("local", ()) if isinstance(model, Mapping) else ()
     return convert(named, Patterns, where="the hub's settings: model.local")
@@ -46,15 +49,15 @@ def hubs_patterns(settings: Mapping[str, object]) -> tuple[str, ...]:
 def choose_local(spec: ParameterSpec, patterns: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the arrays that patterns match.
 
-    Raises `ConfigError` for a pattern that matches none, and if nothing would be left to share.
+    Raises `ConfigError` if a pattern matches no array, or if all arrays would be local.
     """
     names = [parameter.name for parameter in spec.parameters]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(f"local: no array matches {pattern!r}; there are {_listed(names)}")
+            raise ConfigError(f"local: no array matches {pattern!r}; the arrays are {_listed(names)}")
     chosen = tuple([name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)])
     if len(chosen) == len(names):
-        raise ConfigError("local: matches all arrays of the model; leave at least one to share")
+        raise ConfigError("local: the patterns match all arrays of the model; leave at least one to share")
     return chosen
 
 
@@ -63,10 +66,11 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class LocalParameters:
-    """A device's own values of some arrays of its hub's model.
+    """A device's own values of some arrays of the model.
 
-    The arrays are those that match `patterns`, and those that the hub names. They begin with the hub's values.
-    `open_kept` returns where the values outlive a restart; without it they do not.
+    The arrays match `patterns` of the device, or those of the hub. Their initial values are the
+    hub's. `open_kept` returns the storage that keeps the values over a restart; without it they are
+    lost.
     """
 
     def __init__(self, patterns: Sequence[str] = (), open_kept: Callable[[], KeptLocal] | None = None) -> None:
@@ -79,9 +83,10 @@ class LocalParameters:
         self._values: Arrays = {}
 
     def begin(self, spec: ParameterSpec, settings: Mapping[str, object], warn: Callable[[str], None]) -> None:
-        """Choose the arrays of this model, by the hub's settings too, and recall what was kept of them.
+        """Choose the local arrays of this model, and load their stored values.
 
-        `warn` is given sentences for a person. Raises `ConfigError` for patterns that do not fit the model.
+        `warn` receives sentences for the user. Raises `ConfigError` for patterns that do not match
+        the model.
         """
         patterns = (*hubs_patterns(settings), *self._patterns)
         self._spec, self._warn = spec, warn
@@ -91,22 +96,22 @@ class LocalParameters:
             self._kept = self._open_kept()
             self._values = self._recall(self._kept)
             if self._values and {name: array.shape for name, array in self._values.items()} != shapes:
-                self._put_aside(self._kept, "of other arrays than those that are local now")
+                self._put_aside(self._kept, "contains other arrays than the local ones")
         self._values = {name: array for name, array in self._values.items() if shapes.get(name) == array.shape}
 
     def _recall(self, kept: KeptLocal) -> Arrays:
-        """Return what an earlier start kept; what cannot be used costs a warning."""
+        """Return the stored values of an earlier start. Unusable ones cause a warning."""
         try:
             return kept.read()
         except StorageError as error:
-            self._warn(f"{error}; the local parameters begin with the hub's values")
+            self._warn(f"{error}; the local parameters start with the hub's values")
         except ProtocolError as error:
             self._put_aside(kept, str(error))
         return {}
 
     @contextmanager
     def in_place(self, parameters: Vector) -> Iterator[None]:
-        """Put the local values into the model while the trainer runs, then take them out again."""
+        """Insert the local values into the model while the trainer runs, then remove them."""
         if not self._names:
             yield
             return
@@ -119,18 +124,18 @@ class LocalParameters:
             trained = {name: view.copy() for name, view in views.items()}
             for name, view in views.items():
                 view[...] = hubs[name]
-            if all(np.isfinite(array).all() for array in trained.values()):  # else training had diverged
+            if all(np.isfinite(array).all() for array in trained.values()):  # otherwise training diverged
                 self._values = trained
 
     def overlay(self, parameters: Vector) -> None:
-        """Put the local values into a copy of the hub's model, to evaluate it."""
-        values = self._values  # replaced as a whole by the thread that trains
+        """Insert the local values into a copy of the hub's model, for an evaluation."""
+        values = self._values  # the training thread replaces the whole dict
         for name, view in self._views(parameters).items():
             if name in values:
                 view[...] = values[name]
 
     def keep(self) -> None:
-        """Write the values where they outlive a restart; raises `StorageError`."""
+        """Store the values for the next start. Raises `StorageError`."""
         if self._kept is not None and self._names:
             self._kept.write(self._values)
 
@@ -146,4 +151,4 @@ class LocalParameters:
         except StorageError as error:
             self._warn(str(error))
         else:
-            self._warn(f"{aside}: {reason}; put aside, and what does not fit begins with the hub's values")
+            self._warn(f"{aside}: {reason}; renamed, and arrays that do not match start with the hub's values")

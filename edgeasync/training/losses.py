@@ -1,7 +1,7 @@
-"""The losses of a training graph in numpy, as sums over examples, so that the batches of a data set add up.
+"""The losses of training graphs in numpy, as sums over examples, so that batches can be added up.
 
-`docs/reference/training_graph.md` defines them. Scores and targets are float32 arrays of one shape;
-only `cross_entropy` takes scores (n, classes, ...) and class numbers int64 (n, ...).
+`docs/reference/training_graph.md` defines them. Scores and targets are float32 arrays of the same
+shape. Only `cross_entropy` has scores (n, classes, ...) and int64 class numbers (n, ...).
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ Labels = npt.NDArray[np.int64]
 
 
 class LossSum(msgspec.Struct, frozen=True):
-    """The loss of some examples before the division: `total / weight` is their mean.
+    """The loss of some examples before the division: `total / weight` is the mean.
 
-    `right` counts, of `labels` class numbers, those that have the highest score; both are 0 for other targets.
+    `right` counts the correct ones among `labels` class numbers; both are 0 for other targets.
     """
 
     total: float
@@ -35,18 +35,18 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     ignored_label: int | None = None,
 ) -> LossSum:
-    """Sum the softmax cross-entropy; with `class_weights` both it and what it is divided by are weighted."""
+    """Sum the softmax cross-entropy. With `class_weights`, loss and divisor are weighted."""
     classes = scores.shape[1]
     if ignored_label is not None:
         counts = labels != ignored_label
         scores, labels = (
             np.moveaxis(scores, 1, -1)[counts],
             labels[counts],
-        )  # each place is an example from here on
+        )  # each position is an example from here on
         if not labels.size:
             return LossSum(0.0, 0.0)
     right = int((scores.argmax(axis=1) == labels).sum())
-    # Scores under their largest: the exponentials cannot overflow.
+    # Subtract the maximum, so that the exponentials cannot overflow.
     logarithms = scores - scores.max(axis=1, keepdims=True)
     logarithms -= np.log(np.exp(logarithms).sum(axis=1, keepdims=True))
     own = np.take_along_axis(logarithms, np.expand_dims(labels, 1), 1)[:, 0]
@@ -77,14 +77,14 @@ def absolute_error(scores: Array, targets: Array) -> LossSum:
 
 
 def huber(scores: Array, targets: Array, *, delta: float) -> LossSum:
-    """Sum half the squared differences up to `delta`, linear beyond it."""
+    """Sum half the squared differences up to `delta`, and linear terms beyond."""
     difference = scores - targets
     clipped = np.clip(difference, np.float32(-delta), np.float32(delta))
     return LossSum(_sum(clipped * (difference - clipped * np.float32(0.5))), targets.size)
 
 
 def binary_cross_entropy(scores: Array, targets: Array) -> LossSum:
-    """Sum the cross-entropy of yes-or-no scores, before any sigmoid."""
+    """Sum the cross-entropy of binary scores before a sigmoid."""
     tail = np.log1p(np.exp(-np.abs(scores)))
     return LossSum(_sum(np.maximum(scores, np.float32(0.0)) - scores * targets + tail), targets.size)
 

@@ -1,4 +1,4 @@
-"""How many examples of a batch fit into the memory that is free, tried before training with ever more of them."""
+"""Finds how many examples of a batch fit into free memory, by trying ever more before training."""
 
 import logging
 from collections.abc import Callable
@@ -7,21 +7,24 @@ from edgeasync.errors import NoMemoryError
 from edgeasync.training.micro_batches import ROWS_FIRST, Machine
 
 PLENTY_BYTES = 4 << 30
-"""Where this much is free, nothing is tried: the first step shows whether it is enough."""
+"""With this much free memory nothing is tried; the first step will show whether it suffices."""
 
 SHARE_MAX = 0.9
-"""The share of the free memory that a step may need."""
+"""Largest share of the free memory that a step may need."""
 
 FAR = 4.0
-"""The need of more than twice the examples must fit four times: a few examples may need hardly any memory."""
+"""Safety factor when extrapolating to more than twice the examples, because few examples need
+little memory.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 def fitting_rows(run: Callable[[int], object], rows: int, machine: Machine) -> int:
-    """Return how many examples to compute at once: `rows`, or as many as there is the memory for, 1 or more.
+    """Return how many of `rows` examples to compute at once, at least 1.
 
-    `run` computes that many, and the process keeps the memory for it. What twice as many need is foreseen.
+    `run` computes a given number of examples, after which the process keeps the memory. The memory
+    for twice as many is extrapolated.
     """
     allowed_bytes = SHARE_MAX * machine.free_bytes()
     if machine.free_bytes() >= PLENTY_BYTES or not allowed_bytes:
@@ -40,7 +43,7 @@ def fitting_rows(run: Callable[[int], object], rows: int, machine: Machine) -> i
         following = min(2 * tried, rows)
         if following * needed_bytes > tried * allowed_bytes:
             _log.warning(
-                "a step on %d examples needs some %d MB, and %d MB are free: computing %d at a time",
+                "a step on %d examples needs about %d MB, but %d MB are free: computing %d at a time",
                 rows, needed_bytes * rows // tried // 10**6, allowed_bytes / SHARE_MAX // 10**6, tried,
             )  # fmt: skip
             return tried

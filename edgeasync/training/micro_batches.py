@@ -1,7 +1,8 @@
-"""How many examples of a batch go through the model at once, chosen by measured speed and memory.
+"""Chooses how many examples of a batch to compute at once, by measured speed and memory.
 
-The gradient of a batch is the weighted mean of the gradients of its parts, so the choice changes no result but by
-rounding. It depends on nothing but what `Machine` measures: the same measurements give the same sizes.
+The gradient of a batch is the weighted mean of the gradients of its parts, so the choice changes
+results only by rounding. It depends only on measurements of `Machine`: the same measurements give
+the same sizes.
 """
 
 import resource
@@ -16,57 +17,59 @@ from edgeasync.parameters import ParameterSpec
 from edgeasync.training.free_memory import field_bytes, free_bytes
 
 MicroBatch = Annotated[int, Meta(ge=1, le=1_000_000)] | Literal["auto"]
-"""The most examples that go through the model at once; `auto` chooses."""
+"""The largest number of examples to compute at once; `auto` chooses it."""
 
 AccumulationSteps = Annotated[int, Meta(ge=1, le=10_000)]
-"""How many batches make one local step."""
+"""Number of batches per local step."""
 
 ROWS_FIRST = 8
-"""Examples of the first parts: few enough for any device."""
+"""Examples in the first parts, few enough for any device."""
 
 LOOKS = 3
-"""Parts of one size that are measured; the fastest counts, since other programs slow the others."""
+"""Number of parts measured per size. The fastest counts, because other programs slow down some."""
 
 GAIN_MIN = 0.05
-"""By this share an example must be faster in parts of twice the size, or they are not worth their memory."""
+"""Smallest relative speedup per example for which doubling the size is worth the memory."""
 
 SECONDS_MAX = 1.0
-"""Parts that take half of it are not doubled: an agent that is stopped waits for the running part."""
+"""Parts that take half of this are not doubled, because stopping an agent waits for the running
+part.
+"""
 
 FREE_SHARE_MAX = 0.5
-"""The share of the free memory that parts of twice the size may need; the rest is for other programs."""
+"""Share of the free memory that doubled parts may need. The rest is for other programs."""
 
 
 class Machine:
-    """What a choice is made by: this machine's clock, and its memory by Linux's /proc."""
+    """Measurements of this machine: its clock, and its memory from Linux's /proc."""
 
     def now_s(self) -> float:
-        """Return the time of a steady clock."""
+        """Return the time of a monotonic clock."""
         return time.perf_counter()
 
     def free_bytes(self) -> int:
-        """Return the memory that this process could still get."""
+        """Return the memory that this process can still allocate."""
         return free_bytes()
 
     def resident_bytes(self) -> int:
-        """Return the memory that this process has now."""
+        """Return the memory that this process uses now."""
         return field_bytes(Path("/proc/self/status"), "VmRSS:")
 
     def peak_bytes(self) -> int:
-        """Return the most memory that this process has had so far."""
+        """Return the peak memory of this process so far."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 class MicroBatchSize:
-    """Finds a size: it begins small, and doubles while that is faster for each example and memory allows it.
+    """Finds a size: starts small, and doubles while that is faster and fits into memory.
 
-    With `rows` it begins with these, and takes no more. Call `begin` before a part, then `done`, or `failed` if
-    there was no memory for it.
+    With `rows`, starts with that size and never exceeds it. Call `begin` before a part, then
+    `done`, or `failed` if memory was exhausted.
     """
 
     def __init__(self, machine: Machine, rows: int | None = None) -> None:
         self.rows = rows or ROWS_FIRST
-        """Examples of the next part."""
+        """Number of examples in the next part."""
         self._machine = machine
         self._settled = rows is not None
         self._batch = 0
@@ -77,24 +80,27 @@ class MicroBatchSize:
         self._resident_bytes = 0
 
     def begin(self) -> None:
-        """Note what there is before a part."""
+        """Record time and memory before a part."""
         if not self._settled:
             self._resident_bytes = self._machine.resident_bytes()
             self._began_s = self._machine.now_s()
 
     def done(self, rows: int, of: int) -> None:
-        """Learn from a part of a batch of `of` examples; the last part of a batch may be too short to tell."""
+        """Record a part of a batch of `of` examples.
+
+        A batch's last part may be too short to measure.
+        """
         self._batch = max(self._batch, of)
         if self._settled or rows != self.rows:
             return
         self._seconds.append(self._machine.now_s() - self._began_s)
-        # At most that: the peak may be of an earlier time.
+        # An upper bound, because the peak may be older than this part.
         self._needed_bytes = max(self._needed_bytes, self._machine.peak_bytes() - self._resident_bytes)
         if len(self._seconds) >= LOOKS:
             self._choose()
 
     def failed(self, rows: int) -> bool:
-        """Take half of what there was no memory for from now on; return whether that is one or more."""
+        """Halve the size that exhausted memory. Return whether it is still at least 1."""
         self._settled = True
         self.rows = rows // 2
         return self.rows > 0
@@ -119,19 +125,19 @@ class MicroBatchSize:
 
 
 def check_accumulation(spec: ParameterSpec, accumulation_steps: int, micro_batch_size: MicroBatch | None) -> None:
-    """Raise `ConfigError` where a step would be computed in parts, and parts are not the same as the whole.
+    """Raise `ConfigError` if steps would be computed in parts although the result differs.
 
-    A batch norm takes the mean and the variance of what goes through it at once.
+    A batch norm uses mean and variance of the examples that are computed at once.
     """
     if (accumulation_steps > 1 or micro_batch_size is not None) and spec.trained_length < spec.length:
         name = next(parameter.name for parameter in spec.parameters if parameter.role == "statistic")
         raise ConfigError(
-            f"the model has a batch norm ({name!r}), which is not the same for a batch in parts: leave out "
-            "accumulation_steps and micro_batch_size, freeze the batch norms, or take layer norms"
+            f"batch norm {name!r} computes different statistics on parts of a batch; remove accumulation_steps "
+            "and micro_batch_size, freeze the batch norms, or use layer norms"
         )
 
 
 def worth_splitting(micro_batch_size: MicroBatch | None, batch_size: int) -> MicroBatch | None:
-    """Return the size of the parts of batches of this size, `None` if each is one part."""
+    """Return the size of parts for batches of this size, or `None` if a batch is one part."""
     whole = micro_batch_size not in (None, "auto") and int(micro_batch_size or 0) >= batch_size
     return None if whole else micro_batch_size

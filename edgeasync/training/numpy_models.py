@@ -1,7 +1,7 @@
-"""Classifiers in plain numpy, for devices and simulations that need nothing larger.
+"""Classifiers in plain numpy, for small devices and simulations.
 
-A softmax regression is a multilayer perceptron without hidden layers, and both share their code here. The
-loss is the mean softmax cross-entropy; hidden layers are rectified. Arrays are float32.
+A softmax regression is a multilayer perceptron without hidden layers, so both share code. The loss
+is the mean softmax cross-entropy; hidden layers use ReLU. Arrays are float32.
 """
 
 import math
@@ -24,7 +24,7 @@ from edgeasync.training.local_parameters import Patterns
 Array = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 Layers = list[tuple[Array, Array]]
-"""Weight and bias of each layer, from the features on."""
+"""Weight and bias of each layer, in order."""
 
 _Width = Annotated[int, Meta(ge=1, le=2**24)]
 _Classes = Annotated[int, Meta(ge=2, le=2**24)]
@@ -35,12 +35,12 @@ class _Classifier(Section, frozen=True, dict=True):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Features, widths of the hidden layers, classes."""
+        """Number of features, widths of the hidden layers, number of classes."""
         raise NotImplementedError
 
     @cached_property
     def spec(self) -> ParameterSpec:
-        """`layerN.weight` (from, to) and `layerN.bias` (to,), from the features on."""
+        """`layerN.weight` (inputs, outputs) and `layerN.bias` (outputs,), in order."""
         parameters = []
         for layer, shape in enumerate(pairwise(self.widths)):
             parameters += [Parameter(f"layer{layer}.weight", shape), Parameter(f"layer{layer}.bias", shape[1:])]
@@ -49,7 +49,7 @@ class _Classifier(Section, frozen=True, dict=True):
     def initial(self, seed: int) -> Vector:
         """Return normal weights scaled as by He et al. 2015 (arXiv:1502.01852), and zero biases.
 
-        Without hidden layers all are zeros: the loss is convex.
+        Without hidden layers all values are zero, because the loss is convex.
         """
         vector = np.zeros(self.spec.length, np.float32)
         if len(self.widths) > 2:
@@ -57,23 +57,27 @@ class _Classifier(Section, frozen=True, dict=True):
         return vector
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise `DataError` unless the examples' features, flattened, and labels fit the model."""
+        """Raise `DataError` unless the flattened features and the labels match the model."""
         inputs, classes = self.widths[0], self.widths[-1]
         features = math.prod(dataset.x.shape[1:])
         if features != inputs:
             raise DataError(
-                f"the data has {features} features, the hub's model takes {inputs}: give data with the same "
-                "features as all the others"
+                f"the data has {features} features, but the hub's model expects {inputs}; use data with the same "
+                "features as the other devices"
             )
         if dataset.y.dtype.kind != "i" or dataset.y.ndim != 1:
-            raise DataError("the data's targets are not one class number each, as the hub's model takes them")
+            raise DataError("the data's targets must be one class number per example, as the hub's model expects")
         if (label := int(dataset.y.max())) >= classes:
             raise DataError(
-                f"label {label} is not under {classes} classes, as the hub's model has: number the classes from 0"
+                f"label {label} is too large for the {classes} classes of the hub's model; number the classes "
+                "from 0"
             )
 
     def gradient(self, parameters: Vector, x: Array, y: Labels, out: Vector, meter: Meter | None = None) -> float:
-        """Write the gradient of the batch's mean loss to `out` and return the loss; add the scores to `meter`."""
+        """Write the gradient of the batch's mean loss to `out` and return the loss.
+
+        The scores are added to `meter`.
+        """
         layers = self._layers(parameters)
         try:
             *inputs, scores = forward(layers, x)
@@ -82,23 +86,23 @@ class _Classifier(Section, frozen=True, dict=True):
             loss = softmax_slope(scores, y)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise DataError(
-                f"a batch does not fit the model ({error}); give batches of {self.widths[0]} features an example, "
-                f"and one label for each, from 0 to {self.widths[-1] - 1}"
+                f"a batch does not match the model ({error}); use batches with {self.widths[0]} features per "
+                f"example, and one label per example, from 0 to {self.widths[-1] - 1}"
             ) from error
         backward(layers, inputs, scores, self._layers(out))
         return loss
 
     def scores(self, parameters: Vector, x: Array) -> Array:
-        """Return the classes' scores of each example, before any softmax, (n, classes)."""
+        """Return the scores of each example before the softmax, (n, classes)."""
         return forward(self._layers(parameters), x)[-1]
 
     def predict(self, parameters: Vector, x: Array) -> Labels:
-        """Return the likeliest class of each example, int64 (n,)."""
+        """Return the most likely class of each example, int64 (n,)."""
         classes: Labels = self.scores(parameters, x).argmax(axis=1).astype(np.int64, copy=False)
         return classes
 
     def _layers(self, vector: Vector) -> Layers:
-        # Made for each step: some microseconds, and no vector is kept alive by a cache.
+        # Created for each step. This takes microseconds, and a cache would keep vectors alive.
         return layers_of(self.spec.views(vector))
 
 
@@ -106,11 +110,11 @@ class SoftmaxModel(_Classifier, frozen=True, tag_field="kind", tag="softmax", di
     """Softmax regression: one linear layer from `inputs` features to `classes` scores."""
 
     inputs: _Width
-    """Features of an example, all its dimensions multiplied."""
+    """Features per example: the product of its dimensions."""
     classes: _Classes
     """Labels are 0 to `classes` - 1."""
     local: Patterns | UnsetType = UNSET
-    """Arrays that each device keeps to itself, by name: `layer0.weight`, `layer0.bias`. [Local
+    """Names of arrays that stay on each device: `layer0.weight`, `layer0.bias`. See [Local
     parameters](/train/local.md).
     """
 
@@ -121,17 +125,18 @@ class SoftmaxModel(_Classifier, frozen=True, tag_field="kind", tag="softmax", di
 
 
 class MlpModel(_Classifier, frozen=True, tag_field="kind", tag="mlp", dict=True, kw_only=True):
-    """A multilayer perceptron: rectified layers of the widths `hidden` between features and scores."""
+    """A multilayer perceptron with ReLU layers of the widths `hidden`."""
 
     inputs: _Width
-    """Features of an example, all its dimensions multiplied."""
+    """Features per example: the product of its dimensions."""
     hidden: Annotated[tuple[_Width, ...], Meta(min_length=1, max_length=8)] = (64,)
-    """Width of every hidden layer."""
+    """Widths of the hidden layers."""
     classes: _Classes
     """Labels are 0 to `classes` - 1."""
     local: Patterns | UnsetType = UNSET
-    """Arrays that each device keeps to itself, by name: `layer0.weight`, `layer0.bias`, `layer1.weight` and so on;
-    `["layer1.*"]` is the head of a network with one hidden layer. [Local parameters](/train/local.md).
+    """Names of arrays that stay on each device: `layer0.weight`, `layer0.bias`, `layer1.weight` and
+    so on. `["layer1.*"]` is the head of a network with one hidden layer. See [Local
+    parameters](/train/local.md).
     """
 
     @property
@@ -141,21 +146,21 @@ class MlpModel(_Classifier, frozen=True, tag_field="kind", tag="mlp", dict=True,
 
 
 Model = SoftmaxModel | MlpModel
-"""Any of the models here; `kind` tells them apart in settings."""
+"""Any model of this module. Settings select it by `kind`."""
 
 
 def layers_of(arrays: Mapping[str, npt.NDArray[Any]]) -> Layers:
-    """Return the layers of named arrays, in their order."""
+    """Return the layers of named arrays, in order."""
     values = list(arrays.values())
     return list(zip(values[::2], values[1::2], strict=True))
 
 
 def draw_weights(layers: Layers, seed: int) -> None:
-    """Draw the weights of rectified layers."""
+    """Draw random weights for ReLU layers."""
     generator = np.random.Generator(np.random.PCG64(seed))
     for weight, _ in layers:
         generator.standard_normal(dtype=np.float32, out=weight)
-        # Rectifying halves the variance; the last layer is not rectified.
+        # ReLU halves the variance; the last layer has none.
         gain = 1.0 if weight is layers[-1][0] else 2.0
         np.multiply(weight, np.float32(math.sqrt(gain / len(weight))), out=weight)
 
@@ -173,9 +178,9 @@ def forward(layers: Layers, x: Array) -> list[Array]:
 
 
 def softmax_slope(scores: Array, y: Labels) -> float:
-    """Put the slope of the mean cross entropy into the scores' place; return the loss."""
+    """Replace the scores by the slope of the mean cross-entropy, and return the loss."""
     rows = np.arange(len(y))
-    # Scores under their largest: the exponentials cannot overflow.
+    # Subtract the maximum, so that the exponentials cannot overflow.
     scores -= scores.max(axis=1, keepdims=True)
     true_scores = scores[rows, y]
     np.exp(scores, out=scores)
@@ -188,7 +193,7 @@ def softmax_slope(scores: Array, y: Labels) -> float:
 
 
 def backward(layers: Layers, inputs: list[Array], slope: Array, gradients: Layers) -> None:
-    """Write the gradients of the layers; `slope` is the loss's slope at the scores."""
+    """Write the gradients of the layers. `slope` is the slope of the loss at the scores."""
     for position in reversed(range(len(layers))):
         weight_gradient, bias_gradient = gradients[position]
         np.matmul(inputs[position].T, slope, out=weight_gradient)

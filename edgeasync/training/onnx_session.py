@@ -1,4 +1,4 @@
-"""Sessions of onnxruntime for small devices: where they compute, and what their errors mean."""
+"""onnxruntime sessions for small devices: execution providers and error messages."""
 
 import logging
 from typing import Literal
@@ -8,7 +8,7 @@ import onnxruntime
 from edgeasync.errors import DataError, GraphError, NoMemoryError, native_reason
 
 Provider = Literal["auto", "cpu", "cuda", "tensorrt"]
-"""What computes: `auto` takes the GPU if onnxruntime has one here, and says so."""
+"""The execution provider; `auto` uses a GPU if onnxruntime supports it here."""
 
 PROVIDERS = {
     "cpu": "CPUExecutionProvider",
@@ -19,7 +19,7 @@ SMALLEST_GRAPH = bytes.fromhex(
     "080812003a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801"
     "620f0a0179120a0a08080112040a02080142040a001011"
 )
-"""`y = Identity(x)`, by which a provider shows that it starts."""
+"""`y = Identity(x)`, to test whether a provider starts."""
 
 _log = logging.getLogger(__name__)
 
@@ -27,16 +27,17 @@ _log = logging.getLogger(__name__)
 def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.InferenceSession:
     """Return a session for small devices: `threads` cores, idle between steps.
 
-    A provider that is missing or does not start is replaced by the CPU, with a warning in the log: one settings
-    file may serve boards that differ.
+    A provider that is missing or fails to start is replaced by the CPU, with a warning in the log.
+    So boards that differ can share a settings file.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 4  # errors are raised, and told once
-    # Within a step threads that spin share small operators faster; between steps they would empty a battery.
+    options.log_severity_level = 4  # errors are raised, so do not log them
+    # Spinning threads speed up small operators within a step, but would drain a battery between
+    # steps.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    # One block for all tensors of a step is a fifth more memory, and no faster.
+    # One memory block for all tensors of a step would need a fifth more memory, and is not faster.
     options.enable_mem_pattern = False
     chosen = _providers(provider, onnxruntime.get_available_providers())
     try:
@@ -47,13 +48,13 @@ def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.
         ) from error
     taken = session.get_providers()
     if chosen[0] not in taken:
-        _log.warning("provider %s does not start here, install its driver and libraries: using the CPU", chosen[0])
+        _log.warning("provider %s failed to start, using the CPU; install its driver and libraries", chosen[0])
     _log.info("provider: %s", ", ".join(taken))
     return session
 
 
 def providers_that_start(provider: Provider, threads: int) -> list[str]:
-    """Return the execution providers of a session, none if onnxruntime cannot make one."""
+    """Return the execution providers of a session, or an empty list if no session starts."""
     try:
         return list(open_session(SMALLEST_GRAPH, threads, provider).get_providers())
     except GraphError:
@@ -62,28 +63,28 @@ def providers_that_start(provider: Provider, threads: int) -> list[str]:
 
 def _providers(provider: Provider, available: list[str]) -> list[str]:
     if provider == "auto":
-        # Not TensorRT: it compiles for minutes, which only who asks for it should wait for.
+        # Not TensorRT: it compiles for minutes, so users must ask for it.
         provider = "cuda" if PROVIDERS["cuda"] in available else "cpu"
     wanted = [PROVIDERS[provider]]
     if provider == "tensorrt":
         wanted.append(PROVIDERS["cuda"])
     if wanted[0] not in available:
         _log.warning(
-            "provider %s is not in this onnxruntime, which has %s: doing without", wanted[0], ", ".join(available)
+            "this onnxruntime has no provider %s, continuing without; it has %s", wanted[0], ", ".join(available)
         )
     found = [name for name in wanted if name in available]
     return found if found == [PROVIDERS["cpu"]] else [*found, PROVIDERS["cpu"]]
 
 
 def explain(error: Exception) -> DataError | GraphError | NoMemoryError:
-    """Return what a failed run means: an index that is too large comes from the data."""
+    """Convert an error of a run: an index out of range is an error in the data."""
     sentence = " ".join(str(error).split())
     if "out of data bounds" in sentence:
         detail = sentence.rpartition("Status Message: ")[2]
         return DataError(
-            f"the data have a number that the hub's model cannot look up ({detail}): number tokens and classes "
-            "from 0, and leave out those that the model does not know"
+            f"the data contains a number out of the range of the hub's model ({detail}); number tokens and "
+            "classes from 0, and remove those that the model does not know"
         )
     if "allocate memory" in sentence or "bad_alloc" in sentence:
-        return NoMemoryError(f"there is not the memory for a run: {native_reason(error)}")
-    return GraphError(f"the hub's model does not run here: {native_reason(error)}")
+        return NoMemoryError(f"not enough memory for a run: {native_reason(error)}")
+    return GraphError(f"the hub's model fails on this device: {native_reason(error)}")

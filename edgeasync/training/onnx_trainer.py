@@ -1,7 +1,8 @@
-"""Training an ONNX training graph on stock onnxruntime, with parameters and gradients as views of flat vectors.
+"""Trains a training graph on stock onnxruntime; parameters and gradients are views of flat vectors.
 
-The graph follows the contract of `docs/reference/training_graph.md`. Nothing is copied in a step but the running
-statistics: onnxruntime reads the parameters where they are and writes gradients where the optimizer reads them.
+The graph follows the contract in `docs/reference/training_graph.md`. A step copies only running
+statistics: onnxruntime reads parameters in place, and writes gradients where the optimizer reads
+them.
 """
 
 import math
@@ -38,22 +39,22 @@ from edgeasync.training.trainer import StepResult
 TARGET, LOSS, WEIGHT, GRADIENT, NEXT = "target", "loss", "loss_weight", ".grad", ".new"
 
 SCORES_AT = 2
-"""The place of the model's output among those that are bound: after the loss and its weight."""
+"""Position of the model's output among the bound outputs: after the loss and its weight."""
 
 EVALUATED_ROWS = 256
-"""Examples that are evaluated at a time."""
+"""Batch size of evaluations."""
 
 
 class OnnxTrainer(GradientTrainer):
     """A `Trainer` that runs a training graph on this device's data.
 
-    `graph` is a training graph from `edgeasync model build`. `local` says how it is trained: the keys of `[local]`
-    in a settings file. If the graph has a fixed batch size, that replaces `local.batch_size`. `threads` is the
-    number of cores that a step may use.
+    `graph` is a training graph from `edgeasync model build`. `local` contains the training
+    settings, the keys of `[local]` in a settings file. A fixed batch size of the graph overrides
+    `local.batch_size`. `threads` is the number of cores that a step may use.
 
-    Raises `GraphError` for a graph that it cannot load or that breaks the contract. Raises `ModelMismatchError`
-    if the graph does not train the arrays of `spec`, `DataError` for data that does not fit, and `ConfigError` for
-    batches in parts where the graph does not allow that.
+    Raises `GraphError` if the graph cannot be loaded or violates the contract, `ModelMismatchError`
+    if it does not train the arrays of `spec`, `DataError` if the data does not match, and
+    `ConfigError` if batches would be split although the graph does not allow it.
 
     >>> import numpy as np
     >>> from edgeasync import SGD, Dataset, OnnxTrainer, nn
@@ -106,15 +107,15 @@ class OnnxTrainer(GradientTrainer):
             machine=self._machine,
         )
         self._untried_rows: int | None = None
-        """How many examples are to go through the graph at once, until it is known whether they fit."""
-        if fixed is None and micro_batch_size != "auto":  # else there is one size, or it is chosen step by step
+        """Number of examples to compute at once, until it is known whether they fit into memory."""
+        if fixed is None and micro_batch_size != "auto":  # otherwise it is fixed, or chosen step by step
             self._untried_rows = micro_batch_size or drawn.batch_size
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: from now on train this vector in place.
+        """Start an assignment: train this vector in place from now on.
 
-        The first time it tries how many examples fit into the memory: a batch that does not is computed in parts.
-        Raises `NoMemoryError` for one that must not be.
+        The first call tries how many examples fit into memory, and splits batches that do not.
+        Raises `NoMemoryError` if such a batch must not be split.
         """
         if (wanted := self._untried_rows) is not None:
             self._untried_rows = None
@@ -124,21 +125,21 @@ class OnnxTrainer(GradientTrainer):
         super().begin(parameters)
 
     def _try(self, parameters: Vector, rows: int) -> None:
-        """Compute what a step on the first examples does, but change nothing."""
+        """Run the computation of a step on the first examples, without changing anything."""
         self._graph.evaluate_batch(parameters, self._dataset.take(np.arange(min(rows, len(self._dataset)))), None)
 
     def step(self) -> StepResult:
-        """Take one local step, on one batch.
+        """Take one local step on one batch.
 
-        What the graph draws at random follows from the place in the data: a trainer that resumes draws the same.
-        onnxruntime has one generator for the whole process.
+        The graph's random numbers are seeded by the position in the data, so a resumed trainer
+        repeats them. onnxruntime has one generator per process.
         """
         onnxruntime.set_seed(zlib.crc32(self._place.state().tobytes()))
         return super().step()
 
     @property
     def batch_size(self) -> int | None:
-        """The only batch size that the graph takes; `None` if it takes any."""
+        """The fixed batch size of the graph, or `None` if it accepts any."""
         return self._graph.batch_size
 
     @property
@@ -147,17 +148,17 @@ class OnnxTrainer(GradientTrainer):
         return self._graph.loss
 
     def evaluate(self, parameters: Vector, dataset: Dataset) -> EvaluationResult:
-        """Return loss and accuracy of other parameters on other data, by the training graph; from any thread.
+        """Return loss and accuracy of any parameters on any data, using the training graph.
 
-        Batch norms use the batch's statistics, as in training, and dropouts are at work. Raises `DataError` for
-        data that does not fit.
+        May be called from any thread. Batch norms use the batch's statistics and dropouts are
+        active, as in training. Raises `DataError` if the data does not match.
         """
         self._graph.check_data(dataset)
         rows = self._graph.batch_size or EVALUATED_ROWS
         count = len(dataset) if self._graph.batch_size is None else len(dataset) // rows * rows
         if not count:
             raise DataError(
-                f"{len(dataset)} examples are no batch of {rows}, which the hub's graph takes: give more"
+                f"{len(dataset)} examples are fewer than the hub's graph's batch size of {rows}; add examples"
             )
         meter = self._graph.accuracy_meter()
         total = counted = 0.0
@@ -169,21 +170,21 @@ class OnnxTrainer(GradientTrainer):
         return EvaluationResult(total / counted if counted else math.nan, accuracy, count)
 
     def interrupt(self) -> None:
-        """End the running step, because a graph may loop without end."""
+        """Interrupt the running step, because a graph may contain an endless loop."""
         self._graph.interrupt()
 
     @staticmethod
     def starts_on(provider: Literal["cpu", "cuda", "tensorrt"]) -> bool:
-        """Return whether onnxruntime computes with this execution provider here."""
+        """Return whether onnxruntime can use this execution provider here."""
         if PROVIDERS[provider] not in onnxruntime.get_available_providers():
-            return False  # without the warning that an agent whose settings name it logs
+            return False  # without the warning that `open_session` logs
         return PROVIDERS[provider] in providers_that_start(provider, 1)
 
 
 class GraphGradient:
     """A training graph as a gradient function: `gradient(parameters, x, y, out) -> loss`.
 
-    Running statistics that the batch moves are written to their place in `parameters`.
+    Running statistics that the batch updates are written to `parameters`.
     """
 
     def __init__(
@@ -195,12 +196,12 @@ class GraphGradient:
         inputs = {entry.name: entry for entry in self._session.get_inputs()}
         outputs = {entry.name: entry for entry in self._session.get_outputs()}
         self._output = str(self._metadata.get("edgeasync.output", "edgeasync.output"))
-        """The name of the model's scores among the outputs."""
+        """The name of the graph's output with the model's scores."""
         _check_contract(spec, inputs, outputs, self._output)
         data = [name for name in inputs if name != TARGET and name not in {p.name for p in spec.parameters}]
         self._x = tuple([InputForm.of(inputs[name]) for name in data])
         if not data or len({form.rows for form in self._x}) > 1:
-            raise GraphError(f"the graph's inputs {', '.join(data) or '(none)'} have no one size of the batch")
+            raise GraphError(f"the graph's inputs {', '.join(data) or '(none)'} have no common batch size")
         self._y = InputForm.of(inputs[TARGET])
         self._loss, self._weight = np.zeros((), np.float32), np.zeros((), np.float32)
         self._binding = self._session.io_binding()
@@ -213,51 +214,53 @@ class GraphGradient:
 
     @property
     def weight(self) -> float:
-        """What the last batch counts beside others: the number that its sum of losses was divided by."""
+        """The weight of the last batch: the divisor of its sum of losses."""
         return float(self._weight)
 
     @property
     def batch_size(self) -> int | None:
-        """The only batch size the graph takes; `None` if it takes any."""
+        """The fixed batch size of the graph, or `None` if it accepts any."""
         return self._x[0].rows
 
     @property
     def whole(self) -> bool:
-        """Whether a batch must be computed at once: the graph takes no parts, or they do not add up to it."""
+        """Whether batches cannot be split: fixed size, or parts do not add up."""
         return self.batch_size is not None or self._smooths_zeros
 
     @property
     def _smooths_zeros(self) -> bool:
-        """Whether an example of a class of weight 0 moves the model, by its smooth label, beside others alone."""
+        """Whether smooth labels of a class with weight 0 contribute only next to other examples."""
         loss = self._loss_settings
         return bool(loss.get("label_smoothing")) and 0.0 in (loss.get("class_weights") or ())
 
     @property
     def _loss_settings(self) -> dict[str, Any]:
-        """The loss as a table; empty if the graph's maker did not say it."""
+        """The loss as a table, empty if the graph does not contain it."""
         try:
             return parse_json(self._metadata.get("edgeasync.loss", "{}"), dict[str, Any])
         except ValueError as error:
-            raise GraphError(f"the graph's loss cannot be read ({error}); build the graph again") from error
+            raise GraphError(f"the graph's loss is invalid ({error}); build the graph again") from error
 
     @property
     def loss(self) -> str:
-        """The kind of its loss."""
+        """The kind of the graph's loss."""
         return str(self._loss_settings["kind"])
 
     def __call__(self, parameters: Vector, x: Features, y: npt.NDArray[Any], out: Vector) -> float | None:
-        """Write the gradient of the batch's mean loss to `out` and return the loss; `None` if nothing counts.
+        """Write the gradient of the batch's mean loss to `out` and return the loss.
 
-        Raises `DataError` for a number that is no index of what the graph looks up with it, `GraphError` if
-        the graph does not run otherwise.
+        The loss is `None` if the batch has weight 0.
+
+        Raises `DataError` for an index out of range in the data, and `GraphError` if the graph
+        fails otherwise.
         """
         if parameters is not self._parameters or out is not self._out:
             self._bind(parameters, out)
-        # Names that live until the run is over: the binding holds bare addresses.
+        # Keep references until the run has ended, because the binding contains only addresses.
         fed_x = [self._feed(form, input_of(x, form.name)) for form in self._x]
         fed_y = self._feed(self._y, fed_x[0] if self.own_target else y)
         if self._meter is not None:
-            self._binding.bind_output(self._output, "cpu")  # for each run: the last batch of an epoch is shorter
+            self._binding.bind_output(self._output, "cpu")  # for each run, as an epoch's last batch is shorter
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:
@@ -270,9 +273,9 @@ class GraphGradient:
         return float(self._loss) if self._weight > 0.0 else None
 
     def evaluate_batch(self, parameters: Vector, batch: Dataset, meter: Meter | None) -> tuple[float, float]:
-        """Return a batch's mean loss, and what it counts beside others; add its scores to the meter, if given.
+        """Return a batch's mean loss and weight, and add its scores to the meter, if there is one.
 
-        Nothing changes. Raises what a call raises. From any thread.
+        Changes nothing, and may be called from any thread. Raises the errors of `__call__`.
         """
         fed = {each.name: each.bring(input_of(batch.features, each.name)) for each in self._x}
         target = self._y.bring(next(iter(fed.values())) if self.own_target else batch.y)
@@ -286,22 +289,22 @@ class GraphGradient:
         return float(found[0]), float(found[1])
 
     def accuracy_meter(self) -> Meter | None:
-        """Return what measures the accuracy; `None` where there are no classes."""
+        """Return a meter of the accuracy, or `None` if the loss has no classes."""
         if self.loss != "cross_entropy":
             return None
         return Meter([Accuracy()], ignored_label=self._ignored_label)
 
     def interrupt(self) -> None:
-        """Make a run raise between two of its operators, and each later one at once; called from any thread."""
+        """Abort a run between two operators, and all later ones. May be called from any thread."""
         self._options.terminate = True
 
     @property
     def own_target(self) -> bool:
-        """Whether each example is its own target, as of an autoencoder."""
+        """Whether each example is its own target, as in an autoencoder."""
         return bool(self._metadata.get("edgeasync.target") == "input")
 
     def _feed(self, form: InputForm, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Bind an input of a batch; what this returns must outlive the run."""
+        """Bind an input of a batch. The returned array must outlive the run."""
         fed = form.bring(values)
         self._binding.bind_input(form.name, "cpu", 0, form.dtype.type, fed.shape, fed.ctypes.data)
         return fed
@@ -316,9 +319,12 @@ class GraphGradient:
         self._parameters, self._out = parameters, out
 
     def measure(self, metrics: Sequence[MetricSetting]) -> Meter:
-        """Return what adds these metrics up from now on; raises `ConfigError` if they do not fit the loss."""
+        """Return a meter that sums these metrics.
+
+        Raises `ConfigError` if they do not match the loss.
+        """
         self._meter = Meter(find_metrics(metrics, self.loss), ignored_label=self._ignored_label)
-        self._binding.bind_output(self._output, "cpu")  # before the gradients, which are bound at the first run
+        self._binding.bind_output(self._output, "cpu")  # before the gradients, which the first run binds
         return self._meter
 
     @property
@@ -327,20 +333,20 @@ class GraphGradient:
         return None if ignored is None else int(ignored)
 
     def check_parts(self, micro_batch_size: MicroBatch | None) -> None:
-        """Raise `ConfigError` unless batches may be computed in parts, together or of this size."""
+        """Raise `ConfigError` if batches cannot be combined, or split into parts of this size."""
         if self._smooths_zeros:
             raise ConfigError(
-                "the loss has label_smoothing and a class weight of 0, which is not the same for a batch in "
-                "parts: leave out accumulation_steps and micro_batch_size, or make that class the ignored_label"
+                "the loss has label_smoothing and a class weight of 0, so parts of a batch do not add up to the "
+                "whole; remove accumulation_steps and micro_batch_size, or make that class the ignored_label"
             )
         if micro_batch_size is not None and self.batch_size is not None:
             raise ConfigError(
-                f"the hub's graph takes batches of {self.batch_size} examples only: leave out micro_batch_size, "
+                f"the hub's graph has a fixed batch size of {self.batch_size}; remove micro_batch_size, "
                 "or export the model with a free batch size"
             )
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise `DataError` unless the examples and targets fit the graph."""
+        """Raise `DataError` unless the examples and targets match the graph."""
         check_names(dataset.features, [form.name for form in self._x])
         for form in self._x:
             form.check(input_of(dataset.features, form.name), "examples")
@@ -351,14 +357,15 @@ class GraphGradient:
         labels = self._y.dtype.kind == "i"
         if labels and dataset.y.dtype.kind != "i":
             raise DataError(
-                "the data's targets are values, the hub's model takes class numbers: give them as integers"
+                "targets are floats, but the hub's model expects class numbers; convert them to integers"
             )
         self._y.check(dataset.y, "targets")
         classes, ignored = self._metadata.get("edgeasync.classes"), self._metadata.get("edgeasync.ignored_label")
         counted = dataset.y if ignored is None else dataset.y[dataset.y != int(ignored)]
         if labels and classes is not None and (label := int(counted.max(initial=0))) >= int(classes):
             raise DataError(
-                f"label {label} is not under {classes} classes, as the hub's model has: number the classes from 0"
+                f"label {label} is too large for the {classes} classes of the hub's model; number the classes "
+                "from 0"
             )
 
 
@@ -370,10 +377,10 @@ def _check_contract(
 ) -> None:
     for name, entries in ((TARGET, inputs), (LOSS, outputs), (WEIGHT, outputs), (scores, outputs)):
         if name not in entries:
-            raise GraphError(f"the graph has no {name!r}: it is not a training graph; give the hub one")
+            raise GraphError(f"the graph has no {name!r}, so it is not a training graph; use one at the hub")
     if outputs[LOSS].type != "tensor(float)" or outputs[LOSS].shape:
         raise GraphError(
-            f"the graph's loss is {outputs[LOSS].type} {outputs[LOSS].shape}, not one float32; build it again"
+            f"the graph's loss is {outputs[LOSS].type} {outputs[LOSS].shape}, not a float32 scalar; build it again"
         )
     for parameter in spec.parameters:
         result = parameter.name + (GRADIENT if parameter.role == "trained" else NEXT)
@@ -382,5 +389,5 @@ def _check_contract(
             if entry is None or tuple(entry.shape) != parameter.shape or entry.type != "tensor(float)":
                 found = "is missing" if entry is None else f"is {entry.type} {entry.shape}"
                 raise ModelMismatchError(
-                    f"{name!r} {found} in the graph, the hub's model has it as float32 {list(parameter.shape)}"
+                    f"{name!r} {found} in the graph, but float32 {list(parameter.shape)} in the hub's model"
                 )

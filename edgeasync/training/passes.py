@@ -1,4 +1,4 @@
-"""A trainer that takes a given number of passes over its data, and then no more steps."""
+"""A trainer that stops after a given number of passes over its data."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from edgeasync.training.trainer import ResumableTrainer, StepResult, StepsEndedE
 _OWN, _TRAINER = "examples", "trainer."
 
 _OPTIONAL = ("flush", "interrupt", "metrics", "reset", "scale_learning_rate", "score")
-"""Methods by which a trainer is known to be of another protocol, too."""
+"""Methods that mark a trainer as implementing an optional protocol."""
 
 
 class PassesTrainer:
-    """Trains as another trainer does, until it has taken this number of examples.
+    """Delegates to another trainer until that has processed a number of examples.
 
-    The count is part of the state: a trainer that resumes takes what is left.
+    The count is part of the state, so a resumed trainer continues it.
     """
 
     def __init__(self, trainer: Trainer, examples_max: int) -> None:
@@ -29,7 +29,7 @@ class PassesTrainer:
                 setattr(self, name, getattr(trainer, name))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._trainer, name)  # such as `evaluate`, which not every trainer has
+        return getattr(self._trainer, name)  # such as `evaluate`, which is optional
 
     @property
     def spec(self) -> ParameterSpec:
@@ -37,28 +37,31 @@ class PassesTrainer:
         return self._trainer.spec
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment."""
+        """Start an assignment."""
         self._trainer.begin(parameters)
 
     def step(self) -> StepResult:
-        """Take one local step; raises `StepsEndedError` once all passes are over."""
+        """Take one local step. Raises `StepsEndedError` after the last pass."""
         if self._examples >= self._examples_max:
-            raise StepsEndedError("all passes over the data are over")
+            raise StepsEndedError("all passes over the data are completed")
         result = self._trainer.step()
         self._examples += result.examples
         return result
 
     def state(self) -> TrainerState:
-        """Return the count of examples, and what the trainer itself resumes from."""
+        """Return the number of examples, and the state of the inner trainer."""
         inner = self._trainer.state() if isinstance(self._trainer, ResumableTrainer) else {}
         own = {_OWN: np.array([self._examples], np.int64)}
         return own | {_TRAINER + name: array for name, array in inner.items()}
 
     def restore(self, state: TrainerState) -> None:
-        """Resume from a state; raises `ValueError` for the state of another trainer or of other data."""
+        """Resume from a state.
+
+        Raises `ValueError` if it belongs to another trainer or other data.
+        """
         inner = {name.removeprefix(_TRAINER): array for name, array in state.items() if name != _OWN}
         if _OWN not in state or state[_OWN].shape != (1,):
-            raise ValueError("a state without a count of examples")
+            raise ValueError("the state contains no count of examples")
         if isinstance(self._trainer, ResumableTrainer):
             self._trainer.restore(inner)
         self._examples = int(state[_OWN][0])

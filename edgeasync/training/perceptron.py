@@ -1,4 +1,4 @@
-"""A perceptron by its named arrays: a model as `train` takes one of the user's own, for classes or for values."""
+"""A perceptron as a user-defined model for `train`, for classification or regression."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,7 +12,10 @@ from edgeasync.training.numpy_models import Array, backward, draw_weights, forwa
 
 
 class Perceptron:
-    """Rectified layers of these `widths`, from the features to the outputs; of one output it learns values."""
+    """ReLU layers of these `widths`, from features to outputs.
+
+    With one output it is a regression.
+    """
 
     def __init__(self, widths: Sequence[int], seed: int) -> None:
         self._classifies = widths[-1] > 1
@@ -20,11 +23,11 @@ class Perceptron:
         for position, (inputs, outputs) in enumerate(pairwise(widths)):
             self.parameters[f"layer{position}.weight"] = np.zeros((inputs, outputs), np.float32)
             self.parameters[f"layer{position}.bias"] = np.zeros(outputs, np.float32)
-        if len(widths) > 2:  # without hidden layers the loss is convex: it begins with zeros
+        if len(widths) > 2:  # without hidden layers the loss is convex, so zeros suffice
             draw_weights(layers_of(self.parameters), seed)
 
     def gradient(self, arrays: Arrays, x: Array, y: Any) -> tuple[float, Arrays]:
-        """Return the mean loss, cross entropy or half the squared error, and its gradients."""
+        """Return the mean loss, cross-entropy or half the squared error, and its gradients."""
         layers = layers_of(arrays)
         *inputs, scores = forward(layers, x)
         if self._classifies:
@@ -39,5 +42,5 @@ class Perceptron:
 
 
 def scores_of(arrays: Mapping[str, npt.NDArray[Any]], x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return what a perceptron of these arrays says of each example, before any softmax, (n, outputs)."""
+    """Return the outputs of a perceptron for each example, before a softmax, (n, outputs)."""
     return forward(layers_of(arrays), x)[-1]

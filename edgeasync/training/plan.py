@@ -1,4 +1,4 @@
-"""What a hub tells its devices about training: the model, the batch, and the local optimizer."""
+"""Training settings that a hub sends to its devices: model, batches and local optimizer."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
 
 
 class LocalTraining(Section, frozen=True):
-    """How a device trains between two exchanges."""
+    """Settings for training on a device between two exchanges."""
 
     batch_size: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
-    """Examples of a local step; a device with fewer takes all it has."""
+    """Examples per batch; a device with fewer examples uses all of them."""
     optimizer: Annotated[tuple[TransformKind, ...], Meta(min_length=1)] = (SGD(learning_rate=0.05),)
-    """The stages, in order, that a gradient goes through before the device subtracts it; at least one."""
+    """Optimizer stages that a gradient passes through before it is subtracted; at least one."""
     keep_optimizer_state: bool = False
-    """Keep momentum and averages from one assignment to the next; otherwise each begins without them."""
+    """Keep momentum and averages from one assignment to the next, instead of resetting them."""
     accumulation_steps: AccumulationSteps = 1
-    """Batches that make one local step together. A device takes each of its examples at most once in a step. Not
-    for a model with batch norms; [Large batches on small
+    """Batches per local step. A device uses each of its examples at most once per step. Not for
+    models with batch norms; see [Large batches on small
     devices](/train/optimizer.md#large-batches-on-small-devices).
     """
     micro_batch_size: MicroBatch | None = None
-    """The most examples that go through the model at once. The device adds up the gradients of a batch's parts,
-    with the result of the whole batch. `"auto"`: each device chooses by its speed and memory. Not for a model with
-    batch norms. A device may have this key of its own, see `[agent]`.
+    """Largest number of examples computed at once, or `auto`. The device sums the gradients of the
+    parts, with the same result as for the whole batch. `auto` chooses a size by speed and memory of
+    each device. Not for models with batch norms. A device may override this key in `[agent]`.
     """
     metrics: MetricSettings = ()
-    """Metrics that devices measure on their training batches beside the loss: `accuracy`, `top_k`, `mae` and `f1`;
-    [Metrics of devices](/train/evaluation.md#metrics-of-devices).
+    """Metrics that devices measure on training batches besides the loss: `accuracy`, `top_k`,
+    `mae`, `f1`. See [Metrics of devices](/train/evaluation.md#metrics-of-devices).
     """
 
     def __post_init__(self) -> None:
         check_chain(self.optimizer)
 
     def steps_of(self, epochs: float, examples: int) -> int:
-        """Return how many local steps it takes to pass over this number of examples `epochs` times."""
+        """Return the number of local steps for `epochs` passes over this number of examples."""
         return math.ceil(epochs * examples / min(self.batch_size * self.accumulation_steps, examples))
 
     def make_trainer(
@@ -63,7 +63,7 @@ class LocalTraining(Section, frozen=True):
         seed: int,
         meter: Meter | None = None,
     ) -> GradientTrainer:
-        """Return a trainer by a gradient function, which is given the `meter` if there is one."""
+        """Return a trainer with a gradient function, to which `meter` is passed if given."""
         drawn = batches(dataset, self.batch_size, seed)
         if meter is not None:
             gradient = partial(gradient, meter=meter)
@@ -79,30 +79,33 @@ class LocalTraining(Section, frozen=True):
         )
 
     def make_meter(self, loss: str, *, ignored_label: int | None = None) -> Meter | None:
-        """Return what adds up the metrics beside this kind of loss, if there are any."""
+        """Return a meter for the metrics with this kind of loss, or `None` without metrics."""
         return Meter(find_metrics(self.metrics, loss), ignored_label=ignored_label) if self.metrics else None
 
     def check_model(self, spec: ParameterSpec, loss: str | None) -> None:
-        """Raise `ConfigError` for what devices would refuse for a model; the kind of its loss may not be known."""
+        """Raise `ConfigError` if devices would reject this model.
+
+        `loss` is None if its kind is unknown.
+        """
         check_accumulation(spec, self.accumulation_steps, worth_splitting(self.micro_batch_size, self.batch_size))
         if loss is not None:
             find_metrics(self.metrics, loss)
 
 
 class ShippedModel(Section, frozen=True, tag_field="kind", tag="graph"):
-    """The training graph that comes with the hub's welcome; it says everything about the model itself."""
+    """The training graph that the hub's welcome announces. It describes the model completely."""
 
     local: Patterns | UnsetType = UNSET
 
 
 class CodeModel(Section, frozen=True, tag_field="kind", tag="custom"):
-    """A model of the hub's own code. A device is not told which: it has a trainer of its own, or cannot train."""
+    """A model defined by the hub's own code. Devices need their own trainer for it."""
 
     local: Patterns | UnsetType = UNSET
 
 
 class ReceivedGraph(msgspec.Struct, frozen=True):
-    """A screened training graph on a device: what the hub sent, and what the device itself decides."""
+    """A screened training graph on a device, with the device's settings for running it."""
 
     graph: bytes
     spec: ParameterSpec
@@ -111,7 +114,7 @@ class ReceivedGraph(msgspec.Struct, frozen=True):
 
 
 class TrainingPlan(Section, frozen=True):
-    """A model and how to train it: travels in the hub's welcome as plain tables."""
+    """A model and its training settings, sent in the hub's welcome as plain tables."""
 
     model: Model | ShippedModel | CodeModel
     local: LocalTraining = LocalTraining()
@@ -124,19 +127,19 @@ class TrainingPlan(Section, frozen=True):
         *,
         spec: ParameterSpec | None = None,
     ) -> Trainer:
-        """Return a trainer on this device's data; raises `DataError` if the data does not fit the model.
+        """Return a trainer on this device's data.
 
-        Raises `ConfigError` for a model of the hub's own code.
-
-        A plan that speaks of a graph needs the one `received`; raises `GraphError` if it cannot be run. A model of
-        the plan's own must be of `spec`, if that is given; raises `ModelMismatchError` before it takes memory.
+        A plan with a graph needs `received`. Raises `DataError` if the data does not match the
+        model, `ConfigError` for a model defined by the hub's code, and `GraphError` if the graph
+        cannot be run. A model in the plan itself must match `spec`, if that is given; otherwise it
+        raises `ModelMismatchError` before it allocates memory.
         """
         if isinstance(self.model, ShippedModel):
             if received is None:
                 raise GraphError(
-                    "the hub speaks of a training graph but announces none; start a hub of this version"
+                    "the hub's settings use a training graph, but its Welcome announces none; upgrade the hub"
                 )
-            from edgeasync.training.onnx_trainer import OnnxTrainer  # noqa: PLC0415 - only who needs it pays for it
+            from edgeasync.training.onnx_trainer import OnnxTrainer  # noqa: PLC0415 - imports onnxruntime
 
             return OnnxTrainer(
                 received.graph,
@@ -149,11 +152,13 @@ class TrainingPlan(Section, frozen=True):
             )
         if isinstance(self.model, CodeModel):
             raise ConfigError(
-                "Python code at the hub describes its model: give this agent a trainer (--trainer) of its own, "
+                "the hub's model is defined by Python code; start this agent with its own trainer (--trainer), "
                 "such as 'package.module:factory'"
             )
         if spec is not None and self.model.spec != spec:
-            raise ModelMismatchError("the model of the hub's settings is not the hub's own: do not trust this hub")
+            raise ModelMismatchError(
+                "the model in the hub's settings differs from the hub's model; do not trust this hub"
+            )
         self.model.check_data(dataset)
         warn_of_one_class(dataset.y)
         return self.local.make_trainer(
@@ -162,5 +167,8 @@ class TrainingPlan(Section, frozen=True):
 
 
 def read_plan(settings: Mapping[str, object]) -> TrainingPlan:
-    """Check the settings of a hub's welcome; raises `ConfigError` where they are none this device knows."""
+    """Check the settings in a hub's welcome.
+
+    Raises `ConfigError` if they are unknown or invalid.
+    """
     return convert(dict(settings), TrainingPlan, where="the hub's settings")

@@ -1,4 +1,4 @@
-"""Protobuf's wire format, read without a copy: fields, integers of variable length, and lists of them."""
+"""Parses protobuf's wire format without copying: fields, varints and packed lists."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
 
 
 def fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield the number and value of every field of a message that was screened before."""
+    """Yield number and value of every field of a message that has been screened."""
     at = 0
     while at < len(view):
         tag, at = varint(view, at)
@@ -18,7 +18,7 @@ def fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def field(view: memoryview, at: int, wire_type: int) -> tuple[int | memoryview, int]:
-    """Read a field's value; return it and where it ends, which may be beyond what there is."""
+    """Read a field's value. Return it and its end, which may exceed the length of the view."""
     if wire_type == VARINT:
         return varint(view, at)
     length = 8 if wire_type == EIGHT else 4
@@ -28,7 +28,10 @@ def field(view: memoryview, at: int, wire_type: int) -> tuple[int | memoryview, 
 
 
 def varint(view: memoryview, at: int) -> tuple[int, int]:
-    """Read an integer of up to 64 bits; return it and where it ends. Raises `GraphError` if it does not end."""
+    """Read a varint of up to 64 bits.
+
+    Return it and its end. Raises `GraphError` if it is incomplete.
+    """
     value = shift = 0
     while at < len(view) and shift < 70:
         byte = view[at]
@@ -37,11 +40,11 @@ def varint(view: memoryview, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, at
         shift += 7
-    raise GraphError("the graph ends in the middle of a number, or a number is too long: it is damaged")
+    raise GraphError("the graph contains an incomplete or overlong number; it is damaged")
 
 
 def packed(value: int | memoryview, count_max: int) -> list[int]:
-    """Return the integers of a field that may hold one or, packed, several; of too many the first."""
+    """Return the integers of a field, single or packed; reads at most one more than `count_max`."""
     if isinstance(value, int):
         return [value]
     values: list[int] = []
@@ -53,5 +56,5 @@ def packed(value: int | memoryview, count_max: int) -> list[int]:
 
 
 def signed(number: int) -> int:
-    """Return the signed integer that 64 bits stand for."""
+    """Convert a 64-bit pattern to a signed integer."""
     return number - (1 << 64) if number >> 63 else number

@@ -1,4 +1,4 @@
-"""Keep rounding errors of low-precision models, such as bfloat16, out of their updates."""
+"""Removes rounding errors of low-precision models, such as bfloat16, from their updates."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,10 @@ from edgeasync.parameters import Vector
 
 
 class Rounding:
-    """The rounding that happened when a model loaded a float32 vector.
+    """The rounding error of a model that has loaded a float32 vector.
 
-    An update is what local steps change. Without this class it would also contain the rounding error, and steps
-    that change nothing would move the hub.
+    An update should contain only changes by local steps. Without this class it would also contain
+    the rounding error, and steps that change nothing would change the hub's model.
 
     >>> import numpy as np
     >>> held = np.zeros(2, np.float16)
@@ -25,18 +25,18 @@ class Rounding:
     """
 
     def __init__(self, vector: Vector, read: Callable[[Vector], None]) -> None:
-        """Compare a vector, float32 (n,), with what `read` copies back from the model that has just loaded it."""
+        """Compare a vector, float32 (n,), with the values that `read` copies from the model."""
         held = np.empty_like(vector)
         read(held)
         self._both = None if np.array_equal(held, vector) else (vector.copy(), held)
 
     def undo(self, vector: Vector) -> None:
-        """Turn values read from the model, in place, into the loaded vector plus what has changed since."""
+        """Convert values read from the model, in place, to the loaded vector plus later changes."""
         if self._both is None:
             return
         loaded, held = self._both
         unchanged = (vector == held) | (np.isnan(vector) & np.isnan(held))
-        with np.errstate(invalid="ignore"):  # an infinite value is what a model of float16 makes of 100,000
+        with np.errstate(invalid="ignore"):  # a float16 model turns 100,000 into infinity
             vector -= held
             vector += loaded
         np.copyto(vector, loaded, where=unchanged)

@@ -1,8 +1,9 @@
-"""How often a graph runs the bodies of its Scans, as far as the graph itself says it.
+"""Limits how often a graph runs the bodies of its Scans, as far as the graph shows it.
 
-A Scan runs its body once for each slice of its scan inputs. Their sizes are known of inputs, initializers,
-constants and declared values, and of what ConstantOfShape and Expand make by a constant shape. A graph that hides
-them must be stopped while it runs. Field numbers are those of `onnx/onnx.proto`.
+A Scan runs its body once per slice of its scan inputs. Their sizes are known for inputs,
+initializers, constants and declared values, and for results of ConstantOfShape and Expand with a
+constant shape. Other Scans must be interrupted while they run. Field numbers are those of
+`onnx/onnx.proto`.
 """
 
 import struct
@@ -15,32 +16,34 @@ from edgeasync.errors import GraphError
 from edgeasync.training.protobuf import fields, packed, signed
 
 SCAN_STEPS_MAX = 1 << 20
-"""Runs of a body in one run of the graph, of bodies inside it too: more take over ten seconds, and are refused."""
+"""Most runs of a body, including nested ones, per run of the graph; more would take over ten
+seconds.
+"""
 
 _RANK_MAX = 32
 _INT64 = 7
 _SHAPED_BY = {b"ConstantOfShape": 0, b"Expand": 1}
-"""Operators whose result has the shape that one of their inputs names: which one."""
+"""Operators whose output shape is given by an input, with that input's position."""
 
 _Dims = list[int]
 _View = int | memoryview
 
 
 class _Sizes(msgspec.Struct):
-    """The sizes of a graph's tensors by name, those outside it included, as far as they are known; 0 if not."""
+    """Known sizes of a graph's tensors by name, including outer graphs; 0 for unknown sizes."""
 
     dims: MutableMapping[bytes, _Dims]
     values: MutableMapping[bytes, list[int]]
-    """Of vectors of integers that may be shapes."""
+    """Values of integer vectors that may be shapes."""
     shapes: MutableMapping[bytes, bytes]
-    """Tensor -> the tensor that names its shape."""
+    """Tensors that contain the shape of a tensor, by that tensor."""
 
     def inside(self) -> "_Sizes":
-        """Return what is known in a graph inside this one."""
+        """Return a scope for a graph nested in this one."""
         return _Sizes(ChainMap({}, self.dims), ChainMap({}, self.values), ChainMap({}, self.shapes))
 
     def of(self, name: bytes) -> list[_Dims]:
-        """Return everything that is said of a tensor's size."""
+        """Return all known sizes of a tensor."""
         said = [self.dims.get(name), self.values.get(self.shapes.get(name, b""))]
         return [dims for dims in said if dims is not None]
 
@@ -53,7 +56,7 @@ class _Scan(msgspec.Struct):
     body: memoryview = memoryview(b"")
 
     def steps(self, sizes: _Sizes) -> int:
-        """Return how often its body runs, 1 if nothing is known."""
+        """Return how often the body runs, 1 if unknown."""
         scanned = self.inputs[-self.count :] if 0 < self.count <= len(self.inputs) else []
         axes = self.axes if len(self.axes) == len(scanned) else [0] * len(scanned)
         lengths = [1]
@@ -63,12 +66,12 @@ class _Scan(msgspec.Struct):
 
 
 def check_scans(graph: memoryview) -> None:
-    """Raise `GraphError` for a GraphProto, screened before, that is known to run a body too often."""
+    """Raise `GraphError` if a screened GraphProto is known to run a body too often."""
     _check(graph, _Sizes({}, {}, {}), 1)
 
 
 def _check(graph: memoryview, sizes: _Sizes, times: int) -> None:
-    """Check a graph that is run a number of times."""
+    """Check a graph that runs `times` times."""
     scans = []
     for number, value in fields(graph):
         match number:
@@ -78,19 +81,19 @@ def _check(graph: memoryview, sizes: _Sizes, times: int) -> None:
                 _tensor(_bytes(value), sizes)
             case 11 | 12 | 13:
                 _value(_bytes(value), sizes)
-    for scan in scans:  # the sizes of what they scan may stand behind them
+    for scan in scans:  # after all sizes are known
         steps = times * scan.steps(sizes)
         if steps > SCAN_STEPS_MAX:
             shown = ascii(scan.name[:128].decode("utf-8", "replace"))
             raise GraphError(
                 f"node {shown} (Scan) runs its body {steps} times, over the limit of {SCAN_STEPS_MAX}; "
-                "give the hub a graph of shorter sequences"
+                "use a model with shorter sequences at the hub"
             )
         _check(scan.body, sizes.inside(), steps)
 
 
 def _node(node: memoryview, sizes: _Sizes) -> list[_Scan]:
-    """Note what a node says of its result; return it if it is a Scan."""
+    """Record the output size of a node. Return the node if it is a Scan."""
     parts: dict[int, list[memoryview]] = {}
     for number, value in fields(node):
         parts.setdefault(number, []).append(_bytes(value))
@@ -126,7 +129,7 @@ def _read_scan(inputs: list[bytes], name: bytes, attributes: list[memoryview]) -
 
 
 def _tensor(tensor: memoryview, sizes: _Sizes, name: bytes = b"") -> None:
-    """Note a constant's size, and its values if they may be a shape."""
+    """Record a constant's size, and its values if they may be a shape."""
     dims: list[int] = []
     values: list[int] = []
     kind = 0
@@ -148,7 +151,7 @@ def _tensor(tensor: memoryview, sizes: _Sizes, name: bytes = b"") -> None:
 
 
 def _value(declared: memoryview, sizes: _Sizes) -> None:
-    """Note the size that is declared of a value: ValueInfoProto, its type, its tensor_type, its shape."""
+    """Record the declared size of a value from its ValueInfoProto."""
     name = b""
     dims: list[int] | None = None
     for number, value in fields(declared):

@@ -1,4 +1,4 @@
-"""What a device runs between two exchanges: a `Trainer`, and the loop that takes its local steps."""
+"""The `Trainer` protocols, and the loop that takes local steps between two exchanges."""
 
 import math
 import operator
@@ -17,7 +17,7 @@ from edgeasync.protocol.messages import METRIC_PATTERN, METRICS_MAX
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):
-    """Result of one local step: its mean loss (`None` if there is no loss), and the number of examples.
+    """Result of a local step: its mean loss, or `None`, and the number of examples.
 
     >>> from edgeasync import StepResult
     >>> StepResult(loss=0.25, examples=32).examples
@@ -29,13 +29,16 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepsEndedError(EdgeAsyncError):
-    """A trainer takes no more steps: the assignment ends with those it has taken, and without any the agent."""
+    """A trainer takes no more steps.
+
+    The assignment ends early; without any step, the agent ends.
+    """
 
 
 class Trainer(Protocol):
-    """Trains on a device. A trainer of your own has `spec`, `begin` and `step`.
+    """Trains a model on a device. A custom trainer needs `spec`, `begin` and `step`.
 
-    It chooses its data, its loss and its optimizer, and may use any library.
+    It chooses its data, loss and optimizer, and may use any library.
 
     >>> from edgeasync import Parameter, ParameterSpec, StepResult, Stop, train
     >>> class Halve:
@@ -57,38 +60,41 @@ class Trainer(Protocol):
         """The arrays of the model."""
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: from now on train this vector in place.
+        """Start an assignment: train this vector in place from now on.
 
-        The trainer changes running statistics in the same vector. It decides whether to reset the optimizer's
-        state.
+        The trainer updates running statistics in the same vector. It decides whether to reset the
+        optimizer's state.
         """
 
     def step(self) -> StepResult:
-        """Take one local step, on one batch. An agent awaits an `async def step` on its loop."""
+        """Take one local step on one batch.
+
+        An agent awaits an `async def step` on its event loop.
+        """
 
 
 class CoroutineTrainer(Protocol):
-    """A `Trainer` whose steps the agent awaits on its loop."""
+    """A `Trainer` whose steps the agent awaits on its event loop."""
 
     @property
     def spec(self) -> ParameterSpec:
         """The arrays of the model."""
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: from now on train this vector in place."""
+        """Start an assignment: train this vector in place from now on."""
 
     async def step(self) -> StepResult:
-        """Take one local step, on one batch."""
+        """Take one local step on one batch."""
 
 
 @runtime_checkable
 class BufferedTrainer(Trainer, Protocol):
-    """A `Trainer` whose parameters are elsewhere, such as on a GPU: its steps do not change the vector."""
+    """A `Trainer` whose parameters are stored elsewhere, such as on a GPU."""
 
     def flush(self) -> None:
-        """Copy the parameters to the vector; called after the last step of an assignment, perhaps more often.
+        """Copy the parameters to the vector. Called at least after the last step of an assignment.
 
-        Raises `StepsEndedError` if they are out of reach: the steps are then abandoned.
+        Raises `StepsEndedError` if they are not accessible; the steps are then discarded.
         """
 
 
@@ -97,49 +103,55 @@ class MeasuringTrainer(Trainer, Protocol):
     """A `Trainer` that measures more than the loss."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Return metrics of the steps since the last call, by name; they travel to the hub with the update."""
+        """Return the metrics of the steps since the last call, by name.
+
+        They are sent to the hub.
+        """
 
 
 class ScoringTrainer(Trainer, Protocol):
-    """A `Trainer` that can say how good the model is that it was given, for policies that compare devices."""
+    """A `Trainer` that can evaluate parameters, for policies that compare devices."""
 
     def score(self) -> float:
-        """Return the loss of the parameters as they are on examples kept for that; low is good."""
+        """Return the loss of the current parameters on held-out examples; lower is better."""
 
 
 @runtime_checkable
 class ResumableTrainer(Trainer, Protocol):
-    """A `Trainer` that resumes after a power cut where it was, but for the parameters: the hub brings those."""
+    """A `Trainer` that resumes after a power cut. The hub provides the parameters."""
 
     def state(self) -> TrainerState:
-        """Return the arrays to resume from; called between two steps, and written before the next one."""
+        """Return the arrays to resume from. Called between two steps, and saved before the next."""
 
     def restore(self, state: TrainerState) -> None:
-        """Resume from a state, before `begin`; raises `ValueError` for another trainer's, or one on other data."""
+        """Resume from a state before `begin`. Raises `ValueError` if trainer or data differ."""
 
 
 @runtime_checkable
 class ResettableTrainer(Trainer, Protocol):
-    """A `Trainer` that can start over: the hub has found its parameters far worse than those of others."""
+    """A `Trainer` that can start over, after the hub found its parameters far worse than others."""
 
     def reset(self) -> None:
-        """Forget what earlier steps left beside the parameters, such as momentum; `begin` follows."""
+        """Discard state of earlier steps except the parameters, such as momentum.
+
+        `begin` follows.
+        """
 
 
 @runtime_checkable
 class ScalableTrainer(Trainer, Protocol):
-    """A `Trainer` whose learning rate the hub can reduce while training diverges."""
+    """A `Trainer` whose learning rate the hub can reduce if training diverges."""
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the learning rate that was set by this factor, up to 1, from the next step on."""
+        """Multiply the configured learning rate by `factor`, at most 1, from the next step on."""
 
 
 @runtime_checkable
 class InterruptibleTrainer(Trainer, Protocol):
-    """A `Trainer` whose running step can be ended: by what it runs, it might never return."""
+    """A `Trainer` whose running step can be interrupted, because it might never return."""
 
     def interrupt(self) -> None:
-        """Make a running step raise soon and each later one at once; called from any thread, as training ends."""
+        """Make the running step raise soon, and later ones at once. Called from any thread."""
 
 
 def take_local_steps(
@@ -155,22 +167,22 @@ def take_local_steps(
     continues: bool = False,
     step: Callable[[], StepResult] | None = None,
 ) -> Trained | None:
-    """Take `local_steps` steps, or return `None` as soon as `should_stop` says so: the work is abandoned.
+    """Take `local_steps` steps, or return `None` as soon as `should_stop` is true.
 
-    Steps that continue an earlier call's (`continues`) have no score and no base loss. A step that raises
-    `StepsEndedError` ends them early: what was done by then is returned, or `None` if nothing was.
+    With `continues`, the steps continue those of an earlier call, so the result has no score and no
+    base loss. A step that raises `StepsEndedError` ends the loop. The result then covers the steps
+    before it, or is `None` if there were none. After the last step, a `BufferedTrainer` copies its
+    parameters to the vector.
 
-    After the last step a `BufferedTrainer` copies its parameters to the vector; `step_s` includes that.
-
-    Every step is drawn out by `wait(remaining_s)`: to `step_s_min`, to stand for a slower device, and so that it
-    takes only a `share` of the time, above 0. `step_s` of the result, mean seconds a step, includes it. `on_step`
-    is called after each step. Mean and variance, the population's, are of the steps that have a loss. `step`
-    stands for the trainer's own, if that must be awaited. Of no steps the result has no loss. Raises `ValueError`
-    if `local_steps` is below 0, and `DataError` if a step returns something else than a loss and a count of
-    examples.
+    `wait(remaining_s)` extends every step to `step_s_min`, which simulates a slower device, and so
+    that steps take only a `share` of the time, above 0. `step_s` of the result is the mean time of
+    a step including these waits and the copy. `on_step` is called after each step. Mean and
+    (population) variance are over the steps that have a loss. `step` replaces the trainer's own if
+    that must be awaited. For 0 steps the result has no loss. Raises `ValueError` if `local_steps`
+    is negative, and `DataError` if a step does not return a loss and a number of examples.
     """
     if local_steps < 0:
-        raise ValueError(f"local_steps is {local_steps}; give 0 or more")
+        raise ValueError(f"local_steps is {local_steps}; pass 0 or more")
     scores = not continues and hasattr(trainer, "score")
     score = float(cast("ScoringTrainer", trainer).score()) if scores else None
     take_step = step or cast("Trainer", trainer).step
@@ -197,9 +209,9 @@ def take_local_steps(
 
 
 class _StepTotals:
-    """Adds up steps: examples, seconds, and mean and variance of their losses by Welford 1962.
+    """Sums up steps: examples, seconds, and mean and variance of their losses (Welford 1962).
 
-    Sums of squares would cancel once the losses are nearly alike.
+    Sums of squares would lose precision if the losses are almost equal.
     """
 
     def __init__(self) -> None:
@@ -208,7 +220,7 @@ class _StepTotals:
         self._first_loss: float | None = None
 
     def add(self, result: StepResult, seconds: float) -> None:
-        """Count a step; raises `DataError` for a result of something else."""
+        """Count a step. Raises `DataError` for an invalid result."""
         loss, examples = _numbers(result)
         self.count += 1
         self._examples += examples
@@ -224,7 +236,7 @@ class _StepTotals:
     def trained(
         self, score: float | None, flushed_s: float, metrics: dict[str, float] | None, *, continues: bool
     ) -> Trained:
-        """Return the result of all steps; bringing the parameters took `flushed_s`."""
+        """Return the result of all steps. `flushed_s` is the time to copy the parameters."""
         return Trained(
             self.count,
             self._examples,
@@ -238,7 +250,7 @@ class _StepTotals:
 
 
 def _flush(trainer: Trainer | CoroutineTrainer) -> bool:
-    """Let a trainer's steps reach the vector; return whether they have."""
+    """Copy a trainer's parameters to the vector. Return whether this succeeded."""
     if isinstance(trainer, BufferedTrainer):
         try:
             trainer.flush()
@@ -248,21 +260,24 @@ def _flush(trainer: Trainer | CoroutineTrainer) -> bool:
 
 
 def _numbers(result: Any) -> tuple[float | None, int]:
-    """Return a step's loss and examples as plain numbers: a trainer may well compute them by numpy or torch."""
+    """Return a step's loss and examples as plain numbers; they may be numpy or torch scalars."""
     try:
         loss, examples = None if result.loss is None else float(result.loss), operator.index(result.examples)
     except (AttributeError, TypeError, ValueError):
         examples = -1
     if examples < 0:
         raise DataError(
-            f"a trainer's step returned {result!r}; return StepResult(loss, examples): "
-            "the loss is a number or None, the examples are a whole number, 0 or more"
+            f"a trainer's step returned {result!r}; return StepResult(loss, examples), "
+            "where loss is a number or None, and examples is an integer of at least 0"
         )
     return loss, examples
 
 
 def _metrics(found: Mapping[str, float]) -> dict[str, float] | None:
-    """Return a trainer's metrics as they may travel; those that are not finite are left out."""
+    """Return a trainer's finite metrics as plain numbers.
+
+    Raises `DataError` if they are invalid.
+    """
     try:
         plain = {name: float(value) for name, value in found.items()}
         sound = len(plain) <= METRICS_MAX and all(re.match(METRIC_PATTERN, name) for name in plain)

@@ -37,5 +37,5 @@ def test_every_state_is_described_and_can_be_reached(name):
 def test_a_move_that_the_table_does_not_have_is_an_error():
     check_move(TABLES["member"], "left", "joining", "a member")
     check_move(TABLES["member"], "lost", "lost", "a member")
-    with pytest.raises(TransitionError, match="a member cannot go from 'left' to 'paused'"):
+    with pytest.raises(TransitionError, match="a member cannot change from 'left' to 'paused'"):
         check_move(TABLES["member"], "left", "paused", "a member")

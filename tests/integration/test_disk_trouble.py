@@ -24,7 +24,7 @@ def test_a_log_on_a_full_disk_harms_no_hub(commands, number):
     for service in (agent, hub):
         service.signal(number)
         assert service.wait() == 0
-        told = "edgeasync: events cannot be printed: No space left on device; look at the disk of the log\n"
+        told = "edgeasync: cannot print events: No space left on device; check the disk that stores the log\n"
         assert service.stderr == told
     assert (commands.folder / "run-hub" / "model.safetensors").exists()
 

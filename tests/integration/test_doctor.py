@@ -74,7 +74,7 @@ def test_a_healthy_device_has_no_complaint(device):
     assert {line["level"] for line in lines.values()} == {"ok"}, lines
     assert not any(line["cure"] for line in lines.values())
     assert not device.state.exists()  # nothing was changed
-    for name in ("round trip", "sync", "step takes", "MB an hour"):
+    for name in ("round trip", "sync", "step takes", "MB per hour"):
         assert any(name in line["detail"] for line in lines.values()), name
 
 
@@ -87,7 +87,7 @@ def test_what_people_read(device):
         f"fail  data         {device.folder}/gone.npz: no such file; pass the path of a .npz or .csv file\n"
         in told.stdout
     )
-    assert told.stderr == "edgeasync: this device cannot train yet: data; do what those lines say\n"
+    assert told.stderr == "edgeasync: this device cannot train yet: data; follow the remedies in those lines\n"
 
 
 def plant(files):
@@ -181,17 +181,17 @@ FAULTS = {
     "battery": (
         plant({f"sys/class/power_supply/B/{key}": text for key, text in
                {"type": "Battery", "capacity": "8", "status": "Discharging"}.items()}),
-        "power", "warn", "battery at 8%", "plug it in",
+        "power", "warn", "battery at 8%", "connect the charger",
     ),
     "memory": (
         plant({"proc/meminfo": "MemTotal: 430000 kB\nMemAvailable: 41000 kB\n"}),
-        "memory", "fail", "40 MiB of 420 MiB", "end other programs",
+        "memory", "fail", "40 MiB of 420 MiB", "stop other programs",
     ),
     "read-only card": (
         plant({"proc/self/mounts": "/dev/root / ext4 ro 0 0\n"}), "disk", "fail", "read-only", "remount",
     ),
     "slow card": (
-        patch(doctor, "time_sync", lambda _: 1.25), "disk", "warn", "a sync takes 1250 ms", "faster card",
+        patch(doctor, "time_sync", lambda _: 1.25), "disk", "warn", "a sync takes 1250 ms", "replace the card",
     ),
     "old processor": (
         plant({"proc/cpuinfo": "flags\t: sse\nFeatures\t: fp\n"}), "processor", "warn", "without a", "slow steps",
@@ -199,14 +199,14 @@ FAULTS = {
     "clock": (patch(time, "time", lambda: 86_400.0), "clock", "warn", "was never set", "timedatectl"),
     "no wheel": (
         patch(doctor, "find_version", lambda name: None if name == "onnxruntime" else "1"),
-        "packages", "fail", "cannot be imported: onnxruntime", "install edgeasync again",
+        "packages", "fail", "cannot import onnxruntime", "reinstall edgeasync",
     ),
     "no GPU": (no_gpu, "provider", "warn", "CPU computes, no cuda", "onnxruntime-gpu"),
     "no data": (no_file, "data", "fail", "no such file", "pass the path"),
     "NaN": (damaged_data, "data", "fail", "readings.npz", ""),
     "other data": (unfit_data, "step", "fail", "the data has examples of shape", "reshape the data"),
     "no graph": (a_model_that_is_none, "step", "fail", "onnxruntime cannot load the graph", ""),
-    "forward": (a_forward_model, "step", "fail", "is no training graph", "edgeasync model build"),
+    "forward": (a_forward_model, "step", "fail", "not a training graph", "edgeasync model build"),
     "slow": (
         patch(training, "_time_steps", lambda _: 31.0), "step", "warn", "a step takes 31.0 s", "micro_batch_size",
     ),
@@ -215,13 +215,13 @@ FAULTS = {
     "no key beyond": (a_hub_beyond_without_a_key, "hub", "fail", "is on another machine", "keys enrol"),
     "no key": (a_hub_with_keys, "key", "fail", "talks to enrolled devices only", "keys enrol"),
     "not a hub": (
-        another_program, "protocol", "fail", "does not answer as a hub", "check the port",
+        another_program, "protocol", "fail", "does not answer as a hub", "check that the port",
     ),
-    "state a file": (a_state_that_is_a_file, "state", "fail", "is no folder", "chown"),
+    "state a file": (a_state_that_is_a_file, "state", "fail", "is not a folder", "chown"),
     "identity": (a_damaged_identity, "state", "fail", "identity.json: damaged", "delete it"),
-    "locked": (a_running_agent, "state", "warn", "an agent runs with it", "another --state"),
+    "locked": (a_running_agent, "state", "warn", "used by a running agent", "another --state"),
     "copied": (identity(), "state", "warn", "last used on another machine", "enrol again"),
-    "another's": (identity(device_id="pi-2"), "state", "warn", "is of pi-2", "--device-id pi-2"),
+    "another's": (identity(device_id="pi-2"), "state", "warn", "belongs to pi-2", "--device-id pi-2"),
 }  # fmt: skip
 
 
@@ -257,7 +257,7 @@ def test_onnxruntime_for_a_gpu_counts_as_onnxruntime(monkeypatch):
 def test_a_system_of_32_bits_is_told_in_one_sentence():
     found = judge_system("Linux", "armv7l", 32, "Raspberry Pi 3 Model B Plus Rev 1.3")
     assert (found.level, found.detail) == ("fail", "Linux armv7l, 32 bits, Raspberry Pi 3 Model B Plus Rev 1.3")
-    assert found.cure == "install the 64-bit system: onnxruntime has no packages for 32 bits"
+    assert found.cure == "install a 64-bit system: onnxruntime has no packages for 32 bits"
 
 
 def test_a_state_that_this_user_may_not_look_into_has_its_line(commands):
@@ -265,7 +265,7 @@ def test_a_state_that_this_user_may_not_look_into_has_its_line(commands):
     closed.mkdir(mode=0)
     doctor = commands.start("doctor", "--state", closed / "state", under=without_rights())
     assert doctor.wait() == UNFIT
-    assert "cannot be looked into by this user; 'sudo chown -R $USER" in "\n".join(doctor.lines)
+    assert "cannot be read by this user; 'sudo chown -R $USER" in "\n".join(doctor.lines)
 
 
 def test_a_device_that_has_yet_to_enrol_is_looked_at_like_another(commands, device):
@@ -278,7 +278,7 @@ def test_a_device_that_has_yet_to_enrol_is_looked_at_like_another(commands, devi
     lines = {line.split()[1]: line for line in told.stdout.splitlines()}
     assert list(lines) == [name for name in LINES if name != "protocol"]
     assert [name for name, line in lines.items() if not line.startswith("ok")] == ["key"]
-    assert lines["key"].split(maxsplit=2)[2] == "not enrolled yet; start the agent, which brings its key"
+    assert lines["key"].split(maxsplit=2)[2] == "not enrolled yet; start the agent, which enrols this device"
     assert told.returncode == 0
     assert not device.state.exists()
 
@@ -291,8 +291,8 @@ def used(keys, token):
 TOKENS = {
     "used": (
         used,
-        "does not take the token: it was used",
-        "make another by 'edgeasync keys enrol NAME' at the hub",
+        "rejected the token: it was used",
+        "run 'edgeasync keys enrol NAME' at the hub",
     ),
     "cut": (lambda _, token: token[:-5], "enrol (--enrol) is not a complete token", "copy the whole line"),
     "garbage": (lambda *_: "garbage", "enrol (--enrol) is not a complete token", "copy the whole line"),
@@ -343,9 +343,12 @@ def test_a_device_with_its_key_asks_as_itself(commands, device):
     )
     agent.wait_for("joined")
     _, lines = device.examine()
-    assert lines["key"]["detail"] == "the hub lets this device's key in"
+    assert lines["key"]["detail"] == "authorized by the hub"
     assert lines["state"]["level"] == "warn"  # its agent runs
     keys.revoke("pi-1")
     assert agent.wait() == ACCESS
     _, lines = device.examine()
-    assert (lines["key"]["level"], lines["key"]["detail"]) == ("fail", "the hub does not let this device in")
+    assert (lines["key"]["level"], lines["key"]["detail"]) == (
+        "fail",
+        "the hub does not authorize this device's key",
+    )

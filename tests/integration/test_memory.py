@@ -34,7 +34,7 @@ def test_with_40_mb_less_than_a_step_needs_the_batch_is_split_and_trained(whole,
     limit = int(share * whole["needed"]) - 40_000_000
     code, found, told = run(limit, sight)
     assert code == 0, told
-    assert ("at a time" if sight == "sees" else "from now on 256") in told
+    assert ("at a time" if sight == "sees" else "continuing with 256") in told
     assert found["losses"] == pytest.approx(whole["losses"], rel=1e-5)
     assert found["needed"] < whole["needed"] - 40_000_000
 

@@ -181,7 +181,7 @@ def test_a_model_that_could_not_be_written_at_the_end(commands):
 def test_a_run_whose_model_is_damaged(commands):
     (commands.folder / "run-hub").mkdir()
     (commands.folder / "run-hub" / "model.safetensors").write_bytes(b"\xff" * 100)
-    mistake(commands, FILES, "model.safetensors", "move it away", arguments=["hub", commands.settings()])
+    mistake(commands, FILES, "model.safetensors", "move the file away", arguments=["hub", commands.settings()])
 
 
 def test_what_no_hub_has_made_in_a_runs_folder_hides_no_run(commands):
@@ -201,7 +201,7 @@ def test_what_no_hub_has_made_in_a_runs_folder_hides_no_run(commands):
 def test_going_back_in_a_folder_that_has_no_checkpoint(commands, recovery):
     """As where the name of the run is mistyped: the fleet would train from the first values on."""
     arguments = ["hub", commands.settings(), "--run", "runs/fisrt", "--recovery", recovery]
-    hint = ["runs/fisrt: has no checkpoint to go back to", "--run", "--recovery"]
+    hint = ["runs/fisrt: contains no checkpoint to resume from", "--run", "--recovery"]
     mistake(commands, FILES, *hint, arguments=arguments)
     assert not (commands.folder / "runs").exists()
 
@@ -249,7 +249,7 @@ def test_data_that_does_not_fit_the_hubs_model(commands, live):
     wide = commands.data("wide.npz", inputs=9)
     many = commands.data("many.npz", classes=4)
     arguments = ["agent", "--hub", live, "--device-id", "misfit", "--state", "state", "--data"]
-    mistake(commands, DATA, "9 features", "takes 8", "same features", arguments=[*arguments, wide])
+    mistake(commands, DATA, "9 features", "expects 8", "same features", arguments=[*arguments, wide])
     mistake(commands, DATA, "label 3", "3 classes", "from 0", arguments=[*arguments, many])
 
 
@@ -406,7 +406,7 @@ def test_a_folder_of_another_user_is_answered_in_one_line(commands):
     command = commands.start("replay", closed / "run", under=without_rights())
     returncode = command.wait()
     told = Told(returncode, "\n".join(command.lines), command.stderr)
-    assert_told(told, FILES, "closed/run: Permission denied", "as the user whose it is")
+    assert_told(told, FILES, "closed/run: Permission denied", "as the file's owner")
 
 
 def closing(*descriptors):
@@ -448,7 +448,7 @@ FULL = ("sh", "-c", 'exec "$@" >/dev/full', "sh")
 )
 def test_what_cannot_be_printed_is_told_in_one_line(commands, arguments):
     told = say(commands, *arguments, under=FULL)
-    assert_told(told, FILES, "standard output: No space left on device", "free space")
+    assert_told(told, FILES, "standard output: No space left on device", "free disk space")
 
 
 def test_what_the_output_has_no_letter_for_is_escaped(commands):

@@ -86,7 +86,7 @@ def test_what_only_zeros_were_compared_of_is_not_ok(commands):
     onnx.save(onnx.parser.parse_model(text), path)
     *rows, last = say(commands, "model", "check", path, "--loss", "mse").splitlines()
     assert [row.split()[-1] for row in rows[1:]] == ["ok", "zeros"]
-    assert last.startswith("only zeros, so nothing was compared: dead; nothing moves the loss through them")
+    assert last.startswith("only zeros, nothing to compare: dead. All their gradients are 0")
     told = json.loads(say(commands, "model", "check", path, "--loss", "mse", "--json"))
     assert told["passed"]
     assert [check["compared"] for check in told["gradients"]] == [True, False]
@@ -99,7 +99,7 @@ def test_a_warning_of_a_command_names_flags(commands, forward):
     model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["head.weight"], value=head))
     model.graph.initializer.remove(head)
     onnx.save(model, forward)
-    sentence = "weights in Constant nodes are not trained: head.weight; to train them, give --train '*' --train "
+    sentence = "weights in Constant nodes are not trained: head.weight; to train them, set --train '*' --train "
     assert f"warning: {sentence}'head.weight'" in say(commands, "model", "inspect", forward)
     assert json.loads(say(commands, "model", "inspect", forward, "--json"))["warnings"][0].startswith(sentence)
     told = commands.run("hub", "--model", forward, "--run", commands.folder / "run", "--check")
@@ -267,7 +267,7 @@ def test_a_hub_without_a_journal_has_its_last_checkpoint_exported_and_that_is_to
     trained(address, 5, "pi")
     told = json.loads(say(commands, "export", "run-hub", "--out", "out.onnx", "--json"))
     assert told["version"] == 0
-    assert "a hub is at work here that keeps no journal" in told["remarks"][0]
+    assert "a hub without a journal is running here" in told["remarks"][0]
     hub.signal(signal.SIGTERM)
     assert hub.wait() == 0
     told = json.loads(say(commands, "export", "run-hub", "--out", "out.onnx", "--json"))
@@ -294,13 +294,13 @@ def test_settings_that_are_none(commands, forward):
         mistake(commands, GRAPH, *hint, arguments=[*arguments, "--train", "tail.*"])
         mistake(commands, GRAPH, *hint, arguments=[*arguments, "--freeze", "tail.*"])
         mistake(commands, GRAPH, "'tail'", "scores", arguments=[*arguments, "--output", "tail"])
-        mistake(commands, GRAPH, "none chosen", arguments=[*arguments, "--freeze", "*"])
+        mistake(commands, GRAPH, "none selected", arguments=[*arguments, "--freeze", "*"])
 
 
 def test_a_training_graph_in_place_of_a_forward_model_and_the_other_way_round(commands, forward):
     say(commands, "model", "build", forward, "--out", "training.onnx")
     arguments = ["model", "build", "training.onnx", "--out", "again.onnx"]
-    mistake(commands, CONFIG, "training.onnx", "give the forward model", arguments=arguments)
+    mistake(commands, CONFIG, "training.onnx", "pass the forward model", arguments=arguments)
     for command in ("inspect", "check"):
         arguments = ["model", command, "training.onnx", "--train", "head.*"]
         mistake(commands, CONFIG, "train has no effect", arguments=arguments)
@@ -310,7 +310,7 @@ def test_a_training_graph_in_place_of_a_forward_model_and_the_other_way_round(co
     mistake(commands, CONFIG, "training.safetensors", arguments=["model", "check", "training.onnx"])
     run_folder(commands, {})
     arguments = ["export", "run", "--model", "training.onnx", "--out", "out.onnx"]
-    mistake(commands, GRAPH, "training graph", "give the forward model", arguments=arguments)
+    mistake(commands, GRAPH, "training graph", "pass the forward model", arguments=arguments)
 
 
 def test_files_that_cannot_be_read_or_written(commands, forward):
@@ -347,7 +347,7 @@ def test_runs_that_cannot_be_exported(commands):
     for name in ("out.pt", "out"):
         mistake(commands, CONFIG, name, ".onnx, .safetensors or .npz", arguments=["export", "run", "--out", name])
     arrays_alone = ["export", "run", "--model", "forward.onnx", "--out", "out.npz"]
-    mistake(commands, CONFIG, "leave out --model", arguments=arrays_alone)
+    mistake(commands, CONFIG, "remove --model", arguments=arrays_alone)
     bias = np.zeros(3, np.float32)
     run_folder(commands, {"head.bias": bias, "tail": bias}, forward_model())
     mistake(commands, MISMATCH, "'tail'", MODEL_FILE, FORWARD_FILE, arguments=arguments)

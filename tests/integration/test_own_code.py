@@ -150,7 +150,7 @@ def test_a_name_that_leads_nowhere_is_told_by_hub_and_agent(commands, importable
         ("nothing", "returned NoneType; return named arrays"),
         ("integers", "parameter 'w' is int64; only floats"),
         ("empty", "has no parameters"),
-        ("other_shape", "array 'w' has shape (3,), not (2,)"),
+        ("other_shape", "array 'w' has shape (3,), expected (2,)"),
         ("other_name", "array 'v' is not part of this model"),
         ("short", "expected a flat float32 vector of 2 values"),
     ],
@@ -172,7 +172,7 @@ def test_a_trainer_that_does_not_fit_is_told(commands, importable):
         ("mistakes:no_step", CONFIG, ["returned StructMeta; return a trainer"]),
         ("mistakes:refuses", DATA, ["no temperatures in it"]),
         ("mistakes:other", MISMATCH, ["'w' (2,), trained, here, 'weight' (4,), trained, there"]),
-        (None, CONFIG, ["give this agent a trainer (--trainer) of its own, such as 'package.module:factory'"]),
+        (None, CONFIG, ["start this agent with its own trainer (--trainer), such as 'package.module:factory'"]),
     ]
     for trainer, code, hints in cases:
         flags = ["--data", commands.data("d.npz")] if trainer is None else ["--trainer", trainer]

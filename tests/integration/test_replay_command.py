@@ -322,7 +322,7 @@ def test_a_replay_exports_into_no_file_of_the_run_that_it_reads(crashed):
         arguments = ["replay", "run-hub", "--until", 5, "--export", place]
         mistake(crashed, CONFIG, f"--export {place}: is inside the input folder run-hub", arguments=arguments)
     arguments = ["replay", "run-hub", "--export", "then.onnx"]
-    mistake(crashed, CONFIG, "--export then.onnx: write a name that ends in .safetensors", arguments=arguments)
+    mistake(crashed, CONFIG, "--export then.onnx: the file name must end in .safetensors", arguments=arguments)
     assert {path: path.read_bytes() for path in run.iterdir()} == before
 
 
@@ -343,7 +343,7 @@ def test_runs_that_cannot_be_gone_on_with(crashed):
     )
     mistake(crashed, FILES, "hub.json", "no such file", arguments=["hub", "--resume", unknown])
     for more in ([settings], ["--model", "m.onnx"], ["--run", "elsewhere"], ["--loss", "mse"]):
-        mistake(crashed, CONFIG, "--resume", "leave out", arguments=["hub", "--resume", run, *more])
+        mistake(crashed, CONFIG, "--resume", "remove the settings file", arguments=["hub", "--resume", run, *more])
     arguments = ["hub", "--resume", run, "--bind", "tcp://127.0.0.1:*", "--recovery", "yesterday"]
     mistake(crashed, FILES, "yesterday", "no such checkpoint", arguments=arguments)
     arguments = ["hub", "--resume", run, "--durability", "wishful"]

@@ -68,7 +68,7 @@ def external():
 
 SOUND = plain_graph()
 HOSTILE = {
-    "a foreign operator": (plain_graph("Evil"), {}, ["'suspect'", "Evil", "does not run"]),
+    "a foreign operator": (plain_graph("Evil"), {}, ["'suspect'", "Evil", "not supported on devices"]),
     "a foreign domain": (plain_graph(domain="evil"), {}, ["'suspect'", "'evil'"]),
     "a tensor in another file": (external(), {}, ["another file"]),
     "no graph at all": (b"\x00" * 100, {}, ["know"]),

@@ -67,7 +67,7 @@ if repetitions("systems of ARM"):
 
     def test_the_doctor_knows_the_board(board):
         lines = board.run(EDGEASYNC, "doctor")
-        for words in ("aarch64, 64 bits, Raspberry Pi 4", "CPU computes", "52 C (cpu-thermal)"):
+        for words in ("aarch64, 64 bits, Raspberry Pi 4", "CPU runs the model", "52 C (cpu-thermal)"):
             assert words in lines
 
     def test_an_agent_learns_digits_is_killed_and_comes_back(board, commands):

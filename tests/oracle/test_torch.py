@@ -93,7 +93,7 @@ def test_an_accuracy_of_several_places_is_a_share_of_them_and_an_ignored_label_d
     trainer.step()
     assert trainer.metrics() == {"accuracy": 1.0}
     alone = prepared.make_evaluator(edgeasync.Dataset.of(x, np.full_like(y, 9)))
-    with pytest.raises(DataError, match="none of the examples to evaluate on counts"):
+    with pytest.raises(DataError, match="all evaluation examples have the ignored label"):
         alone(prepared.initial)
 
 
@@ -210,7 +210,7 @@ def test_a_module_of_several_inputs_takes_them_by_the_names_of_the_data():
     prepared = edgeasync.torch.model(nn.Linear(4, 2)).prepare(LocalTraining())
     for use in (lambda: prepared.make_trainer(two, 0, 1), lambda: prepared.make_evaluator(two)):
         with pytest.raises(
-            DataError, match=r"has the inputs age, image, and Linear.forward takes input; name them"
+            DataError, match=r"has the inputs age, image, but Linear.forward has input; use the same"
         ):
             use()
 

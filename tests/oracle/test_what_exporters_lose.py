@@ -165,7 +165,8 @@ def test_a_file_of_torch_s_own_exporter_tells_that_its_masks_stay():
     module = nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Dropout1d(0.5), nn.Flatten(), nn.Linear(4, 2))
     (told,) = build_training_graph(export(module, torch.randn(3, 4), **EXPORTS["new"]), MSE).warnings
     assert re.fullmatch(
-        r"node '.*' \(RandomUniformLike\) draws in evaluations, too, .*to_onnx writes .* alone", told
+        r"node '.*' \(RandomUniformLike\) draws random numbers in evaluations too, .*edgeasync.torch.to_onnx",
+        told,
     )
     assert graph_of(edgeasync.torch.to_onnx(module, torch.randn(3, 4))).warnings == ()
 
@@ -275,7 +276,7 @@ def test_a_single_number_in_a_file_of_the_older_exporter_is_told():
     module = of_floats(scaled, scale=nn.Parameter(torch.tensor(0.7)), shift=nn.Parameter(torch.tensor(0.0)))
     content = export(module, torch.randn(3, 4), **EXPORTS["old, training"])
     (told,) = build_training_graph(content, MSE).warnings
-    assert told.startswith("single numbers are not trained, as they may be constants: scale, shift; ")
+    assert told.startswith("scalars are not trained, because they may be constants: scale, shift; ")
     followed = build_training_graph(content, GraphSettings(loss="mse", train=arguments(told)["train"]))
     assert {"scale", "shift", "a.weight"} <= {parameter.name for parameter in followed.spec.parameters}
     assert followed.warnings == ()
@@ -751,5 +752,5 @@ def test_a_file_that_evaluates_otherwise_says_so():
     graphs = [
         graph_of(edgeasync.torch.to_onnx(Changing(training=alone), torch.randn(3, 4))) for alone in (True, False)
     ]
-    assert "the file predicts otherwise than the module after eval()" in " ".join(graphs[0].warnings)
+    assert "the model's predictions differ from the module's after eval()" in " ".join(graphs[0].warnings)
     assert graphs[1].warnings == (), "a module that always draws predicts as its file"

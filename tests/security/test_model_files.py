@@ -433,7 +433,7 @@ def test_a_model_that_takes_too_much_memory_is_given_up(tmp_path):
         file=write(tmp_path / "large.onnx", large()), loss="mse", build_memory_bytes_max=ByteCount(512 << 20)
     )
     with pytest.raises(
-        GraphError, match=r"large\.onnx: .* 536870912 bytes of memory, the limit of .*build_memory_bytes_max"
+        GraphError, match=r"large\.onnx: .* the memory limit is 536870912 bytes, set by .*build_memory_bytes_max"
     ):
         load_graph_apart(settings)
 

@@ -160,19 +160,19 @@ class Evil:
         return eval, ("open('executed', 'w')",)
 
 
-NOT_TRUSTED = "is code that only the run's folder names"
+NOT_TRUSTED = "only the run's folder names this code"
 
 FOLDERS = {
     plugin: (2, NOT_TRUSTED),
     plugin_by_its_path: (2, NOT_TRUSTED),
-    plugin_of_a_package_in_the_folder: (2, "is in the folder of a run, and no code is imported from there"),
+    plugin_of_a_package_in_the_folder: (2, "is in the folder of a run, from which code is never imported"),
     many_plugins: (2, NOT_TRUSTED),
     factory_of_an_installed_module: (2, NOT_TRUSTED),
     factory_in_the_folder: (2, NOT_TRUSTED),
-    address_of_all_networks: (8, "if you want that, add --bind tcp://0.0.0.0:* --insecure\n"),
-    address_that_is_a_file: (8, "if you want that, add --bind ipc:///"),
-    keys_of_a_stranger: (8, "if you want that, add --bind tcp://0.0.0.0:* --keys /"),
-    keys_of_the_user: (8, "if you want that, add --keys /"),
+    address_of_all_networks: (8, "to confirm that, add --bind tcp://0.0.0.0:* --insecure\n"),
+    address_that_is_a_file: (8, "to confirm that, add --bind ipc:///"),
+    keys_of_a_stranger: (8, "to confirm that, add --bind tcp://0.0.0.0:* --keys /"),
+    keys_of_the_user: (8, "to confirm that, add --keys /"),
     files_elsewhere: (3, "evaluation.data"),
     a_text_in_place_of_a_model: (10, "not a readable ONNX model"),
     data_elsewhere: (0, "stopped"),

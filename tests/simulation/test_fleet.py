@@ -308,7 +308,7 @@ def test_what_is_shown_is_what_is_done():
     for device, found_s in zip(status["devices"], apart_s, strict=True):
         assert device["period_s"] == pytest.approx(found_s, rel=0.01)
         assert device["bound"] == bound
-    words = f"not the 60.00 s aimed at: {bound} holds"
+    words = f"target 60.00 s: limited by {bound}"
     console = Console(width=200, file=io.StringIO())
     console.print(describe_status(status | {"address": "", "pid": 0}))
     assert words in console.file.getvalue()

@@ -200,7 +200,7 @@ def test_sizes(value, size):
     "value", [-1, 1.5, True, None, "", "64", "64 MIB", "64 KB", "64 kiB", "-1 B", "1e3 B", "1 TiB", "B", [1]]
 )
 def test_what_is_not_a_size_is_refused_with_the_units(value):
-    with pytest.raises(ValueError, match="is not a size; write bytes or one of B, kB, MB, GB, KiB, MiB, GiB"):
+    with pytest.raises(ValueError, match="is not a size; use bytes or one of B, kB, MB, GB, KiB, MiB, GiB"):
         ByteCount.parse(value)
 
 

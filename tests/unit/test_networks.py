@@ -74,7 +74,7 @@ def test_mistakes_are_named():
         network.gradient(np.ones((2, 5)), [0, 1])
     with pytest.raises(DataError, match="the network expects \\(4,\\)"):
         network(np.ones((2, 5)))
-    with pytest.raises(DataError, match="label 3 is not under 3 classes"):
+    with pytest.raises(DataError, match="label 3 is too large for the 3 classes"):
         network.gradient(np.ones((1, 4)), [3])
     with pytest.raises(DataError, match="inputs image, but the network has x"):
         network({"image": np.ones((1, 4))})

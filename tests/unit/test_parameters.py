@@ -43,8 +43,8 @@ def test_flatten_is_the_inverse_of_views_and_copies():
     [
         ({"extra": np.zeros(1, np.float32)}, "array 'extra' is not part of this model"),
         ({"conv.weight": None}, "array 'conv.weight' of the model is missing"),
-        ({"conv.weight": np.zeros((3, 2), np.float32)}, r"'conv.weight' has shape \(3, 2\), not \(2, 3\)"),
-        ({"conv.scale": np.zeros(1, np.float32)}, r"'conv.scale' has shape \(1,\), not \(\)"),
+        ({"conv.weight": np.zeros((3, 2), np.float32)}, r"'conv.weight' has shape \(3, 2\), expected \(2, 3\)"),
+        ({"conv.scale": np.zeros(1, np.float32)}, r"'conv.scale' has shape \(1,\), expected \(\)"),
     ],
 )
 def test_flatten_names_the_array_that_does_not_fit(change, message):

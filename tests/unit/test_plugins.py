@@ -52,7 +52,7 @@ def test_no_module_of_a_runs_folder_is_imported(searched, file, name, through):
     else:
         (searched / "kept").rename(searched / "run")
         refuse_modules_in(searched / "run")
-    with pytest.raises(PluginError, match="is in the folder of a run, and no code is imported from there"):
+    with pytest.raises(PluginError, match="is in the folder of a run, from which code is never imported"):
         find_code(name, "plugin")
     ran = [module for name, module in sys.modules.items() if name.startswith("strange")]
     assert not [module for module in ran if module.__file__ is not None], "folders that are packages run nothing"

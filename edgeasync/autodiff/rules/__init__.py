@@ -1,4 +1,4 @@
-"""A rule for every operator that can be trained through; importing this package fills the table."""
+"""Gradient rules, one per trainable operator. Importing this package registers them."""
 
 from edgeasync.autodiff.rules import (
     convolution,

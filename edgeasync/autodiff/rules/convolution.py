@@ -1,4 +1,4 @@
-"""Gradients of convolutions of any number of spatial dimensions, grouped, strided, padded and dilated."""
+"""Gradients of grouped, strided, padded and dilated convolutions of any dimension."""
 
 import math
 
@@ -19,9 +19,9 @@ def _conv(step: Step) -> Gradients:
 
 @rule("ConvTranspose")
 def _conv_transpose(step: Step) -> Gradients:
-    """Exchange the roles that input and output have in a convolution."""
+    """Swap input and output of a convolution."""
     if step.attribute("output_shape", None) or step.attribute("auto_pad", "NOTSET").startswith("SAME"):
-        raise step.refused("its padding is not given by numbers; export it with `pads`")
+        raise step.refused("its padding is automatic; export it with numbers in `pads`")
     layer = Convolution.of(step, step.output_shape, step.shape(0))
     geometry = layer.geometry
     grad_x = layer.graph.op(
@@ -45,7 +45,8 @@ def _input_gradient(layer: Convolution, gradient: str, weight: str) -> str:
     after = [whole - pad for whole, pad in zip(reach, geometry.after, strict=True)]
     faster = layer.group > 1 or math.prod(geometry.kernel) == 1
     if geometry.dense and min(*before, *after, 0) == 0 and faster:
-        # With stride 1 it is a convolution with the turned kernel; onnxruntime is better at that in these cases.
+        # With stride 1, convolve with the flipped kernel, which onnxruntime computes faster in
+        # these cases.
         return layer.graph.op(
             "Conv", gradient, _turned(layer, weight), dilations=list(geometry.dilations), pads=[*before, *after],
             group=layer.group,
@@ -57,7 +58,7 @@ def _input_gradient(layer: Convolution, gradient: str, weight: str) -> str:
 
 
 def _turned(layer: Convolution, weight: str) -> str:
-    """Exchange a kernel's input and output channels within each group, and turn it round in space."""
+    """Swap a kernel's input and output channels within each group, and flip it spatially."""
     graph, op, group = layer.graph, layer.graph.op, layer.group
     outs, ins, *kernel = layer.shape
     spatial = range(2, len(layer.shape))

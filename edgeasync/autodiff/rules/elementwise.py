@@ -9,7 +9,7 @@ from edgeasync.autodiff.graph import Graph
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 STEEP = 3e38
-"""Nearly the largest float32: times the smallest normal one it is above 1."""
+"""Close to the largest float32. Times the smallest normal float32, it exceeds 1."""
 
 
 @rule("Add", "Sum")
@@ -84,15 +84,15 @@ def _pow(step: Step) -> Gradients:
         if (power == 2.0).all():
             slope = op("Mul", base, graph.scalar(2.0))
         else:
-            # The power 0 has the slope 0 everywhere, also at 0 itself.
+            # The power 0 has slope 0 everywhere, including at 0.
             less = np.where(power == 0.0, np.float32(0.0), power - np.float32(1.0))
             slope = op("Mul", op("Pow", base, graph.constant(less)), graph.constant(power))
         return [step.unbroadcast(op("Mul", step.gradient, slope), 0)]
     lower = op("Sub", exponent, graph.scalar(1.0))
     slope = op("Mul", op("Pow", base, lower), exponent)
-    # The power 0 has the slope 0 everywhere, also at 0 itself.
+    # The power 0 has slope 0 everywhere, including at 0.
     slope = op("Where", op("Equal", exponent, graph.scalar(0.0)), graph.scalar(0.0), slope)
-    # 0 to any power does not change with the power; its logarithm would make a NaN of that.
+    # 0 to any power does not depend on the exponent, but log(0) would produce a NaN.
     growth = op("Where", op("Equal", base, graph.scalar(0.0)), graph.scalar(0.0),
                 op("Mul", step.output(), op("Log", base)))  # fmt: skip
     return [
@@ -103,7 +103,7 @@ def _pow(step: Step) -> Gradients:
 
 @rule("Max", "Min")
 def _extreme(step: Step) -> Gradients:
-    """Share the gradient among inputs that tie, as torch does for two."""
+    """Share the gradient among equal inputs, as torch does for two."""
     graph, op = step.graph, step.graph.op
     kind = graph.dtypes[step.output()]
     masks = [op("Cast", op("Equal", name, step.output()), to=_onnx_float(kind)) for name in step.node.inputs]
@@ -132,10 +132,10 @@ def _onnx_float(dtype: "np.dtype[np.generic]") -> int:
 
 
 def is_positive(graph: Graph, value: str) -> str:
-    """Return 1.0 where a value is above 0 and 0.0 elsewhere.
+    """Return 1.0 where a value is positive, and 0.0 elsewhere.
 
-    A sigmoid so steep that no normal float32 falls on its slope: one pass where Sign takes as long as eight,
-    and Greater and Cast are two.
+    A HardSigmoid so steep that no normal float32 lies on its slope. It takes one pass; Sign takes
+    eight times as long, Greater and Cast take two passes.
     """
     return graph.op("HardSigmoid", value, alpha=STEEP, beta=0.0)
 
@@ -149,7 +149,7 @@ SLOPES: dict[str, Callable[[Graph, str, str], str]] = {
     "Softplus": lambda graph, x, _: graph.op("Sigmoid", x),
     "Tanh": lambda graph, _, y: graph.op("Sub", graph.scalar(1.0), graph.op("Mul", y, y)),
 }
-"""The slopes of operators whose input and output tell all of it."""
+"""Slopes of operators that depend only on their input and output."""
 
 
 @rule(*SLOPES)
@@ -176,7 +176,7 @@ def _elu(step: Step) -> Gradients:
 
 @rule("Clip")
 def _clip(step: Step) -> Gradients:
-    """Pass the gradient where the value lies within the bounds, the bounds themselves included, as torch does."""
+    """Pass the gradient where the value is within the bounds, inclusive, as torch does."""
     graph, op = step.graph, step.graph.op
     gradient = step.gradient
     for position, outside in ((1, "Less"), (2, "Greater")):
@@ -196,7 +196,10 @@ def _hard_sigmoid(step: Step) -> Gradients:
 
 @rule("HardSwish")
 def _hard_swish(step: Step) -> Gradients:
-    """0 up to -3, 1 from 3 on, and x / 3 + 1 / 2 between (Howard et al. 2019, arXiv:1905.02244)."""
+    """Howard et al. 2019 (arXiv:1905.02244).
+
+    The slope is 0 below -3, 1 above 3, and x / 3 + 1 / 2 in between.
+    """
     graph, op, x = step.graph, step.graph.op, step.input(0)
     # onnxruntime computes this sigmoid for the forward result too, and shares it.
     sigmoid = op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
@@ -214,7 +217,7 @@ def _erf(step: Step) -> Gradients:
 
 @rule("Gelu")
 def _gelu(step: Step) -> Gradients:
-    """Hendrycks and Gimpel 2016 (arXiv:1606.08415), exact or by its tanh approximation."""
+    """Hendrycks and Gimpel 2016 (arXiv:1606.08415), exact or with the tanh approximation."""
     graph, op, x = step.graph, step.graph.op, step.input(0)
     square = op("Mul", x, x)
     if step.attribute("approximate", "none") == "none":
@@ -235,11 +238,11 @@ def _gelu(step: Step) -> Gradients:
 
 
 def _keep_mask(step: Step) -> None:
-    """Drop values in training, whatever mode the forward model was exported in."""
+    """Enable dropout, regardless of the mode in which the forward model was exported."""
     ratio = step.constant(1, np.float32(0.5))
     if not 0.0 <= float(ratio) < 1.0:
-        raise step.refused(f"a ratio of {float(ratio)}; give one from 0 to under 1")
-    # A constant of its own, that a check of gradients may set to 0.
+        raise step.refused(f"its ratio is {float(ratio)}; set one of at least 0 and below 1")
+    # A separate constant, so that the gradient check can set it to 0.
     name = step.saved["ratio"] = step.graph.new_name("ratio")
     step.graph.constants[name] = np.asarray(ratio, np.float32)
     step.node.inputs = [step.input(0), name, step.graph.constant(np.array(True))]
@@ -249,7 +252,7 @@ def _keep_mask(step: Step) -> None:
 
 @rule("Dropout", forward=_keep_mask)
 def _dropout(step: Step) -> Gradients:
-    """Srivastava et al. 2014: the gradient passes where the value did, scaled alike."""
+    """Srivastava et al. 2014: apply the forward mask and scale to the gradient."""
     graph, op = step.graph, step.graph.op
     kept = op("Cast", step.saved["mask"], to=1)
     scaled = op("Div", step.gradient, op("Sub", graph.scalar(1.0), step.saved["ratio"]))

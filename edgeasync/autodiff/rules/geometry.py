@@ -1,4 +1,4 @@
-"""What a sliding window does: the common ground of convolutions and pools."""
+"""The geometry of sliding windows, for convolutions and pools."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -10,7 +10,7 @@ from edgeasync.autodiff.rules.registry import Step
 
 
 class Geometry(msgspec.Struct, frozen=True):
-    """What a sliding window does along each spatial dimension, and the sizes of what it slides over."""
+    """The parameters of a sliding window per spatial dimension, with input and output sizes."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -26,9 +26,12 @@ class Geometry(msgspec.Struct, frozen=True):
     def of(
         cls, step: Step, kernel: tuple[int, ...], wide: tuple[int | None, ...], narrow: tuple[int | None, ...]
     ) -> Self:
-        """Read strides, dilations and padding of a node; raises `GraphError` if a spatial size is not fixed."""
+        """Read strides, dilations and padding of a node.
+
+        Raises `GraphError` if a spatial size is free.
+        """
         if None in wide or None in narrow:
-            raise step.refused("its spatial sizes follow the batch")
+            raise step.refused("its spatial sizes depend on the batch size")
         sizes = tuple([dim or 0 for dim in wide])
         outs = tuple([dim or 0 for dim in narrow])
         count = len(kernel)
@@ -52,7 +55,7 @@ class Geometry(msgspec.Struct, frozen=True):
 
     @property
     def rest(self) -> list[int]:
-        """Values at the end of the wide side that no window reaches; below 0 where windows reach beyond it."""
+        """Values at the end of the wide side that no window covers; negative for the opposite."""
         return [
             wide - ((narrow - 1) * stride - before - after + dilation * (kernel - 1) + 1)
             for wide, narrow, stride, before, after, dilation, kernel in zip(
@@ -74,7 +77,7 @@ class Geometry(msgspec.Struct, frozen=True):
 
 
 class Convolution(msgspec.Struct, frozen=True):
-    """A convolution: the graph it is in, its kernel's shape, what its window does, and its groups."""
+    """A convolution in a graph: its kernel's shape, its geometry and its groups."""
 
     graph: Graph
     shape: tuple[int, ...]
@@ -83,12 +86,12 @@ class Convolution(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, step: Step, wide: Shape, narrow: Shape) -> Self:
-        """Read a node whose kernel is its second input; raises `GraphError` if a size follows the batch."""
+        """Read a node whose second input is the kernel. Raises `GraphError` if a size is free."""
         shape = step.graph.static_shape(step.input(1), step.node.where)
         geometry = Geometry.of(step, shape[2:], wide[2:], narrow[2:])
         return cls(step.graph, shape, geometry, step.attribute("group", 1))
 
 
 def as_two(sizes: Sequence[int], missing: int = 1) -> tuple[int, int]:
-    """Return sizes of one or two dimensions as of two."""
+    """Extend one-dimensional sizes to two dimensions."""
     return (missing, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])

@@ -1,7 +1,8 @@
-"""The gradient of gated recurrent units (Cho et al. 2014, arXiv:1406.1078), in both forms that ONNX has.
+"""The gradient of gated recurrent units (Cho et al. 2014, arXiv:1406.1078), in both ONNX variants.
 
-Each time, h' = (1 - z) n + z h. The gates z and r are sigmoids of linear maps of x and h; the candidate n is the
-tanh of a map of x plus, as in torch, r times a map of h, or, as in the paper, plus a map of r times h.
+At each time step, h' = (1 - z) n + z h. The gates z and r are sigmoids of linear maps of x and h.
+The candidate n is tanh of a map of x plus, as in torch, r times a map of h, or, as in the paper, a
+map of r times h.
 """
 
 import msgspec
@@ -17,16 +18,16 @@ def _gru(step: Step) -> Gradients:
 
 
 class _Parts(msgspec.Struct, frozen=True):
-    """A GRU's tensors of all times that both forms have, as rows, and the parts of its weights."""
+    """Tensors of a GRU that both variants use, as rows of all time steps."""
 
     previous: str
     states: str
     z: str
     r: str
     candidate: str
-    """The input's part of what the candidate is the tanh of, with its bias."""
+    """The input's contribution to the argument of the candidate's tanh, with its bias."""
     state_weight: str
-    """The candidate's weights of the state."""
+    """The candidate's weights for the state."""
     state_bias: list[str]
 
 
@@ -56,16 +57,16 @@ def _parts(direction: RecurrentDirection) -> _Parts:
 
 
 def _shared_slopes(direction: RecurrentDirection, parts: _Parts, n: str) -> tuple[str, str]:
-    """Return what h' changes by with the weighted sums of z, z (1 - z) (h - n), and of n, (1 - z) (1 - n^2)."""
+    """Return the slopes z (1 - z) (h - n) for z and (1 - z) (1 - n^2) for n."""
     graph, op = direction.graph, direction.graph.op
     change = op("Sub", parts.states, n)
     rest = op("Sub", graph.scalar(1.0), parts.z)
-    # z (h - n) is h' - n, which is at hand.
+    # z (h - n) equals h' - n, which is already known.
     return op("Mul", change, rest), op("Sub", rest, op("Mul", op("Mul", rest, n), n))
 
 
 def _reset_after(direction: RecurrentDirection) -> Local:
-    """Return the gradient where n = tanh(a + r q), and q is a map of h with a bias of its own."""
+    """Return the gradient for n = tanh(a + r q), where q is a map of h with its own bias."""
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
     parts = _parts(direction)
     q = op("Gemm", parts.previous, parts.state_weight, *parts.state_bias, transB=1)
@@ -98,7 +99,7 @@ def _reset_after(direction: RecurrentDirection) -> Local:
 
 
 def _reset_before(direction: RecurrentDirection) -> Local:
-    """Return the gradient where n = tanh(a + map of (r h)): it passes another product on its way to r and h."""
+    """Return the gradient for n = tanh(a + map of (r h)), with another product for r and h."""
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
     parts = _parts(direction)
     reset = op("Mul", parts.r, parts.previous)

@@ -1,7 +1,9 @@
-"""The gradient of a convolution's kernel, four ways: onnxruntime's own convolution is slow at it.
+"""Computes the gradient of a convolution's kernel in one of four ways.
 
-Each correlates the wide side of a convolution (its input) with the gradient on its narrow side (its output).
-The faster form was measured on x86-64: `python -m benchmarks.train_step` shows the whole.
+onnxruntime's own convolution is slow at it.
+
+Each correlates the wide side of a convolution (its input) with the gradient at its narrow side (its
+output). Which is fastest was measured on x86-64 with `python -m benchmarks.train_step`.
 """
 
 import math
@@ -12,17 +14,21 @@ from edgeasync.autodiff.graph import Graph
 from edgeasync.autodiff.rules.geometry import Convolution, as_two
 
 DEEP = 6
-"""Input channels from which moving channels last pays for a kernel's gradient."""
+"""Number of input channels from which moving channels last is faster."""
 
 PLACES_MAX = 9
-"""Places of a kernel up to which there may be a copy of the input for each: more take too much memory."""
+"""Largest kernel for which the input is copied once per kernel position; larger ones use too much
+memory.
+"""
 
 COLUMNS_MAX = 64
-"""Columns up to which a depthwise kernel's gradient is found by products of all pairs of columns."""
+"""Largest output width for which a depthwise kernel's gradient uses products of all pairs of
+columns.
+"""
 
 
 def kernel_gradient(layer: Convolution, wide: str, narrow: str) -> str:
-    """Return the gradient of the kernel from the convolution's input and the gradient of its output."""
+    """Return the kernel's gradient from the convolution's input and the gradient of its output."""
     geometry, (outs, ins) = layer.geometry, layer.shape[:2]
     flat = len(geometry.kernel) <= 2
     if flat and layer.group > 1 and ins == 1 and outs == layer.group and geometry.narrow[-1] <= COLUMNS_MAX:
@@ -36,10 +42,10 @@ def kernel_gradient(layer: Convolution, wide: str, narrow: str) -> str:
 
 
 def _by_shifts(layer: Convolution, wide: str, narrow: str) -> str:
-    """Stride 1: one product of matrices over all places of the kernel.
+    """Stride 1: one matrix product for all kernel positions.
 
-    With rows padded to one width, moving in space is moving in a flat row of values; what runs over a row's
-    end meets a zero on the other side.
+    With rows padded to one width, a shift in space is a shift in the flattened values. Values that
+    cross the end of a row meet a zero on the other side.
     """
     graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
     outs, ins, *kernel = layer.shape
@@ -71,7 +77,7 @@ def _by_shifts(layer: Convolution, wide: str, narrow: str) -> str:
 
 
 def _by_columns(layer: Convolution, wide: str, narrow: str) -> str:
-    """Stride 1, many channels or places: with channels last a row of the kernel is one run, and one product."""
+    """Stride 1, many channels or a large kernel: one product per kernel row, with channels last."""
     graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
     outs, ins, *kernel = layer.shape
     (high, width), (rows, columns) = as_two(kernel), as_two(geometry.wide)
@@ -96,10 +102,10 @@ def _by_columns(layer: Convolution, wide: str, narrow: str) -> str:
 
 
 def _by_rows(layer: Convolution, wide: str, narrow: str) -> str:
-    """Depthwise: for each row of the kernel the products of all pairs of columns, then the kernel's among them.
+    """Depthwise: for each kernel row, multiply all pairs of columns and select those of the kernel.
 
-    That is more arithmetic than needed, but in large products of matrices, which take a fifth of the time that
-    passes over all values for each place of the kernel do.
+    This does more arithmetic than needed, but in large matrix products, which take a fifth of the
+    time of one pass over all values per kernel position.
     """
     graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
     channels = layer.shape[0]
@@ -110,7 +116,7 @@ def _by_rows(layer: Convolution, wide: str, narrow: str) -> str:
     swap = [1, 0, 2, 3]
     wide = op("Transpose", op("Reshape", wide, graph.ints(-1, channels, rows, columns)), perm=swap)
     narrow = op("Transpose", op("Reshape", narrow, graph.ints(-1, channels, out_rows, out_columns)), perm=swap)
-    # For each column of the kernel and output: the input's column under it, if it is not padding.
+    # For each kernel column and output column: the input column below it, unless that is padding.
     picked = np.zeros((columns, out_columns, width), np.float32)
     for column, place in np.ndindex(out_columns, width):
         source = column * stride[1] + place * dilation[1] - before[1]
@@ -135,7 +141,7 @@ def _by_rows(layer: Convolution, wide: str, narrow: str) -> str:
 
 
 def _rows(graph: Graph, value: str, rows: tuple[int, int, int, int]) -> str:
-    """Return every `stride`-th row from the first to the last, inclusive, of `count`."""
+    """Return every `stride`-th of `count` rows, from the first to the last inclusive."""
     count, first, last, stride = rows
     if first == 0 and last == count - 1 and stride == 1:
         return value
@@ -143,7 +149,7 @@ def _rows(graph: Graph, value: str, rows: tuple[int, int, int, int]) -> str:
 
 
 def _by_convolution(layer: Convolution, wide: str, narrow: str) -> str:
-    """Any stride: a convolution over the batch, with strides and dilations exchanged."""
+    """Any stride: a convolution over the batch, with strides and dilations swapped."""
     graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
     _, ins, *kernel = layer.shape
     spatial = list(range(2, len(layer.shape)))

@@ -43,7 +43,7 @@ def _matmul(step: Step) -> Gradients:
 
 
 def _by_matrix(step: Step) -> Gradients:
-    """Flatten the rows of all batches into one product: a matrix has no batches of its own."""
+    """Multiply by a matrix: flatten all leading dimensions into rows of one product."""
     graph, op = step.graph, step.graph.op
     a, b, gradient = step.input(0), step.input(1), step.gradient
     if len(step.shape(0)) > 2:
@@ -57,7 +57,10 @@ def _by_matrix(step: Step) -> Gradients:
 
 
 def _with_vectors(step: Step) -> Gradients:
-    """Take a vector as a row on the left and as a column on the right; the result lacks that dimension."""
+    """Treat a vector as a row on the left and a column on the right.
+
+    The result lacks that dimension.
+    """
     graph, op = step.graph, step.graph.op
     a, b, gradient = step.input(0), step.input(1), step.gradient
     shape_a, shape_b = step.shape(0), step.shape(1)

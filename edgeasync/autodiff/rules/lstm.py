@@ -1,4 +1,4 @@
-"""The gradient of long short-term memory (Hochreiter & Schmidhuber 1997), with forget gates (Gers et al. 2000)."""
+"""The gradient of LSTMs (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000)."""
 
 from edgeasync.autodiff.rules.recurrent import Local, RecurrentDirection, differentiate
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
@@ -10,10 +10,10 @@ def _lstm(step: Step) -> Gradients:
 
 
 def _cell(direction: RecurrentDirection) -> Local:
-    """Return the gradient: each time, c' = f c + i g and h' = o tanh(c').
+    """Return the gradient. At each time step, c' = f c + i g and h' = o tanh(c').
 
-    The gates i, o and f are sigmoids of linear maps of x and h, and g is the tanh of one. The slopes are written
-    with what is at hand, for example o (1 - tanh^2) = o - h' tanh.
+    The gates i, o and f are sigmoids of linear maps of x and h, and g is the tanh of one. Slopes
+    use values that are already known, for example o (1 - tanh^2) = o - h' tanh.
     """
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
     previous, states = direction.rows(direction.previous), direction.rows(direction.states)
@@ -51,7 +51,10 @@ def _cell(direction: RecurrentDirection) -> Local:
 
 
 def _sums(direction: RecurrentDirection, previous: str) -> list[str]:
-    """Return rows of each gate's weighted sums: a product for each costs no more, and nothing has to be cut."""
+    """Return the weighted sums of each gate as rows.
+
+    Separate products avoid splitting a joint one.
+    """
     op, bias = direction.graph.op, direction.bias()
     biases = [[name] for name in direction.gates(bias, 4)] if bias else [[]] * 4
     weights, recurrent = direction.gates(direction.weights, 4), direction.gates(direction.recurrent, 4)
@@ -62,7 +65,10 @@ def _sums(direction: RecurrentDirection, previous: str) -> list[str]:
 
 
 def _kept_cells(direction: RecurrentDirection, forget: str, new: str) -> str:
-    """Return what each time keeps of the cells before it; of the forward recursion, only this is redone."""
+    """Return the part of the previous cells that each time step keeps.
+
+    Only this is recomputed forward.
+    """
     op = direction.graph.op
 
     def forward(carried: list[str], now: list[str]) -> tuple[list[str], list[str]]:

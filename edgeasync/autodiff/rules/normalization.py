@@ -1,14 +1,18 @@
-"""Gradients of normalizations; batch norms that are trained use the batch's statistics and move their own."""
+"""Gradients of normalizations.
+
+Trained batch norms use the batch's statistics and update running ones.
+"""
 
 from edgeasync.autodiff.rules.reduction import count_of
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 
 def _batch_norm_forward(step: Step) -> None:
-    """Normalize by the batch if the running statistics are to move, else by them, whatever the export's mode.
+    """Normalize by the batch if the running statistics are updated, otherwise by them.
 
-    BatchNormalization's own training mode is of no use: it overwrites its inputs when its statistics stay
-    inside the graph, and it does not tell the batch's mean and variance, which the gradient needs.
+    BatchNormalization's own training mode is not usable. It overwrites its inputs if the statistics
+    stay inside the graph, and it does not output the batch's mean and variance, which the gradient
+    needs.
     """
     graph, op, node = step.graph, step.graph.op, step.node
     momentum = step.attribute("momentum", 0.9)
@@ -27,16 +31,16 @@ def _batch_norm_forward(step: Step) -> None:
     step.saved = {"centred": centred, "variance": variance}
     node.inputs[3:] = [flat_mean, variance]
     graph.nodes.append(node)
-    # torch keeps the unbiased variance; models come from there, and the difference shows for small batches.
+    # Use the unbiased variance, as torch does; the difference matters for small batches.
     count = count_of(step, shape, axes)
     several = op("Greater", count, graph.scalar(1.0))
     unbiased = op("Mul", variance, op("Div", count, op("Sub", count, graph.scalar(1.0))))
     for name, fresh in ((mean_name, flat_mean), (variance_name, unbiased)):
-        # A norm that is used twice moves them twice, one use after the other.
+        # If a norm is used twice, the second use updates the result of the first.
         old = graph.statistics.get(name, name)
         kept = op("Mul", old, graph.scalar(momentum))
         moved = op("Add", kept, op("Mul", fresh, graph.scalar(1.0 - momentum)))
-        # One value has no variance: the last batch of an epoch may be a single example.
+        # A single value has no variance, and the last batch of an epoch may be a single example.
         graph.statistics[name] = moved if name == mean_name else op("Where", several, moved, old)
 
 
@@ -60,7 +64,7 @@ def _batch_norm(step: Step) -> Gradients:
         return [scaled, projected, grad_bias]
     share = op("Div", factor, count_of(step, step.shape(0), [axis for axis in range(rank) if axis != 1]))
     slope, offset = (op("Neg", op("Mul", value, share)) for value in (op("Mul", projected, inverse), grad_bias))
-    # slope * centred + offset in one pass: as a norm it is a mean of 0 and a variance of 1.
+    # slope * centred + offset in one pass, as a batch norm with mean 0 and variance 1.
     zero, one = (op("Expand", graph.scalar(value), op("Shape", factor)) for value in (0.0, 1.0))
     rest = op("BatchNormalization", centred, slope, offset, zero, one, epsilon=0.0)
     return [op("Add", scaled, rest), projected, grad_bias]
@@ -74,10 +78,13 @@ def _layer_norm_forward(step: Step) -> None:
 
 @rule("LayerNormalization", forward=_layer_norm_forward)
 def _layer_norm(step: Step) -> Gradients:
-    """Ba et al. 2016 (arXiv:1607.06450); mean and inverse deviation come with the forward result."""
+    """Ba et al. 2016 (arXiv:1607.06450).
+
+    Mean and inverse deviation are outputs of the forward operator.
+    """
     graph, op = step.graph, step.graph.op
     if any(step.gradients[1:]):
-        raise step.refused("its mean or its deviation is read as well")
+        raise step.refused("its mean or deviation is used as well")
     gradient = step.gradient
     inner = graph.ints(*range(step.axis(), len(step.shape(0))))
     normal = op("Mul", op("Sub", step.input(0), step.output(1)), step.output(2))
@@ -92,7 +99,7 @@ def _layer_norm(step: Step) -> Gradients:
 
 @rule("InstanceNormalization")
 def _instance_norm(step: Step) -> Gradients:
-    """Ulyanov et al. 2016 (arXiv:1607.08022): each channel of each example by its own mean and deviation."""
+    """Ulyanov et al. 2016 (arXiv:1607.08022): normalize each channel of each example on its own."""
     graph, op, gradient, x = step.graph, step.graph.op, step.gradient, step.input(0)
     rank = len(step.shape(0))
     inner = graph.ints(*range(2, rank))

@@ -10,11 +10,11 @@ from edgeasync.autodiff.rules.geometry import Geometry
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 WINDOW_MAX = 16
-"""Values in a window up to which comparing each with the largest beats onnxruntime's indices."""
+"""Largest window for which comparisons with the maximum are faster than onnxruntime's indices."""
 
 
 def _max_pool_forward(step: Step) -> None:
-    """Ask for the places of the largest values only where nothing else will do: it takes ten times as long."""
+    """Request the indices of the maxima only if necessary, because this takes ten times as long."""
     kernel = step.attribute("kernel_shape", [])
     fixed = None not in (*step.shape(0)[2:], *step.output_shape[2:])
     if not fixed or math.prod(kernel) > WINDOW_MAX or any(d != 1 for d in step.attribute("dilations", [1])):
@@ -24,9 +24,9 @@ def _max_pool_forward(step: Step) -> None:
 
 @rule("MaxPool", forward=_max_pool_forward)
 def _max_pool(step: Step) -> Gradients:
-    """Give the gradient of each window to its largest value, the first of equals."""
+    """Pass the gradient of each window to its maximum, or to the first of several."""
     if step.attribute("storage_order", 0):
-        raise step.refused("storage_order 1; export it in row-major order")
+        raise step.refused("storage_order is 1; export it in row-major order")
     if "indices" in step.saved:
         return [_by_indices(step)]
     kernel = tuple(step.attribute("kernel_shape", []))
@@ -44,9 +44,9 @@ def _by_indices(step: Step) -> str:
 
 
 def _by_tiles(step: Step, geometry: Geometry) -> str:
-    """Windows that tile the input: compare it with the results spread over it.
+    """Windows that tile the input: compare the input with the upsampled result.
 
-    Where several values of a window are equal the first has the largest rank of those that match.
+    Among equal values of a window, the first has the highest rank.
     """
     graph, op = step.graph, step.graph.op
     kernel = list(geometry.kernel)
@@ -58,7 +58,7 @@ def _by_tiles(step: Step, geometry: Geometry) -> str:
     matches = op("Cast", op("Equal", x, _spread_tiles(step, step.output(), kernel)), to=1)
     ranks = np.arange(math.prod(kernel), 0, -1, dtype=np.float32).reshape(kernel)
     ranked = op("Mul", matches, graph.constant(np.tile(ranks, geometry.narrow)[None, None]))
-    # Nothing matches where a NaN is the largest; without the 0.5 all of its window would.
+    # If the maximum is NaN, nothing matches. Without the 0.5, the whole window would match.
     best = op("Max", op("MaxPool", ranked, kernel_shape=kernel, strides=kernel), graph.scalar(0.5))
     first = op("Cast", op("Equal", ranked, _spread_tiles(step, best, kernel)), to=1)
     found = op("Mul", first, _spread_tiles(step, step.gradient, kernel))
@@ -79,7 +79,7 @@ def _spread_tiles(step: Step, value: str, kernel: list[int]) -> str:
 
 
 def _by_places(step: Step, geometry: Geometry) -> str:
-    """Overlapping windows: for each place in them, what of the gradient is not yet given goes where it matches."""
+    """Overlapping windows: pass the remaining gradient to matching values, by position."""
     op = step.graph.op
     look = _phases(step, geometry) if _has_phases(geometry) else _windows(step, geometry)
     left, given = step.gradient, {}
@@ -92,10 +92,10 @@ def _by_places(step: Step, geometry: Geometry) -> str:
 
 
 def _put_back(step: Step, geometry: Geometry, given: dict[tuple[int, ...], str]) -> str:
-    """Sum what each place of the windows was given where windows overlap.
+    """Sum the shares of all window positions, where windows overlap.
 
-    Values whose place in the input is the same modulo the stride lie on one grid, on which places differ by
-    whole steps. A transposed convolution whose windows do not overlap then weaves the grids together.
+    Values with the same position modulo the stride form a grid, on which positions differ by whole
+    steps. A transposed convolution with non-overlapping windows then interleaves the grids.
     """
     graph, op = step.graph, step.graph.op
     grid = [-(-wide // stride) for wide, stride in zip(geometry.wide, geometry.strides, strict=True)]
@@ -121,7 +121,7 @@ def _put_back(step: Step, geometry: Geometry, given: dict[tuple[int, ...], str])
 
 
 Look = Callable[[tuple[int, ...]], str]
-"""From a place in the window to the values that all windows have there."""
+"""Function from a position in the window to the values of all windows there."""
 
 
 def _windows(step: Step, geometry: Geometry) -> Look:
@@ -145,7 +145,10 @@ def _has_phases(geometry: Geometry) -> bool:
 
 
 def _phases(step: Step, geometry: Geometry) -> Look:
-    """Sort the values by their place modulo the stride: picking every second one takes seven times as long."""
+    """Sort values by position modulo the stride.
+
+    Selecting every second value would take seven times as long.
+    """
     graph, op = step.graph, step.graph.op
     channels = step.shape(0)[1]
     assert channels is not None
@@ -174,7 +177,7 @@ def _phases(step: Step, geometry: Geometry) -> Look:
 
 @rule("AveragePool")
 def _average_pool(step: Step) -> Gradients:
-    """Spread the gradient of each window evenly over it, all channels as one."""
+    """Spread the gradient of each window evenly over it, treating all channels as one."""
     graph, op = step.graph, step.graph.op
     kernel = tuple(step.attribute("kernel_shape", []))
     geometry = Geometry.of(step, kernel, step.shape(0)[2:], step.output_shape[2:])
@@ -195,7 +198,7 @@ def _average_pool(step: Step) -> Gradients:
 
 
 def _window_sizes(geometry: Geometry, *, padded: bool) -> Array:
-    """Return how many values the mean of each window is over, float32 (spatial sizes of the output)."""
+    """Return the number of values averaged per window, float32 (spatial sizes of the output)."""
     total: Array = np.ones((), np.float32)
     for axis, kernel in enumerate(geometry.kernel):
         first = np.arange(geometry.narrow[axis]) * geometry.strides[axis] - geometry.before[axis]
@@ -211,14 +214,14 @@ def _window_sizes(geometry: Geometry, *, padded: bool) -> Array:
 def _global_average_pool(step: Step) -> Gradients:
     graph, op, sizes = step.graph, step.graph.op, step.shape(0)[2:]
     if None in sizes:
-        raise step.refused("its spatial sizes follow the batch")
+        raise step.refused("its spatial sizes depend on the batch size")
     share = op("Mul", step.gradient, graph.scalar(1.0 / math.prod(dim or 0 for dim in sizes)))
     return [op("Expand", share, graph.ints(1, 1, *[dim or 0 for dim in sizes]))]
 
 
 @rule("GlobalMaxPool")
 def _global_max_pool(step: Step) -> Gradients:
-    """Share the gradient evenly among values that tie, as torch's amax does."""
+    """Share the gradient evenly among equal values, as torch's amax does."""
     graph, op = step.graph, step.graph.op
     axes = graph.ints(*range(2, len(step.shape(0))))
     mask = op("Cast", op("Equal", step.input(0), step.output()), to=1)
@@ -227,22 +230,26 @@ def _global_max_pool(step: Step) -> Gradients:
 
 @rule("Resize")
 def _resize(step: Step) -> Gradients:
-    """Sum the gradients of the copies of each value; only whole factors of nearest neighbours."""
+    """Sum the gradients of each value's copies.
+
+    Supports nearest neighbours with integer factors only.
+    """
     graph, op = step.graph, step.graph.op
     if step.attribute("mode", "nearest") != "nearest":
-        raise step.refused("only mode 'nearest' has a gradient here")
+        raise step.refused("only mode 'nearest' has a gradient")
     scales = _scales(step)
     shape: list[int] = []
     axes: list[int] = []
     for axis, (size, out) in enumerate(zip(step.shape(0), step.output_shape, strict=True)):
         if size is None or out is None:
             if size is not out or scales.get(axis, 1.0) != 1.0:
-                raise step.refused("it resizes along the batch")
+                raise step.refused("it resizes the batch axis")
             shape.append(-1)
             continue
-        # A scale such as 2.4 makes 4 places of 2, but not two of each: onnxruntime divides places by the scale.
+        # A scale of 2.4 turns 2 values into 4, but not evenly, because onnxruntime divides by the
+        # scale.
         if out % size or scales.get(axis, out / size) != out / size or not _repeats(step, size, out):
-            raise step.refused("only whole factors that repeat every value have a gradient here")
+            raise step.refused("only integer factors that repeat every value have a gradient")
         if size == out:
             shape.append(size)
         else:
@@ -255,7 +262,7 @@ def _resize(step: Step) -> Gradients:
 
 
 def _scales(step: Step) -> dict[int, float]:
-    """Return the scales that the node is given, by axis: none if it is given sizes."""
+    """Return the node's scales by axis; empty if the node uses sizes."""
     given = step.constant(2)
     if given is None or not given.size:
         return {}
@@ -265,7 +272,7 @@ def _scales(step: Step) -> dict[int, float]:
 
 
 def _repeats(step: Step, size: int, out: int) -> bool:
-    """Return whether the node's coordinates choose `place // factor`."""
+    """Return whether the node's coordinate mode selects `place // factor`."""
     factor = out // size
     places = np.arange(out, dtype=np.float64)
     mode = step.attribute("coordinate_transformation_mode", "half_pixel")

@@ -1,8 +1,9 @@
-"""What the gradients of recurrent layers share: backpropagation through time (Werbos 1990), mostly outside time.
+"""Common parts of the gradients of recurrent layers: backpropagation through time (Werbos 1990).
 
-The forward operator stays as it is and also gives the state at every time. From all states, the gates of all
-times come at once, by the same products as in the forward pass. Only the gradient of the state has to go through
-time, and does so in a Scan; those of weights and input are single products over all times again.
+The forward operator is kept and also outputs the state at every time step. From all states, the
+gates of all time steps are computed at once, by the same products as in the forward pass. Only the
+gradient of the state is computed step by step, in a Scan. Those of weights and input are single
+products over all time steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,58 +16,58 @@ from edgeasync.autodiff.graph import Graph, write_nodes
 from edgeasync.autodiff.rules.registry import Gradients, Step, TrainingGraphBuilder
 
 X, W, R, B, LENGTHS, INITIAL_H, INITIAL_C, PEEPHOLES = range(8)
-"""Positions of an LSTM's inputs; a GRU has the first six of them."""
+"""Input positions of an LSTM. A GRU has the first six."""
 
 
 class RecurrentDirection(msgspec.Struct, frozen=True, kw_only=True):
-    """One direction of a recurrent layer while its gradient is made: tensors of all times, without that axis.
+    """One direction of a recurrent layer, with its tensors for all time steps.
 
-    Times and batch are one axis where a comment says rows, otherwise they are two.
+    Where a comment says "rows", time and batch are one axis, otherwise two.
     """
 
     graph: TrainingGraphBuilder
     hidden: int
     sizes: tuple[int, int]
-    """Times and batch as Reshape takes them: -1 for the one that is free."""
+    """Sizes of the time and batch axes for Reshape; -1 for the free one."""
     backwards: bool
     x: str
-    """Rows of the input."""
+    """The input, as rows."""
     weights: str
     recurrent: str
     biases: tuple[str, str] | None
-    """Of the input's product and of the state's."""
+    """The biases of the input's product and of the state's product."""
     states: str
     previous: str
-    """At each time, the state before it."""
+    """The previous state of each time step."""
     initial_c: str
-    """ "" where the cells begin with zeros."""
+    """Initial cells, or "" for zeros."""
     gradients: tuple[str | None, str | None, str | None]
-    """Of all states, the last state and the last cells."""
+    """Gradients of all states, of the last state and of the last cells."""
 
     def rows(self, value: str, width: int | None = None) -> str:
-        """Make times and batch one axis."""
+        """Merge the time and batch axes."""
         return self.graph.op("Reshape", value, self.graph.ints(-1, width or self.hidden))
 
     def times(self, rows: str, width: int | None = None) -> str:
-        """Make times and batch two axes again."""
+        """Split rows into time and batch axes."""
         return self.graph.op("Reshape", rows, self.graph.ints(*self.sizes, width or self.hidden))
 
     def gates(self, value: str, count: int) -> list[str]:
-        """Cut weights or biases into those of each gate."""
+        """Split weights or biases by gate."""
         return self.graph.add("Split", value, outputs=count, axis=0, num_outputs=count)
 
     def bias(self) -> str:
-        """Return both biases as one; only for cells that add both alike."""
+        """Return the sum of both biases, for cells that add both in the same place."""
         return self.graph.op("Add", *self.biases) if self.biases else ""
 
     def zeros(self) -> str:
-        """Return zeros of the shape of the state at one time."""
+        """Return zeros with the shape of one state."""
         if -1 not in self.sizes:
             return self.graph.constant(np.zeros((self.sizes[1], self.hidden), np.float32))
         return self.graph.op("ConstantOfShape", self.graph.op("Shape", self.states, start=1))
 
     def last_gradient(self) -> str:
-        """Return the gradient that reaches the last state from outside the recurrence."""
+        """Return the gradient of the last state from outside the recurrence."""
         graph, (every, last, _) = self.graph, self.gradients
         found = [last] if last else []
         if every:
@@ -75,36 +76,43 @@ class RecurrentDirection(msgspec.Struct, frozen=True, kw_only=True):
         return graph.total(found) if found else self.zeros()
 
     def earlier_gradients(self) -> list[str]:
-        """Return, for each time, the gradient from outside at the state before it; without one, nothing."""
+        """Return the previous states' gradients from outside the recurrence, in a list.
+
+        The list is empty if there are none.
+        """
         every = self.gradients[0]
         return [] if every is None else [shifted(self.graph, every, backwards=self.backwards)]
 
     def scan(self, states: list[str], inputs: list[str], body: "Body", *, reverse: bool) -> list[str]:
-        """Append a loop over this direction's times, or against them; return the last states, then the outputs."""
+        """Append a loop over time, in this direction or in `reverse`.
+
+        Return last states, then outputs.
+        """
         return scan(self.graph, states, inputs, body, backwards=self.backwards != reverse)
 
 
 class Local(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cell's own part of the gradient finds, by tensor name; weights as they lie in ONNX."""
+    """The gradients that a cell computes, as tensor names; weights in ONNX's layout."""
 
     before_input: str
-    """Rows of the gradients of the gates' inputs, as the input's product reaches them."""
+    """Gradients at the gates' inputs, as rows, where the input's product is added."""
     recurrent: str
     """The gradient of the state's weights."""
     state_bias: str
-    """That of the state's bias, "" where it is as the input's."""
+    """The gradient of the state's bias, or "" if it equals that of the input's bias."""
     initial: list[str]
-    """Those of the initial state and, for an LSTM, of the initial cells."""
+    """The gradients of the initial state and, for an LSTM, of the initial cells."""
 
 
 Body = Callable[[list[str], list[str]], tuple[list[str], list[str]]]
-"""From the states and the inputs at one time: the next states and the outputs."""
+"""Function from the states and inputs of a time step to the next states and the outputs."""
 
 
 def scan(graph: Graph, states: list[str], inputs: list[str], body: Body, *, backwards: bool) -> list[str]:
-    """Append a Scan over axis 0; return its last states, then its outputs.
+    """Append a Scan over axis 0, and return its last states, then its outputs.
 
-    `body` adds nodes to the same graph, which end up in the loop; other tensors can be read from there too.
+    `body` adds nodes to the same graph, which are moved into the loop. It can use tensors from
+    outside.
     """
     outside, graph.nodes = graph.nodes, []
     before = [graph.new_name("state") for _ in states]
@@ -135,7 +143,10 @@ def _of_any_shape(name: str) -> ValueInfoProto:
 
 
 def shifted(graph: Graph, value: str, *, backwards: bool, first: str = "") -> str:
-    """Move everything one time on; what comes first is `first` or zeros, and the last one is lost."""
+    """Shift a tensor by one time step.
+
+    The first step is `first` or zeros, and the last step is dropped.
+    """
     if not first:
         pads = [-1, 0, 0, 1, 0, 0] if backwards else [1, 0, 0, -1, 0, 0]
         return graph.op("Pad", value, graph.ints(*pads))
@@ -147,7 +158,10 @@ def shifted(graph: Graph, value: str, *, backwards: bool, first: str = "") -> st
 def differentiate(
     step: Step, cell: Callable[[RecurrentDirection], Local], activations: Sequence[str]
 ) -> Gradients:
-    """Return the gradients of all inputs of a recurrent layer; `activations` are those that `cell` knows."""
+    """Return the gradients of all inputs of a recurrent layer.
+
+    `cell` supports only these `activations`.
+    """
     _check(step, activations)
     graph, where = step.graph, step.node.where
     width = graph.static_shape(step.input(W), where)[-1]
@@ -179,9 +193,9 @@ def _stack(graph: Graph, parts: list[str]) -> str:
 
 
 def _check(step: Step, activations: Sequence[str]) -> None:
-    """Refuse what no exporter writes unless asked for by hand."""
+    """Reject options that no exporter writes by default."""
     if step.attribute("layout", 0):
-        raise step.refused("layout = 1; put time before the batch (layout = 0)")
+        raise step.refused("layout is 1; export it with time before batch (layout = 0)")
     if step.attribute("clip", None) is not None:
         raise step.refused("its gates are clipped")
     if step.attribute("input_forget", 0):
@@ -194,11 +208,11 @@ def _check(step: Step, activations: Sequence[str]) -> None:
         raise step.refused(f"its activations are {', '.join(given)} instead of {', '.join(wanted)}")
     times, *rest = step.shape(X)
     if times is None and None in rest:
-        raise step.refused("times and batch are both free; export it with a fixed number of times")
+        raise step.refused("both time and batch sizes are free; export it with a fixed number of time steps")
     if step.input(LENGTHS):
         lengths = step.graph.constants.get(step.input(LENGTHS))
         if lengths is None or (lengths != times).any():
-            raise step.refused("its sequences have lengths of their own; leave sequence_lens out")
+            raise step.refused("its sequences have individual lengths; omit sequence_lens")
 
 
 def _count(step: Step) -> int:
@@ -217,7 +231,7 @@ def _directions(step: Step, x: str) -> list[RecurrentDirection]:
         backwards = reverse or index == 1
         own = _pick(graph, states, index, count, 1)
         initial_h, initial_c = (_initial(step, position, index, count) for position in (INITIAL_H, INITIAL_C))
-        # The states themselves have no axis of directions any more, so neither have the initial ones.
+        # The states have no direction axis any more, so the initial ones must not have it either.
         first = graph.op("Unsqueeze", initial_h, graph.ints(0)) if initial_h else ""
         biases = None
         if step.input(B):
@@ -248,7 +262,7 @@ def _directions(step: Step, x: str) -> list[RecurrentDirection]:
 
 
 def _initial(step: Step, position: int, index: int, count: int) -> str:
-    """Return an initial state of one direction, "" for zeros, which need no copying."""
+    """Return an initial state of one direction, or "" for zeros."""
     name = step.input(position)
     if not name or (name in step.graph.constants and not step.graph.constants[name].any()):
         return ""
@@ -256,7 +270,7 @@ def _initial(step: Step, position: int, index: int, count: int) -> str:
 
 
 def _pick(graph: Graph, value: str, index: int, count: int, axis: int) -> str:
-    """Return one direction of a tensor, without the axis of directions."""
+    """Return one direction of a tensor, without the direction axis."""
     if count == 1:
         return graph.op("Squeeze", value, graph.ints(axis))
     return graph.op("Gather", value, graph.constant(np.int64(index)), axis=axis)

@@ -15,7 +15,7 @@ def _axes(step: Step) -> list[int]:
 
 
 def _kept(step: Step, value: str, axes: list[int]) -> str:
-    """Give a reduced tensor its reduced dimensions back, as ones."""
+    """Restore the reduced dimensions of a tensor, with size 1."""
     if step.attribute("keepdims", 1) or not axes:
         return value
     return step.graph.op("Unsqueeze", value, step.graph.ints(*axes))
@@ -46,7 +46,7 @@ def _reduce_mean(step: Step) -> Gradients:
 
 @rule("ReduceL2")
 def _reduce_l2(step: Step) -> Gradients:
-    """Each value's share of the length; 0 where that is 0, as in torch."""
+    """Each value divided by the norm; 0 if the norm is 0, as in torch."""
     graph, op, axes = step.graph, step.graph.op, _axes(step)
     length = _kept(step, step.output(), axes)
     safe = op("Where", op("Equal", length, graph.scalar(0.0)), graph.scalar(1.0), length)
@@ -75,7 +75,7 @@ def _reduce_log_sum_exp(step: Step) -> Gradients:
 
 @rule("ReduceProd")
 def _reduce_prod(step: Step) -> Gradients:
-    """Return the product of the others: the whole by each value, unless one of them is 0."""
+    """Return the product of the other values: the total divided by each value, unless one is 0."""
     graph, op, axes = step.graph, step.graph.op, _axes(step)
     if not axes:
         return [step.gradient]
@@ -107,7 +107,7 @@ def count_of(step: Step, shape: Shape, axes: list[int]) -> str:
 
 @rule("ReduceMax", "ReduceMin")
 def _reduce_extreme(step: Step) -> Gradients:
-    """Share the gradient evenly among values that tie, as torch's amax does."""
+    """Share the gradient evenly among equal values, as torch's amax does."""
     graph, op, axes = step.graph, step.graph.op, _axes(step)
     if not axes:
         return [step.gradient]
@@ -133,16 +133,16 @@ def _log_softmax(step: Step) -> Gradients:
 
 @rule("SoftmaxCrossEntropyLoss")
 def _softmax_cross_entropy(step: Step) -> Gradients:
-    """(softmax - label), times what each label counts."""
+    """Return softmax minus label, times the weight of each label."""
     graph, op = step.graph, step.graph.op
     if any(gradient is not None for gradient in step.gradients[1:]):
-        raise step.refused("its second result, the log-probabilities, is read")
+        raise step.refused("its second output, the log-probabilities, is used")
     labels, classes = step.input(1), step.shape(0)[1]
     kind = graph.dtypes[labels]
     counts = None
     if (ignored := step.attribute("ignore_index", None)) is not None:
         kept = op("Not", op("Equal", labels, graph.constant(np.array(ignored, kind))))
-        labels = op("Where", kept, labels, graph.constant(np.array(0, kind)))  # it may be no class's number
+        labels = op("Where", kept, labels, graph.constant(np.array(0, kind)))  # may not be a class number
         counts = op("Cast", kept, to=1)
     if step.input(2):
         weights = op("Gather", step.input(2), labels)

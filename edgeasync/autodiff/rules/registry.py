@@ -1,4 +1,4 @@
-"""The table of differentiation rules, and what a rule is given to work with."""
+"""The table of gradient rules, and the objects that rules work with."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,19 +9,19 @@ from edgeasync.autodiff.graph import Graph, Node, Shape
 from edgeasync.errors import GraphError
 
 Gradients = Sequence[str | None]
-"""A gradient for each input in order; `None`, or too short, where an input has none."""
+"""Gradients of the inputs in order; `None`, or omitted at the end, for inputs without one."""
 
 
 class Step:
-    """One node of the forward model while its rule runs: `graph` to add nodes to, and what is known."""
+    """A node of the forward model while its rule runs. Rules add nodes to `graph`."""
 
     def __init__(self, graph: "TrainingGraphBuilder", node: Node) -> None:
         self.graph = graph
         self.node = node
         self.gradients: list[str | None] = []
-        """By output; set when the reverse pass reaches the node."""
+        """Gradients by output, set when the reverse pass reaches the node."""
         self.saved: dict[str, str] = {}
-        """Tensors that the forward part of a rule left for its gradient."""
+        """Tensors that the forward part of a rule stores for its gradient."""
 
     @property
     def gradient(self) -> str:
@@ -31,11 +31,11 @@ class Step:
         return gradient
 
     def input(self, position: int) -> str:
-        """Return an input's name, "" where it is left out."""
+        """Return an input's name, or "" if it is omitted."""
         return self.node.inputs[position] if position < len(self.node.inputs) else ""
 
     def output(self, position: int = 0) -> str:
-        """Return an output's name; an optional one is asked for from now on."""
+        """Return an output's name. Adds the output if it is optional and missing."""
         outputs = self.node.outputs
         while len(outputs) <= position:
             outputs.append("")
@@ -61,7 +61,7 @@ class Step:
         return int(self.attribute("axis", default)) % len(self.shape(0))
 
     def constant(self, position: int, default: Any = None) -> Any:
-        """Return the value of an input that must be constant, as an array; raises `GraphError` if it is not."""
+        """Return a constant input as an array. Raises `GraphError` if it is not constant."""
         name = self.input(position)
         if not name:
             return default
@@ -70,29 +70,29 @@ class Step:
         return self.graph.constants[name]
 
     def active(self, position: int) -> bool:
-        """Return whether an input depends on anything that is trained."""
+        """Return whether an input depends on a trained parameter."""
         return self.input(position) in self.graph.active
 
     def refused(self, why: str) -> GraphError:
         """Return the error for a node that cannot be differentiated."""
-        return GraphError(f"{self.node.where} cannot be trained through: {why}")
+        return GraphError(f"{self.node.where} has no gradient: {why}")
 
     def unbroadcast(self, gradient: str, position: int) -> str:
-        """Sum a gradient of the output's shape to the shape of an input that was broadcast."""
+        """Sum a gradient over the axes along which an input was broadcast."""
         return self.graph.reduce_to(gradient, self.output_shape, self.shape(position))
 
 
 class TrainingGraphBuilder(Graph):
-    """The graph that rules add to, with what they must know of the whole."""
+    """The graph under construction, with the information that rules need."""
 
     def __init__(self) -> None:
         super().__init__()
         self.active: set[str] = set()
-        """Tensors that depend on something trained."""
+        """Tensors that depend on a trained parameter."""
         self.statistics: dict[str, str] = {}
-        """By running statistic that moves: the tensor that holds its next value."""
+        """Tensors with the next values of updated running statistics, by statistic."""
         self.live_statistics: frozenset[str] = frozenset()
-        """Running statistics that are to move; batch norms with others use them as they are."""
+        """Running statistics to update. Batch norms with other statistics use them unchanged."""
 
 
 GradientRule = Callable[[Step], Gradients]
@@ -100,14 +100,14 @@ ForwardRule = Callable[[Step], None]
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """How an operator is trained: its gradient, and what to do instead of copying it into the graph."""
+    """A gradient rule of an operator. `forward` replaces copying the operator into the graph."""
 
     gradient: GradientRule
     forward: ForwardRule | None = None
 
 
 RULES: dict[str, Rule] = {}
-"""By operator. `edgeasync.autodiff.rules` fills it."""
+"""Rules by operator, registered by `edgeasync.autodiff.rules`."""
 
 
 def rule(*operators: str, forward: ForwardRule | None = None) -> Callable[[GradientRule], GradientRule]:
@@ -134,7 +134,7 @@ INSTEAD = {
     "Tan": "torch.sin(h) / torch.cos(h)",
     "Trilu": "h * torch.ones(n, n).tril()",
 }
-"""By operator without a gradient: what computes the same with one, in torch's terms."""
+"""Equivalent torch code for operators without a gradient."""
 
 STOPPING = frozenset(
     {
@@ -143,5 +143,7 @@ STOPPING = frozenset(
         "RandomNormalLike", "RandomUniformLike", "Range", "Round", "Shape", "Sign", "Size", "Xor",
     }
 )  # fmt: skip
-"""Operators whose results have no gradient, or zero almost everywhere: what is before them is not trained
-through them, as in every other library. An Identity is one at which the model says so."""
+"""Operators whose results have no gradient, or zero almost everywhere. Parameters before them are
+not trained through them, as in other libraries. Identity is included because the remaining ones
+stop the gradient.
+"""

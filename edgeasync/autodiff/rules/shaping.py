@@ -27,11 +27,11 @@ def _expand(step: Step) -> Gradients:
 
 @rule("Tile")
 def _tile(step: Step) -> Gradients:
-    """Add up the copies. A tensor that is repeated for each example must be one value wide there."""
+    """Sum the copies. A tensor that is repeated per example must have size 1 on that axis."""
     graph, shape, repeated = step.graph, step.shape(0), step.output_shape
     if step.input(1) not in graph.constants:
         if any(dim not in (1, wide) for dim, wide in zip(shape, repeated, strict=True)):
-            raise step.refused("it repeats by a number that follows the batch; give what it repeats a size of 1")
+            raise step.refused("its number of repeats depends on the batch size; repeat an axis of size 1 instead")
         return [step.unbroadcast(step.gradient, 0)]
     parts, copies = list[int](), list[int]()
     for dim, count in zip(shape, step.constant(1), strict=True):
@@ -40,7 +40,9 @@ def _tile(step: Step) -> Gradients:
             parts.append(int(count))
         parts.append(-1 if dim is None else dim)
     if 0 in parts or parts.count(-1) > 1:
-        raise step.refused("it repeats nothing" if 0 in parts else "two of its dimensions follow the batch")
+        raise step.refused(
+            "it repeats nothing" if 0 in parts else "two of its dimensions depend on the batch size"
+        )
     if not copies:
         return [step.gradient]
     apart = graph.op("Reshape", step.gradient, graph.ints(*parts))
@@ -49,7 +51,7 @@ def _tile(step: Step) -> Gradients:
 
 @rule("DepthToSpace")
 def _depth_to_space(step: Step) -> Gradients:
-    """Turn each block of the picture back into channels, which come after (CRD) or before (DCR) the others."""
+    """Move each spatial block back into channels, in the order of the mode (CRD or DCR)."""
     graph, size = step.graph, int(step.attribute("blocksize", 1))
     _, channels, rows, columns = [_fixed(step, 0, axis) if axis else 0 for axis in range(4)]
     blocks = [-1, channels // size**2, rows, size, columns, size]
@@ -74,7 +76,7 @@ def _concat(step: Step) -> Gradients:
 
 @rule("Split")
 def _split(step: Step) -> Gradients:
-    """Join the gradients of the parts; a part that nothing reads has a gradient of zeros."""
+    """Concatenate the gradients of the parts. An unused part has a gradient of zeros."""
     op = step.graph.op
     parts = [
         gradient or op("ConstantOfShape", op("Shape", output))
@@ -84,12 +86,17 @@ def _split(step: Step) -> Gradients:
 
 
 _OPEN_END = 1_000_001
-"""An end from which on a slice takes the whole batch: batches have at most a million examples."""
+"""A slice that ends here or later covers the whole batch, as batches have at most a million
+examples.
+"""
 
 
 @rule("Slice")
 def _slice(step: Step) -> Gradients:
-    """Put the gradient where it was cut from: turned for a negative step, spread for a wide one, then padded."""
+    """Insert the gradient at the sliced positions.
+
+    Flip it for negative steps, and spread it for steps above 1.
+    """
     graph, gradient = step.graph, step.gradient
     rank = len(step.shape(0))
     if step.input(2) not in graph.constants and step.output_shape == step.shape(0):
@@ -104,11 +111,11 @@ def _slice(step: Step) -> Gradients:
         if step.shape(0)[axis] is None:
             if int(start) == 0 and int(stride) == 1 and int(end) >= _OPEN_END:
                 continue
-            raise step.refused("it cuts along the batch")
+            raise step.refused("it slices the batch axis")
         size = _fixed(step, 0, axis)
         chosen = range(size)[int(start) : _end(int(end), size, int(stride)) : int(stride)]
         if not chosen:
-            raise step.refused("it takes nothing")
+            raise step.refused("it selects nothing")
         if stride < 0:
             gradient = _flip(graph, gradient, axis)
         if abs(stride) > 1:
@@ -120,19 +127,19 @@ def _slice(step: Step) -> Gradients:
 
 
 def _whole(step: Step) -> str:
-    """Return the gradient of a slice that ends where the batch does, as far as two batch sizes tell.
+    """Return the gradient of a slice that covers the batch, as far as two batch sizes show.
 
-    Where it ends earlier all the same, what it left out gets zeros.
+    If the slice ends earlier, the rest gets zeros.
     """
     if step.constant(1).any() or (step.constant(4, np.ones(1)) != 1).any():
-        raise step.refused("it cuts along the batch")
+        raise step.refused("it slices the batch axis")
     op, rank = step.graph.op, len(step.shape(0))
     after = op("Sub", op("Shape", step.input(0)), op("Shape", step.output()))
     return op("Pad", step.gradient, op("Concat", step.graph.ints(*[0] * rank), after, axis=0))
 
 
 def _end(end: int, size: int, stride: int) -> int | None:
-    """Return a slice's end in Python's terms, which has no number for "past the front"."""
+    """Convert a slice's end to Python, where no number means "before the first"."""
     return None if stride < 0 and end < -size else end
 
 
@@ -142,12 +149,13 @@ def _flip(graph: Graph, value: str, axis: int) -> str:
 
 
 def _stuff(graph: Graph, value: str, axis: int, stride: int, shape: Sequence[int | None]) -> str:
-    """Put `stride - 1` zeros between the values of a tensor of `shape` along an axis."""
+    """Insert `stride - 1` zeros between the values of a tensor of `shape` along an axis."""
     rank, count = len(shape), shape[axis]
     assert count is not None
     wide = graph.op("Unsqueeze", value, graph.ints(axis + 1))
     wide = _pad(graph, wide, [0] * (rank + 1), [0] * (axis + 1) + [stride - 1] + [0] * (rank - axis - 1))
-    # In Reshape a 0 keeps the dimension at its place, and only before the joined axes are places the same.
+    # A 0 in Reshape keeps the dimension at that position, which is only correct before the joined
+    # axes.
     joined = [*[0] * axis, count * stride, *[-1 if dim is None else dim for dim in shape[axis + 1 :]]]
     wide = graph.op("Reshape", wide, graph.ints(*joined))
     return graph.op("Slice", wide, graph.ints(0), graph.ints((count - 1) * stride + 1), graph.ints(axis))
@@ -163,11 +171,11 @@ def _pad(graph: Graph, value: str, before: list[int], after: list[int]) -> str:
 def _pad_rule(step: Step) -> Gradients:
     graph, rank = step.graph, len(step.shape(0))
     if step.attribute("mode", "constant") != "constant":
-        raise step.refused("only padding with a constant has a gradient here")
+        raise step.refused("only constant padding has a gradient")
     pads = step.constant(1)
     axes = [int(axis) % rank for axis in step.constant(3, np.arange(rank))]
     if (pads < 0).any():
-        raise step.refused("negative padding; use Slice")
+        raise step.refused("its padding is negative; use Slice")
     cut = [(axis, int(low), int(high)) for axis, low, high in
            zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True) if low or high]  # fmt: skip
     if not cut:
@@ -178,21 +186,23 @@ def _pad_rule(step: Step) -> Gradients:
 
 
 ONE_HOT_MAX = 128
-"""Rows of a table up to which its gradient is a product with one-hot rows: beyond it, scattering is faster."""
+"""Largest table whose gradient is computed with one-hot rows; for larger ones, scattering is
+faster.
+"""
 
 
 @rule("Gather")
 def _gather(step: Step) -> Gradients:
-    """Add up the gradients of all places that read the same row.
+    """Sum the gradients of all positions that read the same row.
 
-    Not by ScatterND, which loses additions to a race when indices repeat. Along the batch, indices must be
-    computed: constant ones pick some examples of whatever batch comes.
+    ScatterND is not used, because it loses additions in a race if indices repeat. Indices into the
+    batch axis must not be constant, because those would select certain examples of any batch.
     """
     graph, op = step.graph, step.graph.op
     axis, shape, places = step.axis(0), step.shape(0), step.shape(1)
     size, constant = shape[axis], step.input(1) in graph.constants
     if size is None and constant:
-        raise step.refused("it picks along the batch")
+        raise step.refused("it selects from the batch axis")
     if size is not None and not places and constant:
         index = int(graph.constants[step.input(1)]) % size
         before, after = [0] * len(shape), [0] * len(shape)
@@ -200,7 +210,7 @@ def _gather(step: Step) -> Gradients:
         return [_pad(graph, op("Unsqueeze", step.gradient, graph.ints(axis)), before, after)]
     indices = op("Reshape", step.input(1), graph.ints(-1))
     if graph.dtypes[step.input(1)] != np.int64:
-        indices = op("Cast", indices, to=7)  # onnxruntime has no OneHot by int32 for these values
+        indices = op("Cast", indices, to=7)  # onnxruntime has no OneHot with int32 for these values
     width = shape[axis + 1 :]
     if axis == 0 and size is not None and size <= ONE_HOT_MAX and None not in width:
         values = graph.constant(np.array([0, 1], np.float32))
@@ -211,7 +221,7 @@ def _gather(step: Step) -> Gradients:
     if len(places) == 1:
         flat = step.gradient
     else:
-        # The indices' dimensions, one or more or none, become one.
+        # Merge the dimensions of the indices into one.
         joined = [0] * axis + [-1] + [_need(step, dim) for dim in width]
         flat = op("Reshape", step.gradient, graph.ints(*joined))
     column = op("Reshape", indices, graph.ints(*[1] * axis, -1, *[1] * len(width)))
@@ -221,22 +231,22 @@ def _gather(step: Step) -> Gradients:
 
 @rule("GatherElements", "TopK")
 def _picked(step: Step) -> Gradients:
-    """Put the gradients where the values came from."""
+    """Scatter the gradients to the positions of the selected values."""
     op = step.graph.op
     places, axis = (step.output(1), step.axis()) if step.node.op == "TopK" else (step.input(1), step.axis(0))
     if step.shape(0)[axis] is None:
-        raise step.refused("it picks along the batch")
+        raise step.refused("it selects from the batch axis")
     base = op("ConstantOfShape", op("Shape", step.input(0)))
     return [op("ScatterElements", base, places, step.gradient, axis=axis, reduction="add")]
 
 
 @rule("GatherND")
 def _gather_nd(step: Step) -> Gradients:
-    """Add up the gradients of all places that read the same value, as of rows of one long table."""
+    """Sum the gradients of all positions that read the same value, as rows of one long table."""
     graph, op = step.graph, step.graph.op
     depth = step.shape(1)[-1]
     if step.attribute("batch_dims", 0) or depth is None:
-        raise step.refused("only one with batch_dims=0 has a gradient here")
+        raise step.refused("only batch_dims=0 has a gradient")
     indices, inner = step.input(1), [_fixed(step, 0, axis) for axis in range(1, len(step.shape(0)))]
     steps = [math.prod(inner[axis : depth - 1]) for axis in range(depth)]
     sizes = op("Slice", op("Shape", step.input(0)), graph.ints(0), graph.ints(depth))
@@ -251,10 +261,10 @@ def _gather_nd(step: Step) -> Gradients:
 
 @rule("ScatterND", "ScatterElements")
 def _scatter(step: Step) -> Gradients:
-    """Give what was written the gradients of its places, and what it replaced none."""
+    """Pass the gradients at the written positions to the updates only."""
     op, indices, kind = step.graph.op, step.input(1), step.attribute("reduction", "none")
     if kind not in ("none", "add"):
-        raise step.refused(f"reduction={kind!r}; only 'none' and 'add' have a gradient here")
+        raise step.refused(f"reduction={kind!r}; only 'none' and 'add' have a gradient")
     along = {"axis": step.axis(0)} if step.node.op == "ScatterElements" else {}
     read = "GatherElements" if along else "GatherND"
     kept = step.gradient
@@ -266,12 +276,12 @@ def _scatter(step: Step) -> Gradients:
 
 def _need(step: Step, dim: int | None) -> int:
     if dim is None:
-        raise step.refused("a dimension behind its axis follows the batch")
+        raise step.refused("a dimension after its axis depends on the batch size")
     return dim
 
 
 def _fixed(step: Step, position: int, axis: int) -> int:
     dim = step.shape(position)[axis]
     if dim is None:
-        raise step.refused(f"axis {axis} of its input {position} follows the batch")
+        raise step.refused(f"axis {axis} of its input {position} depends on the batch size")
     return dim

@@ -1,1 +1,1 @@
-"""`edgeasync doctor`: measurements of a device, and what each of them means."""
+"""`edgeasync doctor`: checks of a device, and remedies."""

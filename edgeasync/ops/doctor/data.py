@@ -1,4 +1,4 @@
-"""Whether a device's data can be read."""
+"""Checks a device's data file."""
 
 import time
 from pathlib import Path
@@ -11,9 +11,9 @@ from edgeasync.ops.doctor.finding import Finding, ok, told, warn
 
 
 def examine_data(path: Path | None) -> tuple[Dataset | None, Finding]:
-    """Read the data, and return it with what is to say of it."""
+    """Load the data, and return it with a finding; the data is None if it cannot be loaded."""
     if path is None:
-        return None, warn("data", "not given", "give --data FILE, or the agent's settings file")
+        return None, warn("data", "not set", "pass --data FILE, or the agent's settings file")
     begun_s = time.perf_counter()
     try:
         dataset = load(expanded(path))

@@ -1,4 +1,4 @@
-"""All lines of the doctor's, each as soon as it is known."""
+"""Runs all checks of the doctor, and yields each finding as soon as it is known."""
 
 import importlib
 import importlib.metadata
@@ -45,16 +45,16 @@ from edgeasync.training.numpy_models import Model
 PACKAGES = ("msgpack", "msgspec", "numpy", "onnxruntime", "safetensors", "xxhash", "pyzmq")
 MODULES = {"pyzmq": "zmq"}
 INSTEAD = {"onnxruntime": "onnxruntime-gpu"}
-"""Packages that bring the same module."""
+"""Packages that may be installed in place of another one, with the same module."""
 
 
 def examine(
     settings: AgentSettings, state: Path, model: Model | Path | None, root: Path = Path("/")
 ) -> Iterator[Finding]:
-    """Yield what there is to say of a device that is to run an agent by these settings; nothing is changed.
+    """Yield the findings about a device with these agent settings. Changes nothing.
 
-    `state` is its state folder, `model` one that its settings insist on, or a training graph. Readings of the
-    machine come from below `root`.
+    `state` is its state folder. `model` is a model from its settings, or the path of a training
+    graph. Machine readings are taken below `root`.
     """
     section, readings = settings.agent, Readings(root)
     yield from _examine_machine(section, readings, state, root)
@@ -71,7 +71,7 @@ def examine(
         yield told("state", error)
     except PermissionError:
         device_id, keys, addresses = section.device_id or default_device_id(), None, section.hubs
-        yield closed(state, "cannot be looked into by this user")
+        yield closed(state, "cannot be read by this user")
     else:
         yield examine_state(state, device_id, readings.mark())
     knocks = section.hub_key is not None
@@ -90,8 +90,8 @@ def examine(
 
 
 def _find(section: AgentSection, token: Token | None) -> tuple[str, DeviceKeys | None, tuple[str, ...]]:
-    """Return who this device is, its keys if it is enrolled, and its hub's addresses as far as they are known."""
-    # Who knocks for the first time would be given a key.
+    """Return the device's name, its keys if it is enrolled, and the known addresses of its hub."""
+    # With hub_key, `find_device` would create a key for a device that has none.
     device = find_device(replace(section, hub_key=None))
     if device.keys is not None and device.keys.knows_hub(token):
         return device.device_id, device.keys, section.hubs or device.keys.hub().addresses
@@ -119,11 +119,11 @@ def _examine_machine(section: AgentSection, readings: Readings, state: Path, roo
 
 def _examine_provider(section: AgentSection) -> Finding:
     try:
-        import onnxruntime  # noqa: PLC0415 - where it cannot be imported the other lines are told all the same
+        import onnxruntime  # noqa: PLC0415 - if the import fails, the other checks still run
 
         from edgeasync.training.onnx_session import providers_that_start  # noqa: PLC0415
-    except Exception as error:  # noqa: BLE001 - what a broken library raises could be anything
-        return fail("provider", f"onnxruntime cannot be imported ({error})", "install onnxruntime again")
+    except Exception as error:  # noqa: BLE001 - a broken library may raise anything
+        return fail("provider", f"cannot import onnxruntime ({error})", "reinstall onnxruntime")
     started = providers_that_start(section.provider, section.cores_used)
     return judge_provider(section.provider, onnxruntime.get_available_providers(), started)
 
@@ -133,15 +133,15 @@ def _examine_step(
 ) -> StepFinding:
     try:
         from edgeasync.ops.doctor.training import examine_step, find_graph  # noqa: PLC0415
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - a broken library may raise anything
         return StepFinding(
-            warn("step", "not measured: onnxruntime cannot be imported", "cure the line 'provider'"), 0
+            warn("step", "not measured: cannot import onnxruntime", "fix the problem in the line 'provider'"), 0
         )
     return examine_step(dataset, model or find_graph(state), section.provider, section.cores_used)
 
 
 def find_version(name: str) -> str | None:
-    """Return the version of a package that can be imported, else `None`."""
+    """Return the version of a package, or `None` if it cannot be imported."""
     try:
         importlib.import_module(MODULES.get(name, name))
         try:

@@ -1,4 +1,4 @@
-"""A line of the doctor's."""
+"""The findings of the doctor, one per line of its output."""
 
 from typing import Literal, NamedTuple
 
@@ -10,7 +10,7 @@ Level = Literal["ok", "warn", "fail"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that was looked at: how it is, and what to do unless that is well."""
+    """The result of one check: its level, what was found, and a remedy unless the level is ok."""
 
     name: str
     level: Level
@@ -19,32 +19,32 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class StepFinding(NamedTuple):
-    """What there is to say of a step, and the bytes of the model's values, 0 if it is not known."""
+    """The finding about a training step, and the bytes of the model's values, 0 if unknown."""
 
     finding: Finding
     model_bytes: int
 
 
 def ok(name: str, detail: str) -> Finding:
-    """Return that all is well."""
+    """Return a finding without problems."""
     return Finding(name, "ok", detail)
 
 
 def warn(name: str, detail: str, cure: str) -> Finding:
-    """Return something that a device can train with, if it must."""
+    """Return a problem with which the device can still train."""
     return Finding(name, "warn", detail, cure)
 
 
 def fail(name: str, detail: str, cure: str) -> Finding:
-    """Return something that keeps a device from training."""
+    """Return a problem that prevents training."""
     return Finding(name, "fail", detail, cure)
 
 
 def told(name: str, error: EdgeAsyncError) -> Finding:
-    """Return an error's sentence as what is wrong, and what to do."""
+    """Convert an error to a finding: the part after the last `; ` or `: ` becomes the remedy."""
     sentence = " ".join(str(error).split())
     for mark in ("; ", ": "):
         wrong, _, cure = sentence.rpartition(mark)
         if wrong:
             return fail(name, wrong, cure)
-    return fail(name, sentence, "correct what the line names")
+    return fail(name, sentence, "correct the file or setting that this line names")

@@ -1,4 +1,4 @@
-"""What measurements of a machine mean. Nothing is read here."""
+"""Judges measurements of a machine. Reads nothing itself."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ PYTHON_MIN = (3, 11)
 MACHINES = ("x86_64", "aarch64")
 
 AGENT_BYTES = 128 << 20
-"""What an agent takes with a small convolutional network."""
+"""Memory that an agent needs to train a small convolutional network."""
 
 DISK_BYTES_MIN = 64 << 20
 SYNC_S_SLOW = 0.5
@@ -17,62 +17,60 @@ HOT_C, WARM_C = 80.0, 70.0
 BATTERY_LOW = 0.2
 
 CLOCK_MIN_S = 1_735_689_600.0
-"""The beginning of 2025: a clock before that was never set."""
+"""The start of 2025; a clock with an earlier time was never set."""
 
 FEATURES = {"aarch64": ("asimd",), "x86_64": ("avx2",)}
-"""Instructions without which onnxruntime is several times slower."""
+"""Instruction sets without which onnxruntime is several times slower."""
 
 ON_MEMORY = ("tmpfs", "ramfs")
 
 
 def judge_python(version: Sequence[int]) -> Finding:
-    """Judge the interpreter."""
+    """Judge the version of Python."""
     shown = ".".join(map(str, version))
     if tuple(version[:2]) < PYTHON_MIN:
         return fail(
-            "python", f"Python {shown}", "install Python 3.11 or newer, and edgeasync in an environment of it"
+            "python", f"Python {shown}", "install Python 3.11 or newer, and edgeasync in an environment with it"
         )
     return ok("python", f"Python {shown}")
 
 
 def judge_system(system: str, machine: str, bits: int, board: str) -> Finding:
-    """Judge the operating system and the processor's kind."""
+    """Judge the operating system and the processor architecture."""
     shown = ", ".join(filter(None, (f"{system} {machine}", f"{bits} bits", board)))
     if bits != 64:
-        cure = "install the 64-bit system: onnxruntime has no packages for 32 bits"
+        cure = "install a 64-bit system: onnxruntime has no packages for 32 bits"
         return fail("system", shown, cure)
     if system != "Linux" or machine not in MACHINES:
-        return warn("system", shown, f"nothing was tried here; use Linux on {' or '.join(MACHINES)}")
+        return warn("system", shown, f"edgeasync was never tested here; use Linux on {' or '.join(MACHINES)}")
     return ok("system", shown)
 
 
 def judge_packages(found: Mapping[str, str | None]) -> Finding:
-    """Judge the packages by name: the version of each, or `None` if it cannot be imported."""
+    """Judge the installed packages. `found` maps names to versions, `None` if the import failed."""
     if missing := [name for name, version in found.items() if version is None]:
-        cure = "install edgeasync again: 'pip install --force-reinstall edgeasync', or install.sh"
-        return fail("packages", f"cannot be imported: {', '.join(missing)}", cure)
+        cure = "reinstall edgeasync with 'pip install --force-reinstall edgeasync' or install.sh"
+        return fail("packages", f"cannot import {', '.join(missing)}", cure)
     return ok("packages", ", ".join(f"{name} {version}" for name, version in found.items()))
 
 
 def judge_provider(wanted: str, available: Sequence[str], started: Sequence[str]) -> Finding:
-    """Judge which execution provider starts; `wanted` is the agent's setting."""
+    """Judge which execution providers start. `wanted` is the agent's setting."""
     names = [name.removesuffix("ExecutionProvider") for name in started]
     if not names:
-        return fail(
-            "provider", "onnxruntime computes nothing here", "install onnxruntime again: 'pip install onnxruntime'"
-        )
-    first, shown = names[0].lower(), f"{names[0]} computes"
+        return fail("provider", "onnxruntime starts no provider", "reinstall it with 'pip install onnxruntime'")
+    first, shown = names[0].lower(), f"{names[0]} runs the model"
     if wanted in ("cuda", "tensorrt") and first != wanted:
         has = (
-            f"{wanted.upper()} does not start"
+            f"{wanted.upper()} fails to start"
             if f"{wanted}executionprovider" in _lower(available)
-            else f"no {wanted}"
+            else f"{wanted} is not installed"
         )
-        cure = "install onnxruntime-gpu and the driver, CUDA and cuDNN that it asks for, or set provider = 'cpu'"
+        cure = "install onnxruntime-gpu with its driver, CUDA and cuDNN, or set provider = 'cpu'"
         return warn("provider", f"{shown}, {has}", cure)
     if wanted == "auto" and first == "cpu" and "cudaexecutionprovider" in _lower(available):
-        cure = "install the driver, CUDA and cuDNN that onnxruntime-gpu asks for, or set provider = 'cpu'"
-        return warn("provider", f"{shown}, the GPU does not start", cure)
+        cure = "install the driver, CUDA and cuDNN that onnxruntime-gpu needs, or set provider = 'cpu'"
+        return warn("provider", f"{shown}, the GPU fails to start", cure)
     return ok("provider", shown)
 
 
@@ -81,12 +79,12 @@ def _lower(names: Sequence[str]) -> list[str]:
 
 
 def judge_processor(machine: str, cores: int, threads: int, processor: Processor) -> Finding:
-    """Judge the processor."""
+    """Judge the processor: its instruction sets, and the number of threads."""
     shown = ", ".join(filter(None, (processor.name, f"{cores} cores")))
     missing = [name for name in FEATURES.get(machine, ()) if processor.features and name not in processor.features]
     if missing:
         return warn(
-            "processor", f"{shown}, without {', '.join(missing)}", "expect slow steps, or take a newer board"
+            "processor", f"{shown}, without {', '.join(missing)}", "expect slow steps, or use a newer board"
         )
     if threads > cores:
         return warn("processor", f"{shown}, threads = {threads}", f"set threads to {cores} or less")
@@ -94,20 +92,23 @@ def judge_processor(machine: str, cores: int, threads: int, processor: Processor
 
 
 def judge_memory(memory: Memory | None, limit_bytes: int) -> Finding:
-    """Judge the memory; `limit_bytes` is what the cgroup allows, 0 if that is not known."""
+    """Judge the memory. `limit_bytes` is the limit of the cgroup, 0 if unknown."""
     if memory is None:
-        return warn("memory", "the system does not tell", "look at it yourself: an agent takes some 128 MiB")
+        return warn("memory", "unknown to the system", "check that at least 128 MiB are free for an agent")
     available = min(memory.available_bytes, limit_bytes or memory.available_bytes)
     shown = f"{_mebibytes(available)} of {_mebibytes(memory.total_bytes)} free"
     if available < AGENT_BYTES // 2:
-        return fail("memory", shown, "end other programs, add swap (zram), or raise the unit's memory limit")
+        return fail("memory", shown, "stop other programs, add swap (zram), or raise the unit's memory limit")
     if available < AGENT_BYTES:
-        return warn("memory", shown, "train a small model, set micro_batch_size = 'auto', or end other programs")
+        return warn("memory", shown, "train a small model, set micro_batch_size = 'auto', or stop other programs")
     return ok("memory", shown)
 
 
 def judge_disk(free_bytes: int, mount: Mount | None, sync_s: float | None) -> Finding:
-    """Judge the disk of the state folder; `sync_s` is how long a small file took to be safe, if that is known."""
+    """Judge the disk of the state folder.
+
+    `sync_s` is the time to sync a small file, None if unknown.
+    """
     kind = "" if mount is None else f" on {mount.kind}"
     shown = f"{_mebibytes(free_bytes)} free{kind}"
     if mount is not None and mount.read_only:
@@ -115,28 +116,28 @@ def judge_disk(free_bytes: int, mount: Mount | None, sync_s: float | None) -> Fi
             "disk", f"{mount.point} is mounted read-only", "check the card, then 'sudo mount -o remount,rw /'"
         )
     if free_bytes < DISK_BYTES_MIN:
-        return fail("disk", shown, "delete something, or put the state on another disk (--state)")
+        return fail("disk", shown, "free disk space, or move the state to another disk (--state)")
     if sync_s is None:
         return ok("disk", shown)
     shown = f"{shown}, a sync takes {1000 * sync_s:.0f} ms"
     if sync_s > SYNC_S_SLOW:
-        return warn("disk", shown, "leave spool at 'identity', or take a faster card: this one may be worn out")
+        return warn("disk", shown, "keep spool = 'identity', or replace the card, which may be worn out")
     if mount is not None and mount.kind in ON_MEMORY:
-        return warn("disk", f"{shown}; it is memory", "put the state on a disk: a restart makes this a new device")
+        return warn("disk", f"{shown}; in memory", "move the state to a disk: a restart makes this a new device")
     return ok("disk", shown)
 
 
 def judge_temperature(zones: Sequence[Zone], throttled: Sequence[str] | None) -> Finding:
-    """Judge the heat, and what a Raspberry Pi does against it."""
+    """Judge the temperature, and whether a Raspberry Pi throttles."""
     hottest = max(zones, key=lambda zone: zone.celsius, default=None)
     slowed = [reason for reason in throttled or () if "voltage" not in reason]
     if hottest is None:
         return ok("temperature", "no sensor")
     shown = f"{hottest.celsius:.0f} C ({hottest.name})" + (f", {', '.join(slowed)}" if slowed else "")
     if hottest.celsius >= HOT_C:
-        return warn("temperature", shown, "cool the board, or set step_s_min: a hot board runs slower and ages")
+        return warn("temperature", shown, "cool the board, or set step_s_min: heat slows and ages a board")
     if hottest.celsius >= WARM_C or slowed:
-        return warn("temperature", shown, "cool the board: training for long will heat it further")
+        return warn("temperature", shown, "cool the board: long training will heat it further")
     return ok("temperature", shown)
 
 
@@ -144,26 +145,26 @@ def judge_power(power: Power | None, throttled: Sequence[str] | None) -> Finding
     """Judge the power supply."""
     weak = [reason for reason in throttled or () if "voltage" in reason]
     if weak:
-        return warn("power", ", ".join(weak), "take the board's own power supply and a short thick cable")
+        return warn("power", ", ".join(weak), "use the board's own power supply and a short, thick cable")
     if power is None:
         return ok("power", "no battery")
     battery = "" if power.battery is None else f"battery at {power.battery:.0%}"
     if power.mains or not power.discharging:
         return ok("power", ", ".join(filter(None, ("on mains" if power.mains else "", battery))) or "no battery")
     if power.battery is not None and power.battery < BATTERY_LOW:
-        return warn("power", f"{battery}, on no mains", "plug it in: training empties it within hours")
-    return ok("power", f"{battery}, on no mains")
+        return warn("power", f"{battery}, not on mains", "connect the charger: training drains it within hours")
+    return ok("power", f"{battery}, not on mains")
 
 
 def judge_clock(now_s: float, shown: str, *, synchronized: bool | None) -> Finding:
-    """Judge the clock. Training needs none, but logs and tokens do."""
+    """Judge the clock. Logs and tokens need a correct time; training does not."""
     if now_s < CLOCK_MIN_S:
         return warn(
-            "clock", f"{shown}: was never set", "let systemd-timesyncd set it: 'sudo timedatectl set-ntp true'"
+            "clock", f"{shown}: was never set", "enable systemd-timesyncd: 'sudo timedatectl set-ntp true'"
         )
     if synchronized is False:
         return warn(
-            "clock", f"{shown}, not synchronized", "'sudo timedatectl set-ntp true', and open UDP port 123"
+            "clock", f"{shown}, not synchronized", "run 'sudo timedatectl set-ntp true', and open UDP port 123"
         )
     return ok("clock", shown)
 

@@ -1,4 +1,4 @@
-"""Whether the hub can be reached, how fast, and what it will let this device do."""
+"""Checks whether the hub is reachable and authorizes this device, and how fast the link is."""
 
 import socket
 import time
@@ -22,18 +22,18 @@ ROUND_TRIP_S_SLOW = 1.0
 BANDWIDTH_SLOW = 16 << 10
 
 PERIOD_S = 10.0
-"""Between two exchanges, for an estimate before the fleet has a period."""
+"""Seconds between two exchanges, assumed until the fleet has a period."""
 
 ENROL = (
-    "'edgeasync keys enrol NAME' at the hub, then 'edgeasync agent --enrol TOKEN' here; or 'edgeasync keys "
-    "accept' if this device knocks"
+    "run 'edgeasync keys enrol NAME' at the hub, then 'edgeasync agent --enrol TOKEN' here; or 'edgeasync keys "
+    "accept' at the hub if this device knocks"
 )
 
-AGAIN = "make another by 'edgeasync keys enrol NAME' at the hub, then 'edgeasync agent --enrol TOKEN' here"
+AGAIN = "run 'edgeasync keys enrol NAME' at the hub, then 'edgeasync agent --enrol TOKEN' here"
 
 
 class Reached(NamedTuple):
-    """What came of looking for a hub."""
+    """The findings about a hub, and its status if it answered."""
 
     findings: list[Finding]
     status: Mapping[str, Any] | None
@@ -42,9 +42,10 @@ class Reached(NamedTuple):
 def examine_hub(
     addresses: tuple[str, ...], keys: DeviceKeys | None, *, token: Token | None, insecure: bool, knocks: bool
 ) -> Reached:
-    """Look for a hub at each address until one answers.
+    """Check the hub at each address until one answers.
 
-    `keys` are those of a device that is enrolled. One that is not brings its own by a `token`, or `knocks`.
+    `keys` are those of an enrolled device. Other devices enrol by `token`, or ask for admission
+    (`knocks`).
     """
     for address in addresses:
         found = _examine(address, keys, token, insecure=insecure, knocks=knocks)
@@ -64,27 +65,29 @@ def _examine(
         return Reached([told("hub", error)], None)
     shown = "is on this machine" if round_trip_s is None else f"a round trip takes {1000 * round_trip_s:.2g} ms"
     slow = round_trip_s is not None and round_trip_s > ROUND_TRIP_S_SLOW
-    cure = "nothing, if that is a satellite; else look at the link"
+    cure = "normal for a satellite link; otherwise check the network"
     reached = warn("hub", f"{address}: {shown}", cure) if slow else ok("hub", f"{address}: {shown}")
     if token is not None and keys is None and is_denied(address, (KeyPair.of(token.secret), token.hub), STATUS_S):
-        wrong = "the hub does not take the token: it was used, has expired or was revoked"
+        wrong = "the hub rejected the token: it was used before, has expired or was revoked"
         return Reached([reached, fail("key", wrong, AGAIN)], None)
     if enrols and keys is None:
-        return Reached([reached, warn("key", "not enrolled yet", "start the agent, which brings its key")], None)
+        return Reached(
+            [reached, warn("key", "not enrolled yet", "start the agent, which enrols this device")], None
+        )
     try:
         status = ask(address, STATUS_S, _pair(keys), StatusRequest())
     except AccessError:
-        wrong = "the hub does not let this device in" if keys else "the hub talks to enrolled devices only"
+        wrong = "the hub does not authorize this device's key" if keys else "the hub accepts enrolled devices only"
         return Reached([reached, fail("key", wrong, ENROL)], None)
     except HubUnreachableError:
-        cure = "check the port: is it an edgeasync hub? Then look at the hub's log"
+        cure = "check that the port is that of an edgeasync hub, then read the hub's log"
         return Reached(
-            [reached, fail("protocol", "something listens there and does not answer as a hub", cure)], None
+            [reached, fail("protocol", "a program listens there, but does not answer as a hub", cure)], None
         )
     except (ProtocolError, EdgeAsyncError) as error:
         return Reached([reached, told("protocol", error)], None)
-    key = ok("key", "the hub lets this device's key in") if keys else ok("key", "none, nor has the hub any")
-    protocol = ok("protocol", f"the hub answers, at version {status['version']} of its model")
+    key = ok("key", "authorized by the hub") if keys else ok("key", "not used, by this device or the hub")
+    protocol = ok("protocol", f"the hub answers, with model version {status['version']}")
     return Reached([reached, key, protocol], status)
 
 
@@ -93,9 +96,10 @@ def _pair(keys: DeviceKeys | None) -> Pair | None:
 
 
 def time_connect(address: str) -> float | None:
-    """Return how long a connection over TCP takes, which is one round trip; `None` for an address that is a path.
+    """Return the seconds to open a TCP connection, which is one round trip.
 
-    Raises `HubUnreachableError` with the reason, and `AddressError`.
+    Returns `None` for an `ipc://` address.
+    Raises `HubUnreachableError` with the reason, or `AddressError`.
     """
     host = host_of(address)
     if host is None:
@@ -105,9 +109,7 @@ def time_connect(address: str) -> float | None:
         ways = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise HubUnreachableError(
-            f"{address}: the name is unknown ({reason}); check the address and DNS"
-        ) from error
+        raise HubUnreachableError(f"{address}: unknown host name ({reason}); check the address and DNS") from error
     wanted = socket.AF_INET6 if is_ipv6(address) else socket.AF_INET
     family, kind, protocol, _, place = next((way for way in ways if way[0] == wanted), ways[0])
     with socket.socket(family, kind, protocol) as connection:
@@ -117,27 +119,27 @@ def time_connect(address: str) -> float | None:
             connection.connect(place)
         except ConnectionRefusedError as error:
             raise HubUnreachableError(
-                f"{address}: refused, nothing listens there; start the hub, or correct the address"
+                f"{address}: connection refused, nothing listens there; start the hub, or correct the address"
             ) from error
         except TimeoutError as error:
             raise HubUnreachableError(
-                f"{address}: no answer; check the address, the firewall, and whether that machine is on"
+                f"{address}: no answer; check the address, the firewall, and whether the hub's machine is on"
             ) from error
         except OSError as error:
             raise HubUnreachableError(
-                f"{address}: no way there ({error.strerror}); check this device's network"
+                f"{address}: not reachable ({error.strerror}); check this device's network"
             ) from error
         return time.perf_counter() - begun_s
 
 
 def judge_bandwidth(status: Mapping[str, Any] | None, device_id: str) -> Finding:
-    """Judge the link by what the hub has measured of this device."""
+    """Judge the link by the hub's measurement."""
     rate = float(_device(status, device_id).get("bandwidth_bytes_per_s") or 0.0)
     if status is None or not rate:
-        return ok("bandwidth", "not measured: the hub does that once the device trains")
-    shown = f"{rate / 1e6:.3g} MB/s by the hub's measure"
+        return ok("bandwidth", "not measured: the hub measures it when the device trains")
+    shown = f"{rate / 1e6:.3g} MB/s, as measured by the hub"
     if rate < BANDWIDTH_SLOW:
-        cure = 'set push = "top_k(0.1)+int8" in [codec] at the hub, or take a better link'
+        cure = 'set push = "top_k(0.1)+int8" in [codec] at the hub, or use a faster link'
         return warn("bandwidth", shown, cure)
     return ok("bandwidth", shown)
 
@@ -145,24 +147,27 @@ def judge_bandwidth(status: Mapping[str, Any] | None, device_id: str) -> Finding
 def judge_traffic(
     status: Mapping[str, Any] | None, device_id: str, model_bytes: int, day_max: int | None
 ) -> Finding:
-    """Estimate the bytes of an hour: by the device's past, or else as two models an exchange, one each way."""
+    """Estimate the hourly traffic from the device's past.
+
+    Without a past, assume two uncompressed models per exchange.
+    """
     device = _device(status, device_id)
     updates, period_s = device.get("updates_applied", 0), device.get("period_s") or 0.0
     if updates and period_s:
-        exchange, how = (device["bytes_up"] + device["bytes_down"]) / updates, "as so far"
+        exchange, how = (device["bytes_up"] + device["bytes_down"]) / updates, "on average so far"
     else:
         cadence = (status or {}).get("cadence") or {}
         parameters = int((status or {}).get("parameters") or 0)
         exchange, how = 2.0 * (4 * parameters or model_bytes), "at most, without a codec"
         period_s = float(cadence.get("period_s") or 0.0) or PERIOD_S
-        how += "" if cadence.get("period_s") else f", at an exchange every {PERIOD_S:g} s"
+        how += "" if cadence.get("period_s") else f", with an exchange every {PERIOD_S:g} s"
     if not exchange:
-        return ok("traffic", "not known before the model is")
+        return ok("traffic", "unknown until the model is known")
     hour = exchange * 3600.0 / period_s
-    shown = f"{hour / 1e6:.3g} MB an hour {how}"
+    shown = f"{hour / 1e6:.3g} MB per hour {how}"
     if day_max is not None and 24 * hour > day_max:
-        cure = "nothing: the device rests for it; or raise bytes_per_day_max"
-        return warn("traffic", f"{shown}, more than the {day_max / 1e6:.3g} MB of a day", cure)
+        cure = "none needed, the device pauses to stay below; or raise bytes_per_day_max"
+        return warn("traffic", f"{shown}, above the daily quota of {day_max / 1e6:.3g} MB", cure)
     return ok("traffic", shown)
 
 

@@ -1,4 +1,4 @@
-"""Whether a device's data can be trained on, and how long a step takes."""
+"""Checks whether the model can be trained on a device's data, and measures a step."""
 
 import time
 from pathlib import Path
@@ -20,16 +20,16 @@ from edgeasync.training.trainer import Trainer
 
 STEPS_MAX = 10
 STEPS_S = 2.0
-"""After a first step, at most this number of steps and of seconds is measured."""
+"""Limits in steps and seconds of the measurement after the first step."""
 
 STEP_S_SLOW = 10.0
 
 MOTIONLESS = LocalTraining(optimizer=(SGD(learning_rate=1e-30),))
-"""How the measured steps train: no step leads away from the model."""
+"""Training settings of the measured steps; the learning rate leaves the model unchanged."""
 
 
 def find_graph(state: Path) -> Path | None:
-    """Return the training graph that the device was sent last, if there is one that this user can see."""
+    """Return the training graph that the device received last, or `None` if none is readable."""
     try:
         files = sorted(state.glob("graphs/*.onnx"), key=lambda file: file.stat().st_mtime_ns)
     except PermissionError:
@@ -40,21 +40,21 @@ def find_graph(state: Path) -> Path | None:
 def examine_step(
     dataset: Dataset | None, model: Model | Path | None, provider: Provider, threads: int
 ) -> StepFinding:
-    """Train a few steps, and return how long one takes; `model` may be the path of a training graph."""
+    """Train a few steps and return their duration. `model` may be the path of a training graph."""
     if dataset is None:
-        return StepFinding(warn("step", "not measured: there is no data", "cure the line 'data'"), 0)
+        return StepFinding(warn("step", "not measured: no data", "fix the problem in the line 'data'"), 0)
     if model is None:
-        cure = "give --model GRAPH.onnx (of 'edgeasync model build'); once the device has joined its graph is here"
-        return StepFinding(warn("step", "not measured: the model is not known yet", cure), 0)
+        cure = "pass --model GRAPH.onnx (from 'edgeasync model build'), or let the device join its hub once"
+        return StepFinding(warn("step", "not measured: the model is unknown", cure), 0)
     try:
         trainer = _make_trainer(model, dataset, provider, threads)
         seconds = _time_steps(trainer)
     except EdgeAsyncError as error:
         return StepFinding(told("step", error), 0)
     nbytes = 4 * trainer.spec.length
-    shown = f"the data fit the model, and a step takes {_duration(seconds)}"
+    shown = f"the data fits the model, and a step takes {_duration(seconds)}"
     if seconds > STEP_S_SLOW:
-        cure = "set micro_batch_size or a smaller model, or accept few local steps"
+        cure = "set micro_batch_size, use a smaller model, or accept few local steps"
         return StepFinding(warn("step", shown, cure), nbytes)
     return StepFinding(ok("step", shown), nbytes)
 
@@ -65,13 +65,16 @@ def _make_trainer(model: Model | Path, dataset: Dataset, provider: Provider, thr
     try:
         graph = read_regular(expanded(model))
     except OSError as error:
-        raise ConfigError(f"{model}: cannot be read: {error.strerror}; give a training graph") from error
+        raise ConfigError(f"{model}: cannot be read: {error.strerror}; pass a training graph") from error
     spec = read_spec(graph, model)
     return OnnxTrainer(graph, spec, dataset, MOTIONLESS, threads=threads, provider=provider)
 
 
 def read_spec(graph: bytes, path: Path) -> ParameterSpec:
-    """Return the arrays that a training graph trains, by the names of its outputs; raises `GraphError`."""
+    """Return the trained arrays of a training graph, by the names of its outputs.
+
+    Raises `GraphError`.
+    """
     session = open_session(graph, 1, "cpu")
     outputs = {entry.name for entry in session.get_outputs()}
     shapes = {entry.name: tuple(entry.shape) for entry in session.get_inputs()}
@@ -79,13 +82,13 @@ def read_spec(graph: bytes, path: Path) -> ParameterSpec:
     moved = [Parameter(name, shape, "statistic") for name, shape in shapes.items() if name + NEXT in outputs]
     if not trained:
         raise GraphError(
-            f"{path}: is no training graph; make one with 'edgeasync model build {path.name} --out FILE'"
+            f"{path}: not a training graph; build one with 'edgeasync model build {path.name} --out FILE'"
         )
     return ParameterSpec((*trained, *moved))
 
 
 def _time_steps(trainer: Trainer) -> float:
-    """Return the mean seconds of a step after the first, which loads what later ones have."""
+    """Return the mean seconds per step, without the first step, which includes loading."""
     generator = np.random.default_rng(0)
     trainer.begin((0.05 * generator.standard_normal(trainer.spec.length)).astype(np.float32))
     trainer.step()

@@ -1,1 +1,1 @@
-"""A service of systemd that runs an agent, a hub or a peer: its unit, what installs it, and its environments."""
+"""systemd services for agents, hubs and peers: units, installation and environments."""

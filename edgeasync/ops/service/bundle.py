@@ -1,4 +1,4 @@
-"""A folder of wheels for a board, and what installs them there without a network."""
+"""Writes a folder of wheels for a board, with a script that installs them without a network."""
 
 import importlib.resources
 import shutil
@@ -20,14 +20,14 @@ _MACHINES: dict[Platform, tuple[str, int]] = {
     "jetson": ("aarch64", 35),
     "x86": ("x86_64", 36),
 }
-"""The processor, and the minor version of glibc 2 that the oldest supported system of these boards has."""
+"""Architecture of each platform, and minor version of glibc 2 on its oldest supported system."""
 
 GLIBC_MIN = 17
-"""The oldest that wheels are made for today."""
+"""Minor version of the oldest glibc that current wheels support."""
 
 
 def download_arguments(platform: Platform, python: Python) -> list[str]:
-    """Return how `pip download` is told for which machine it downloads."""
+    """Return the arguments of `pip download` that select the target machine and Python."""
     machine, newest = _MACHINES[platform]
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, GLIBC_MIN - 1, -1)]
     tags += [f"manylinux2014_{machine}", f"linux_{machine}"]
@@ -41,22 +41,22 @@ def download_arguments(platform: Platform, python: Python) -> list[str]:
 
 
 def make_bundle(source: str, platform: Platform, python: Python, out: Path, *, extras: str = "") -> list[Path]:
-    """Download edgeasync from `source` and all it needs into `out`, with `install.sh`; return the files.
+    """Download edgeasync and its dependencies into `out`, add `install.sh`, and return the files.
 
-    A `source` is a wheel, a clone, or a name in pip's index. Raises `ConfigError` and `StorageError`.
+    `source` is a wheel, a clone, or a name in pip's index. Raises `ConfigError` or `StorageError`.
     """
     if out.exists() and any(out.iterdir()):
         raise ConfigError(
-            f"--out {out}: is not empty; give a new folder, so that it holds one version of each wheel"
+            f"--out {out}: folder is not empty; choose a new one, so that it has one version of each wheel"
         )
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     with tempfile.TemporaryDirectory() as folder:
-        # pip takes a bare word for a name in the index, also where a folder is called that.
+        # pip looks up a bare word in the index, even if a folder has that name.
         named = str(Path(source).resolve()) if Path(source).exists() else source
         run_told([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, named])
         wheels = list(Path(folder).glob("edgeasync-*.whl"))
         if len(wheels) != 1:
-            raise ConfigError(f"{source}: is not edgeasync; give its wheel, its clone, or its name in an index")
+            raise ConfigError(f"{source}: not edgeasync; pass its wheel, its clone, or its name in an index")
         wanted = f"{wheels[0]}[{extras}]" if extras else str(wheels[0])
         arguments = [*download_arguments(platform, python), "--dest", str(out.resolve())]
         run_told([*pip, "download", "--quiet", *arguments, wanted])
@@ -65,6 +65,8 @@ def make_bundle(source: str, platform: Platform, python: Python, out: Path, *, e
         with importlib.resources.as_file(installer) as file:
             shutil.copy(file, out / INSTALLER)
     except OSError as error:
-        raise StorageError(f"{out}: cannot be written: {error.strerror}; free space or fix its rights") from error
+        raise StorageError(
+            f"{out}: cannot be written: {error.strerror}; free disk space, or correct its permissions"
+        ) from error
     (out / INSTALLER).chmod(0o755)
     return sorted(out.iterdir())

@@ -1,4 +1,4 @@
-"""The environments that a service runs from: numbered folders, and the link `current` to the one in use."""
+"""Virtual environments of a service: numbered folders, and the link `current` to the active one."""
 
 import contextlib
 import importlib.metadata
@@ -17,17 +17,20 @@ from edgeasync.ops.service.unit import Kind
 NAME = re.compile(r"env-([0-9]+)")
 
 GPU, GPU_PACKAGE = "gpu", "onnxruntime-gpu"
-"""The extra, and the package that it brings: in the same folder as onnxruntime, so it has to come alone."""
+"""The GPU extra and its package.
+
+It uses the same folder as onnxruntime, so only one may be installed.
+"""
 
 HUB, HUB_PACKAGE = "hub", "onnx"
-"""The extra of a hub, and the package that it brings."""
+"""The hub extra and its package."""
 
 OUTPUT_LINES = 5
-"""Of a command that fails, how many of its last lines are told."""
+"""Number of output lines shown when a command fails."""
 
 
 class Environments:
-    """A folder of environments, as `install.sh` makes it: `env-1`, `env-2`, and the link `current`."""
+    """A folder of environments, created by `install.sh`: `env-1`, `env-2`, the link `current`."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -35,16 +38,16 @@ class Environments:
 
     @property
     def current(self) -> Path:
-        """The environment in use; raises `ConfigError` if there is no link to one."""
+        """The active environment. Raises `ConfigError` if the link is missing."""
         if not self._link.is_symlink():
             raise ConfigError(
-                f"{self._link}: no such link; upgrade what devices/install.sh has installed, by its own "
+                f"{self._link}: no such link; upgrade an installation of devices/install.sh with its own "
                 "current/bin/edgeasync, or install again"
             )
         return self.home / self._link.readlink().name
 
     def make(self, source: str, extras: str) -> Path:
-        """Return a new environment with edgeasync from `source`; if that fails nothing is left of it.
+        """Create an environment with edgeasync from `source`. A failed one is deleted.
 
         Raises `StorageError`.
         """
@@ -65,7 +68,7 @@ class Environments:
         return made
 
     def switch(self, environment: Path) -> None:
-        """Let `current` lead to another environment, at once; raises `StorageError`."""
+        """Point `current` to another environment atomically. Raises `StorageError`."""
         temporary = self._link.with_name("current.part")
         try:
             temporary.unlink(missing_ok=True)
@@ -73,11 +76,11 @@ class Environments:
             temporary.replace(self._link)
         except OSError as error:
             raise StorageError(
-                f"{self._link}: cannot be changed: {error.strerror}; upgrade as its owner"
+                f"{self._link}: cannot be changed: {error.strerror}; run the upgrade as its owner"
             ) from error
 
     def drop_others(self, *kept: Path) -> None:
-        """Delete all environments but these."""
+        """Delete all environments except `kept`."""
         for path in self.home.iterdir():
             if NAME.fullmatch(path.name) and path not in kept:
                 self.drop(path)
@@ -89,43 +92,44 @@ class Environments:
 
 
 def install_arguments(source: str, extras: str) -> list[str]:
-    """Return how `pip install` is told a source: a folder of wheels, a wheel, a clone, or a name in an index."""
+    """Return the arguments of `pip install` for a folder of wheels, a wheel, a clone, or a name."""
     wanted = f"[{extras}]" if extras else ""
     path = expanded(source)
     if any(path.glob("edgeasync-*.whl")):
         return ["--no-index", "--find-links", str(path.resolve()), f"edgeasync{wanted}"]
     if path.exists():
         return [f"{path.resolve()}{wanted}"]
-    return [re.sub(r"^[\w.-]*", rf"\g<0>{wanted}", source)]  # extras stand before a version
+    return [re.sub(r"^[\w.-]*", rf"\g<0>{wanted}", source)]  # extras precede a version
 
 
 def own_source() -> str:
-    """Return the clone or wheel that this edgeasync was installed from, as pip has noted it (PEP 610).
+    """Return the clone or wheel that edgeasync was installed from, as recorded by pip (PEP 610).
 
-    Raises `ConfigError` if it came from elsewhere. It never chooses an index by itself: a stranger may have taken
-    the name there, and root would run the stranger's code.
+    Raises `ConfigError` if it was installed from elsewhere. An index is never the default: someone
+    else could own the name there, and root would run their code.
     """
     noted = importlib.metadata.distribution("edgeasync").read_text("direct_url.json")
     url = urlsplit(json.loads(noted)["url"] if noted else "")
     path = unquote(url.path)
     if url.scheme != "file" or not Path(path).exists():
         raise ConfigError(
-            "where does edgeasync come from? give a folder of wheels, a wheel, a clone, or a name in pip's index"
+            "the source of this edgeasync is unknown; pass a folder of wheels, a wheel, a clone, or a name in "
+            "pip's index"
         )
     return path
 
 
 def extras_of(kind: Kind) -> str:
-    """Return the extras that the environment after this one needs: those of the service, and those that are here.
+    """Return the extras for the next environment: those of the service, and those installed here.
 
-    A hub and an agent of one machine run from one environment.
+    A hub and an agent on one machine share an environment.
     """
     wanted = {HUB: kind == "hub" or has_package(HUB_PACKAGE), GPU: has_package(GPU_PACKAGE)}
     return ",".join(extra for extra, is_wanted in wanted.items() if is_wanted)
 
 
 def has_package(name: str) -> bool:
-    """Return whether this environment has a package."""
+    """Return whether a package is installed in this environment."""
     try:
         importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -134,7 +138,10 @@ def has_package(name: str) -> bool:
 
 
 def run_told(command: list[str]) -> str:
-    """Run a command, and return what it printed; raises `StorageError` with its last lines if it fails."""
+    """Run a command and return its output.
+
+    If it fails, raise `StorageError` with its last lines.
+    """
     try:
         done = subprocess.run(  # noqa: S603 - no shell
             command,
@@ -148,5 +155,7 @@ def run_told(command: list[str]) -> str:
         raise StorageError(f"{command[0]}: {error.strerror}; install it") from error
     if done.returncode:
         lines = "; ".join(done.stdout.strip().splitlines()[-OUTPUT_LINES:])
-        raise StorageError(f"{' '.join(command)}: exit code {done.returncode}: {lines}; cure that and try again")
+        raise StorageError(
+            f"{' '.join(command)}: exit code {done.returncode}: {lines}; fix the cause and try again"
+        )
     return done.stdout

@@ -1,6 +1,7 @@
-"""The text of a unit for systemd. Nothing is read or written here.
+"""The text of a systemd unit. Reads and writes no files.
 
-Each line is known to systemd 250 and newer, so that `systemd-analyze verify` prints nothing on Debian 12 either.
+All lines are valid in systemd 250 and newer, so `systemd-analyze verify` prints nothing on Debian
+12.
 """
 
 from pathlib import Path
@@ -11,14 +12,15 @@ import msgspec
 Kind = Literal["agent", "hub", "peer"]
 
 USER = "edgeasync"
-"""The user of the machine's services."""
+"""The user that runs the machine's services."""
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """What a unit says: which program runs as what, in which folder, by which settings file there.
+    """A systemd unit: the program, its kind, its folder, and the user that runs it.
 
-    Without a `user` it is a unit of somebody's own systemd, which may not take rights away from itself. An agent
-    waits for its hub's next run, so only a person ends it. A hub or a peer that has ended in order stays down.
+    Without `user` it is a unit of a user's own systemd, which cannot drop privileges. An agent
+    waits for its hub's next run, so it restarts until someone stops it. A hub or peer that exits
+    normally is not restarted.
     """
 
     kind: Kind
@@ -29,22 +31,22 @@ class Unit(msgspec.Struct, frozen=True):
 
     @property
     def file(self) -> str:
-        """The unit's name, with its suffix."""
+        """The file name of the unit."""
         return f"{self.name or f'edgeasync-{self.kind}'}.service"
 
     @property
     def settings(self) -> Path:
-        """The settings file; each unit of a name of its own has one of that name."""
+        """The settings file. A unit with its own name has a settings file of that name."""
         return self.folder / f"{self.name or self.kind}.toml"
 
     def text(self) -> str:
-        """Return the content of the unit's file."""
+        """Return the content of the unit file."""
         sections = {"Unit": self._unit(), "Service": self._service(), "Install": [f"WantedBy={self.target}"]}
         return "\n\n".join("\n".join([f"[{name}]", *lines]) for name, lines in sections.items()) + "\n"
 
     @property
     def target(self) -> str:
-        """What starts the unit."""
+        """The systemd target that starts the unit."""
         return "multi-user.target" if self.user else "default.target"
 
     def _unit(self) -> list[str]:
@@ -71,7 +73,7 @@ class Unit(msgspec.Struct, frozen=True):
         ]
 
     def _state(self) -> list[str]:
-        """Return the lines by which systemd makes the folder and gives it to the user."""
+        """Return the lines that make systemd create the folder for the user."""
         if self.user is None or self.folder.parent != Path("/var/lib"):
             return [f"ReadWritePaths={_quoted(self.folder)}"] if self.user else []
         return [f"StateDirectory={_quoted(Path(self.folder.name))}", "StateDirectoryMode=0700"]
@@ -80,13 +82,13 @@ class Unit(msgspec.Struct, frozen=True):
 _WAITS = " --when-finished wait"
 
 _INCURABLE = {"agent": "2 3 5 7 8 10", "hub": "2 3 5 8 10", "peer": "2 3 5 7 8 10"}
-"""Exit codes after which another start would end in the same way."""
+"""Exit codes after which a restart would fail in the same way."""
 
 _START_S = {"agent": 300, "hub": 900, "peer": 300}
-"""How long a slow board may read its data, and a hub a long journal."""
+"""Start timeouts in seconds. A slow board needs time for its data, a hub to replay its journal."""
 
 _WAIT = """/bin/sh -c 'case "$$EXIT_STATUS" in 1|4|6|9|11|14) sleep 30;; esac'"""
-"""What died is started at once; what a person has to cure, such as a full disk or a key, every half minute."""
+"""Delays the restart by 30 seconds after errors that a person must fix, such as a full disk."""
 
 _RIGHTS = (
     "CapabilityBoundingSet=",
@@ -108,15 +110,18 @@ _RIGHTS = (
     "SystemCallArchitectures=native",
     "SystemCallFilter=@system-service",
 )
-"""What the service gives up. It keeps the devices, for a GPU, and memory that is written and then executed."""
+"""Privileges that the service drops.
+
+It keeps access to devices, for GPUs, and to writable executable memory.
+"""
 
 
 def _quoted(path: Path) -> str:
-    """Return a path as systemd reads it where several words may stand."""
+    """Return a path quoted for a systemd setting that splits words."""
     text = _escaped(path).replace("$", "$$")
     return f'"{text}"' if any(one.isspace() for one in text) else text
 
 
 def _escaped(path: Path) -> str:
-    """Return a path in which no percent sign begins a specifier."""
+    """Return a path with percent signs escaped, which would start a specifier."""
     return str(path).replace("%", "%%")

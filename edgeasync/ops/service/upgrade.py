@@ -1,4 +1,4 @@
-"""A new version beside the old one: switched over, and switched back if the service does not come up."""
+"""Upgrades a service to a new version, and rolls back if the service does not start."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from edgeasync.ops.service.unit import Unit
 Wait = Callable[[Callable[[], bool], float], bool]
 
 _UP = {"agent": f"{JOINED} ", "hub": "", "peer": f"{HUBLESS} "}
-"""How the status of a service begins that is up."""
+"""Prefix of the status line of a running service."""
 
 
 def upgrade(
@@ -25,13 +25,12 @@ def upgrade(
     limit_s: float,
     wait: Wait = wait_until,
 ) -> Path:
-    """Let the service run from the environment that `make` returns; return the old one, which is kept.
+    """Run the service from the environment that `make` returns. Return the old one, which is kept.
 
-    Once the service is up, those of the other units that run are started again, from the new environment.
-
-    Raises `HubUnreachableError` if the service is not up within `limit_s` (an agent: has not joined its hub). By
-    then the old one runs again, and the new one is gone. So it is when somebody interrupts. Raises `ConfigError`
-    if there is no such service.
+    Then restart the other units that are running. Raises `HubUnreachableError` if the service is
+    not up within `limit_s` seconds; an agent is up when it has joined its hub. In this case, or on
+    an interrupt, the old environment runs again and the new one is deleted. Raises `ConfigError` if
+    the service does not exist.
     """
     old, status = environments.current, manager.status(unit.file)
     if status.get("LoadState") == "not-found":
@@ -50,7 +49,7 @@ def upgrade(
         finally:
             environments.drop(new)
         raise
-    for other in others:  # before the environment from which it runs is dropped, now or by the next upgrade
+    for other in others:  # restart them before their environment is deleted, now or by the next upgrade
         if manager.status(other).get("ActiveState") in ("active", "activating"):
             manager.start(other)
     environments.drop_others(new, old)
@@ -58,7 +57,7 @@ def upgrade(
 
 
 def _await_up(unit: Unit, manager: Systemd, before: str, limit_s: float, wait: Wait) -> None:
-    """Raise `HubUnreachableError` unless a start after the one `before` comes up."""
+    """Wait for a start after the one with id `before`. Raises `HubUnreachableError` on timeout."""
 
     def is_up() -> bool:
         status = manager.status(unit.file)
@@ -66,9 +65,9 @@ def _await_up(unit: Unit, manager: Systemd, before: str, limit_s: float, wait: W
         return status.get("ActiveState") == "active" and status.get("InvocationID") != before and joined
 
     if not wait(is_up, limit_s):
-        said = manager.status(unit.file).get("StatusText") or "it says nothing"
-        wanted = {"agent": "join its hub", "hub": "listen", "peer": "begin"}[unit.kind]
+        said = manager.status(unit.file).get("StatusText") or "no status"
+        wanted = {"agent": "join its hub", "hub": "listen", "peer": "start training"}[unit.kind]
         raise HubUnreachableError(
-            f"the new {unit.kind} did not {wanted} within {limit_s:g} s ({said}); the old one runs again: read "
-            f"'edgeasync service logs {unit.kind}'"
+            f"the new {unit.kind} did not {wanted} within {limit_s:g} s ({said}); the old one is running again; "
+            f"read 'edgeasync service logs {unit.kind}'"
         )

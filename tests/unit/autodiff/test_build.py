@@ -35,19 +35,19 @@ def test_an_autoencoder_is_its_own_target():
     graph = build_training_graph(model(text, parameters), GraphSettings(loss="mse", target="input"))
     assert session(graph.model).get_modelmeta().custom_metadata_map["edgeasync.target"] == "input"
     assert [entry.shape for entry in session(graph.model).get_inputs()[:2]] == [["batch", 4]] * 2
-    with pytest.raises(GraphError, match=r"needs one input of the output's shape \(None, 3\); the inputs have"):
+    with pytest.raises(GraphError, match=r"needs one input with the output's shape \(None, 3\); the inputs have"):
         build_training_graph(model(), GraphSettings(loss="mse", target="input"))
 
 
 def test_an_operator_without_a_rule_is_named_and_what_to_do():
     text = DENSE.replace("a = Relu(h)", "a = Sinh(h)")
-    refused(model(text), r"the Sinh that makes 'a': there is no gradient for Sinh; write the model with other "
-                         r"operators, or freeze what comes before it: freeze=\['w1', 'b1'\]$")  # fmt: skip
+    refused(model(text), r"the Sinh that computes 'a': no gradient for Sinh; write the model with other "
+                         r"operators, or freeze the parameters before it: freeze=\['w1', 'b1'\]$")  # fmt: skip
     assert names(build_training_graph(model(text), GraphSettings(freeze=("w1", "b1")))) == ["w2", "b2"]
-    refused(model(text), "everything that is trained comes before it: write the model with other operators$",
+    refused(model(text), "all trained parameters come before it: write the model with other operators$",
             train=("*1",))  # fmt: skip
     named = edited(model(text), lambda proto: setattr(proto.graph.node[1], "name", "bend"))
-    refused(named, r"node 'bend' \(Sinh\): there is no gradient for Sinh")
+    refused(named, r"node 'bend' \(Sinh\): no gradient for Sinh")
     assert names(build_training_graph(named, GraphSettings(train=("*2",)))) == ["w2", "b2"]
 
 
@@ -55,31 +55,31 @@ def test_operators_without_a_rule_are_named_all_at_once():
     text = "h = Gemm(x, w1, b1)\na = Sinh(h)\nb = Mul(a, w2)\nc = Cosh(b)\nd = Sinh(c)\ny = Mul(d, b2)"
     data = model(text, {"w1": numbers((4, 5), 1), "b1": numbers((5,), 2), "w2": numbers((5,), 3),
                         "b2": numbers((5,), 4)})  # fmt: skip
-    refused(data, "the Sinh that makes 'a', the Cosh that makes 'c', the Sinh that makes 'd': there is no "
-                  r"gradient for Sinh, Cosh; .* comes before them: freeze=\['w1', 'b1', 'w2'\]$")  # fmt: skip
+    refused(data, "the Sinh that computes 'a', the Cosh that computes 'c', the Sinh that computes 'd': no "
+                  r"gradient for Sinh, Cosh; .* before them: freeze=\['w1', 'b1', 'w2'\]$")  # fmt: skip
     assert names(build_training_graph(data, GraphSettings(loss="mse", freeze=("w1", "b1", "w2")))) == ["b2"]
 
 
 def test_outputs_that_nothing_trains():
     refused(model("y = Identity(x)", {}, batch=2), "no parameter|nothing can be trained")
-    refused(model("y = Identity(w)", {"w": numbers((2, 3))}), "depends on no input")
+    refused(model("y = Identity(w)", {"w": numbers((2, 3))}), "does not depend on any input")
     refused(
-        model("y = Cast<to=1>(x)", {"w": numbers((2, 3))}, kind=TensorProto.INT64), "no trained parameter reaches"
+        model("y = Cast<to=1>(x)", {"w": numbers((2, 3))}, kind=TensorProto.INT64), "no trained parameter affects"
     )
     refused(
-        model("a = Shape(x)\ny = Cast<to=1>(a)", {"w": numbers((2,))}, batch=2), "is a constant; nothing can be"
+        model("a = Shape(x)\ny = Cast<to=1>(a)", {"w": numbers((2,))}, batch=2),
+        "is a constant, so there is nothing",
     )
 
 
 def test_parameters_that_an_exporter_merged():
     ones = {"w": np.ones(4, np.float32), "v": numbers((4,), 3)}
     text = "a = Mul(x, w)\nb = Mul(a, v)\ny = Mul(b, w)"
-    why = (
-        "parameter 'w' is read by the Mul that makes 'a' and the Mul that makes 'y', and all its values are equal"
-    )
+    why = "parameter 'w' is used by the Mul that computes 'a' and the Mul that computes 'y', and all its values"
     refused(
         model(text, ones),
-        f"{why}: the exporter may have merged parameters; .*, or give freeze=\\['w'\\], or train=\\['\\*'\\] if ",
+        f"{why} are equal, so the exporter may have merged parameters; "
+        ".*, or set freeze=\\['w'\\], or train=\\['\\*'\\]",
     )
     refused(
         model(text, {"w": np.zeros(1, np.float32), "v": numbers((4,), 3)}),
@@ -119,9 +119,7 @@ def test_running_statistics_that_an_exporter_merged(first, second):
         for name, value in parameters.items()
         if name in text.replace(",", " ").replace(")", " ").split()
     }
-    refused(
-        model(text, used), "reads the running statistic '[a-z0-9]+', which something else reads in another way"
-    )
+    refused(model(text, used), "uses the running statistic '[a-z0-9]+', which another node uses differently")
 
 
 def test_statistics_by_another_name_move_too():
@@ -148,7 +146,8 @@ def folded(parameter, output):
 @pytest.mark.parametrize(("parameter", "output"), [("onnx::Conv_36", "c"), ("c1.weight", "getitem_3")])
 def test_a_batch_norm_that_an_exporter_folded(parameter, output):
     refused(
-        folded(parameter, output), f"the Conv that makes '{output}' holds a batch norm that the exporter folded"
+        folded(parameter, output),
+        f"the Conv that computes '{output}' contains a batch norm that the exporter folded",
     )
     head = build_training_graph(folded(parameter, output), GraphSettings(loss="mse", train=("w",)))
     assert names(head) == ["w"]
@@ -165,7 +164,7 @@ def test_what_an_exporter_computed(name):
 
     parameters = {"p": numbers((1, 3)), "k": np.float32([0.7])}
     refused(edited(model("h = Mul(x, p)\ny = Mul(h, k)", parameters, (3,)), edit),
-            f"reads '{name}', which the exporter computed, of a parameter or of constants")  # fmt: skip
+            f"uses '{name}', which the exporter computed from a parameter or constants")  # fmt: skip
     scaled = edited(model("h = Mul(x, p)\ny = Mul(h, k)", parameters, (3,)), edit)
     assert names(build_training_graph(scaled, GraphSettings(loss="mse", freeze=(name,)))) == ["p"]
     assert names(build_training_graph(scaled, GraphSettings(loss="mse", train=("p", name)))) == ["p", name]
@@ -177,14 +176,14 @@ def test_what_an_exporter_computed(name):
 def test_what_an_exporter_computed_of_several_parameters():
     data = model("h = Mul(x, p)\ny = MatMul(h, mul)", {"p": numbers((1, 3)), "mul": numbers((3, 2), 4)}, (3,))
     assert names(build_training_graph(noted(data, mul=(FOLDED_FROM, "['l.weight']")), MSE)) == ["p", "mul"]
-    refused(noted(data, mul=(FOLDED_FROM, "['l.g', 'l.v']")), "reads 'mul', which the exporter computed")
+    refused(noted(data, mul=(FOLDED_FROM, "['l.g', 'l.v']")), "uses 'mul', which the exporter computed")
 
 
 def test_tied_weights_of_which_an_exporter_made_two():
     table = numbers((5, 3), 4)
     text = "h = Gather(w, x)\na = Tanh(h)\ny = MatMul(a, val_0)"
     data = noted(model(text, {"w": table, "val_0": table.T.copy()}, (2,), kind=TensorProto.INT64))
-    refused(data, "the MatMul that makes 'y' reads 'val_0', which the exporter computed")
+    refused(data, "the MatMul that computes 'y' uses 'val_0', which the exporter computed")
     assert names(build_training_graph(data, GraphSettings(loss="mse", freeze=("w",)))) == ["val_0"]
 
 
@@ -203,7 +202,7 @@ def test_a_body_that_reads_what_is_trained():
                 {"w": numbers((3, 3), 1), "a": np.int64([0])}, (5, 3)),
         lambda proto: proto.graph.node[2].attribute.append(helper.make_attribute("body", body)),
     )  # fmt: skip
-    with pytest.raises(GraphError, match=r"its body reads 'w', which is trained"):
+    with pytest.raises(GraphError, match=r"its body uses the trained tensor 'w'"):
         build_training_graph(data, MSE)
 
 
@@ -215,7 +214,7 @@ def test_an_operator_without_a_rule_has_its_replacement_named():
 def test_what_would_be_refused_next_is_said_at_once():
     text = "a = Sinh(w0)\nb = Mul(x, a)\nh = MatMul(b, w1)\nc = Sinh(h)\nd = Add(c, b1)\ny = Softmax(d)"
     parameters = {"w0": numbers((4,), 1), "w1": numbers((4, 3), 2), "b1": numbers((3,), 3)}
-    told = r"comes from Softmax, .* give output='d'; with that: .* freeze=\['w0', 'w1'\]$"
+    told = r"comes from Softmax, .* set output='d'; after that: .* freeze=\['w0', 'w1'\]$"
     refused(model(text, parameters), told, loss="cross_entropy")
 
 

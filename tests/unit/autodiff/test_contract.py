@@ -49,7 +49,7 @@ def test_a_training_graph_is_known_for_one_and_is_not_differentiated_again():
     assert is_training_graph(graph.model)
     assert not is_training_graph(model())
     assert not is_training_graph(b"no model at all")
-    with pytest.raises(GraphError, match="a training graph already; give the forward model"):
+    with pytest.raises(GraphError, match="already a training graph; pass the forward model"):
         build_training_graph(graph.model, GraphSettings())
 
 
@@ -72,5 +72,5 @@ def test_names_that_the_contract_needs(name, clash):
         for entry in (*proto.graph.input, *proto.graph.initializer, *proto.graph.value_info):
             entry.name = name if entry.name == clash else entry.name
 
-    why = f"the model has a tensor '{name}', a name that the training graph needs; rename it"
+    why = f"tensor name '{name}' is reserved for the training graph; rename it"
     refused(edited(model(), rename), why, loss="cross_entropy")

@@ -139,7 +139,7 @@ def test_one_column_of_a_softmax_is_trained_as_all(loss):
 
 
 def test_one_value_for_each_example_may_be_no_class():
-    with pytest.raises(GraphError, match="give loss='mse' for values, or loss='bce_with_logits' for the labels"):
+    with pytest.raises(GraphError, match="set loss='mse' for values, or loss='bce_with_logits' for the labels"):
         build_training_graph(ending("y = Identity(z)", classes=1), GraphSettings())
 
 
@@ -171,7 +171,7 @@ def test_a_frozen_head_bounds_scores_without_being_their_ending():
 def test_probabilities_are_refused_and_their_scores_train(text, why, loss):
     graph, settings, refusals = follow(ending(text), {"loss": loss})
     assert [why in said for said in refusals] == [True], refusals
-    assert "give output='" in refusals[0]
+    assert "set output='" in refusals[0]
     assert settings["loss"] == loss
     assert {entry.name for entry in graph.spec.parameters} >= {"w", "v", "c"}
     assert_trains(graph)
@@ -180,7 +180,7 @@ def test_probabilities_are_refused_and_their_scores_train(text, why, loss):
 @pytest.mark.parametrize("text", ["y = Identity(z)", "y = Squeeze(z, one)", "y = Unsqueeze(z, one)"])
 def test_one_score_is_refused_for_classes(text):
     graph, settings, refusals = follow(ending(text, classes=1))
-    assert "has one score for each example" in refusals[0]
+    assert "has one score per example" in refusals[0]
     assert settings["loss"] == "bce_with_logits"
     assert_trains(graph)
 
@@ -244,7 +244,7 @@ def test_classes_at_another_axis_are_not_the_loss_s():
     turned = forward("z = MatMul(x, w)\np = Softmax(z)\ny = Transpose<perm=[0, 2, 1]>(p)", parameters, (6, 4))
     for each in (model, turned):
         graph, settings, refusals = follow(each)
-        assert "export the scores instead, with the classes at axis 1, or give loss='mse'" in refusals[0]
+        assert "export the scores instead, with the classes on axis 1, or set loss='mse'" in refusals[0]
         assert settings == {"loss": "mse"}
         assert_trains(graph)
     raw = forward("z = MatMul(x, w)\ny = Transpose<perm=[0, 2, 1]>(z)", parameters, (6, 4))
@@ -257,7 +257,7 @@ def test_scores_of_a_new_model_that_are_all_0():
         {"w": np.zeros((4, 3), np.float32), "one": np.array([1])},
         (4,),
     )
-    with pytest.raises(GraphError, match="give output='z'"):
+    with pytest.raises(GraphError, match="set output='z'"):
         build_training_graph(model, GraphSettings())
     zeros = forward(
         "z = MatMul(x, w)\ny = Add(z, b)",
@@ -291,11 +291,13 @@ def test_classes_in_the_last_axis_are_told_though_the_shapes_may_fit(text, loss,
     constants = {"one": CONSTANTS["one"]} if "one" in text else {}
     model = forward(STEPS + text, {"w": numbers((4, 3), 1), "c": numbers((3,), 2)} | constants, (3, 4), output="y")
     warnings = build_training_graph(model, GraphSettings(loss=loss)).warnings
-    assert ["transpose the output, in torch by scores.movedim(-1, 1)" in said for said in warnings] == [
+    assert ["transpose the output, in torch with scores.movedim(-1, 1)" in said for said in warnings] == [
         True
     ] * told
 
 
 def test_a_loss_is_no_score():
-    with pytest.raises(GraphError, match=r"the output has \(\); name the scores as the output, not a loss"):
+    with pytest.raises(
+        GraphError, match=r"the output has shape \(\); choose the scores as the output, not a loss"
+    ):
         build_training_graph(ending("y = ReduceMean <keepdims = 0> (z)"), GraphSettings())

@@ -58,14 +58,14 @@ def test_a_cast_like_a_tensor_of_the_batch():
 def test_a_free_size_besides_the_batch():
     refused(
         model(x=("length", 4)),
-        r"input 'x' has a free size 'length' at axis 1; only the batch, axis 0, may be free",
+        r"input 'x' has a free size 'length' at axis 1, but only axis 0, the batch, may be free",
     )
 
 
 @pytest.mark.parametrize("kind", [11, 10])
 def test_other_floats_than_float32(kind):
     text = f"h = Mul(x, p)\na = Cast<to={kind}>(h)\nb = Tanh(a)\ny = Cast<to=1>(b)"
-    refused(model(text, {"p": numbers((4,))}), "computes in float(64|16); only float32 can be trained")
+    refused(model(text, {"p": numbers((4,))}), "computes in float(64|16), but only float32 can be trained")
     refused(model(f"h = Mul(x, p)\ny = Cast<to={kind}>(h)", {"p": numbers((4,))}), "not float32")
 
 
@@ -109,7 +109,7 @@ def test_a_part_that_its_sequence_does_not_have(place):
     sequence = "c = Constant<value_ints=[2, 4]>()\nq = SplitToSequence<axis=1>(h, c)"
     text = f"h = Mul(x, p)\n{sequence}\ni = Constant<{place}>()\ny = SequenceAt(q, i)"
     data = forward(text, {"p": numbers((6,), 1)}, (6,))
-    with pytest.raises(GraphError, match="takes a part that its sequence of 2 does not have"):
+    with pytest.raises(GraphError, match="selects a part that its sequence of 2 does not have"):
         build_training_graph(data, MSE)
 
 

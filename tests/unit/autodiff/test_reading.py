@@ -19,8 +19,8 @@ def test_a_foreign_operator():
         proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
     why = (
-        "there is no gradient for Gelu of the domain 'com.microsoft'; use the file from before onnxruntime "
-        r"optimized or quantized it, or freeze what comes before it: freeze=\['w1', 'b1'\]$"
+        "no gradient for Gelu of the domain 'com.microsoft'; use the file from before onnxruntime "
+        r"optimized or quantized it, or freeze the parameters before it: freeze=\['w1', 'b1'\]$"
     )
     refused(edited(model(), foreign), why)
     before, after = {"output": "h", "loss": "mse"}, {"freeze": ("?1",)}
@@ -37,7 +37,7 @@ def test_an_initializer_in_another_file():
         entry.external_data.add(key="location", value="weights.bin")
         entry.ClearField("raw_data")
 
-    refused(edited(model(), outside), "tensor 'w1' lies in an external file; save the model as one file")
+    refused(edited(model(), outside), "tensor 'w1' is stored in an external file; save the model as one file")
 
 
 @pytest.mark.parametrize("data", [b"", b"no model", b"\x08\x07"])
@@ -49,7 +49,7 @@ def test_outputs_that_are_unclear_or_missing():
     def second(proto):
         proto.graph.output.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, ["batch", 5]))
 
-    refused(edited(model(), second), r"the model has 2 outputs \(y, h\); name the one to train: output='y'")
+    refused(edited(model(), second), r"the model has 2 outputs \(y, h\); choose the one to train: output='y'")
     refused(model(), "the model has no tensor 'z'; its outputs are y", output="z")
     build_training_graph(edited(model(), second), GraphSettings(output="h", loss="mse"))
 
@@ -58,7 +58,7 @@ def test_an_opset_that_is_too_new():
     def newer(proto):
         proto.opset_import[0].version = 24
 
-    refused(edited(model(), newer), "the model is of opset 24; export it with opset 18")
+    refused(edited(model(), newer), "the model has opset 24, the newest supported is 23; export it with opset 18")
 
 
 @pytest.mark.parametrize("opset", [9, 11, 13, 15, 17, 18, 19, 20, 21, 22, 23])

@@ -46,14 +46,14 @@ def test_what_is_frozen_is_not_differentiated():
 
 @pytest.mark.parametrize("settings", [{"train": ("v*",)}, {"freeze": ("v*",)}, {"train": ("*", "v*")}])
 def test_a_pattern_that_matches_nothing_is_a_mistake(settings):
-    with pytest.raises(GraphError, match=r"no parameter matches 'v\*'; there are w1, b1, w2, b2"):
+    with pytest.raises(GraphError, match=r"no parameter matches 'v\*'; the parameters are w1, b1, w2, b2"):
         build_training_graph(model(), GraphSettings(**settings))
 
 
 def test_nothing_left_to_train_and_nothing_that_reaches_the_output():
-    with pytest.raises(GraphError, match="no trained parameter reaches output 'y': none chosen"):
+    with pytest.raises(GraphError, match="no trained parameter affects output 'y': none selected"):
         build_training_graph(model(), GraphSettings(freeze=("*",)))
-    with pytest.raises(GraphError, match="no trained parameter reaches output 'h'"):
+    with pytest.raises(GraphError, match="no trained parameter affects output 'h'"):
         build_training_graph(model(), GraphSettings(output="h", loss="mse", train=("*2",)))
 
 
@@ -77,13 +77,17 @@ def test_scalars_whole_numbers_and_infinite_masks_are_no_parameters():
 def test_what_the_file_says_is_frozen_stays_so_unless_train_is_given(settings, expected):
     graph = build_training_graph(frozen("w1", "b1", "gone"), GraphSettings(loss="mse", **settings))
     assert names(graph) == expected
-    told = () if "train" in settings else ("frozen in torch, and so here unless train names them: w1, b1",)
+    told = (
+        ()
+        if "train" in settings
+        else ("not trained, because frozen in torch: w1, b1; to train them, name them in train",)
+    )
     assert graph.warnings == told
 
 
 def test_a_file_in_which_all_is_frozen():
     refused(
-        frozen("w1", "b1", "w2", "b2"), r"torch had w1, b1, w2, b2 frozen: give train=\['w1', 'b1', 'w2', 'b2'\]"
+        frozen("w1", "b1", "w2", "b2"), r"torch had w1, b1, w2, b2 frozen: set train=\['w1', 'b1', 'w2', 'b2'\]"
     )
     broken = edited(model(), lambda proto: proto.metadata_props.add(key="edgeasync.frozen", value="w1"))
     refused(broken, "the model's metadata 'edgeasync.frozen' is not a list of names")

@@ -110,17 +110,17 @@ def test_a_device_is_told_of_other_data():
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        (OnnxLoss(graph=b"no graph"), "the loss: not a readable ONNX model"),
+        (OnnxLoss(graph=b"no graph"), "loss: not a readable ONNX model"),
         (
             OnnxLoss(graph=MODEL),
-            "the loss has the inputs x and 1 outputs; give it the inputs prediction and target",
+            "the loss has the inputs x and 1 outputs, but needs the inputs prediction and target",
         ),
-        (loss_of("total = Sub(prediction, target)"), r"the loss is of shape \(None, 3\); give one number"),
-        (loss_of("total = ReduceMean<keepdims = 0>(prediction)"), "does not depend on its target"),
-        (loss_of("total = ReduceMean<keepdims = 0>(target)"), "does not depend on its prediction"),
+        (loss_of("total = Sub(prediction, target)"), r"the loss has shape \(None, 3\), but must be a scalar"),
+        (loss_of("total = ReduceMean<keepdims = 0>(prediction)"), "does not depend on its input target"),
+        (loss_of("total = ReduceMean<keepdims = 0>(target)"), "does not depend on its input prediction"),
         (
             loss_of(SQUARES, prediction="float[batch, 2] prediction"),
-            r"takes a prediction of shape \(None, 2\), the model's output 'scores' is \(None, 3\)",
+            r"expects a prediction of shape \(None, 2\), but the model's output 'scores' has shape \(None, 3\)",
         ),
         (loss_of(SQUARES, "double[batch, 3] target"), "."),
         (

@@ -28,7 +28,7 @@ MISTAKES = {
     "peer --batch-size 5": "no such option: --batch-size; 'batch_size' is a key of [local] in the settings file",
     "agent --topology ring": "no such option: --topology; it is a flag of 'edgeasync peer'",
     "peer --steps 5": "no such option: --steps; did you mean --steps-max?",
-    "hub --file m": "no such option: --file; write --model",
+    "hub --file m": "no such option: --file; use --model",
     "agent --bandwidth-max 5": "no such option: --bandwidth-max; did you mean --bandwidth-bytes-per-s-max?",
     "agent --lease 5": "no such option: --lease; see 'edgeasync agent --help'",
     "hub --modl m": "no such option: --modl; did you mean --model?",
@@ -74,7 +74,7 @@ def test_another_file_in_the_place_of_the_settings(tmp_path, command):
     with Commands(tmp_path) as commands:
         flags = {"m.onnx": "--model"} | ({} if command == "hub" else {"d.npz": "--data", "d.csv": "--data"})
         for file, flag in flags.items():
-            mistake(commands, CONFIG, f"write {flag} {file}", arguments=[command, file])
+            mistake(commands, CONFIG, f"use {flag} {file}", arguments=[command, file])
 
 
 WORDS = st.text(string.ascii_lowercase + "-", min_size=5, max_size=12)

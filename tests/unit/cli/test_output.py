@@ -86,6 +86,6 @@ def test_an_event_that_cannot_be_written_is_counted_and_told_once(monkeypatch, c
     printer.event("joined", device="pi-2")
     out, err = capsys.readouterr()
     warning, joined = map(json.loads, out.splitlines())
-    assert (warning["event"], warning["detail"]) == ("warning", "3 events before this one are late or missing")
+    assert (warning["event"], warning["detail"]) == ("warning", "3 earlier events were delayed or lost")
     assert joined["device"] == "pi-2"
-    assert err == "edgeasync: events cannot be printed: No space left on device; look at the disk of the log\n"
+    assert err == "edgeasync: cannot print events: No space left on device; check the disk that stores the log\n"

@@ -44,5 +44,5 @@ def test_the_delay_of_each_update_is_told_as_it_was(tmp_path, capsys, delay_step
 
 
 def test_no_other_flag_goes_with_verify(tmp_path):
-    with pytest.raises(ConfigError, match="--verify replays the whole run: leave out --until, --from"):
+    with pytest.raises(ConfigError, match="--verify replays the whole run; remove --until, --from"):
         verify_replay(tmp_path, {"--until": 0, "--from": "latest"}, Printer(json=False), trust_code=False)

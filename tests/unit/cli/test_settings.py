@@ -85,7 +85,7 @@ def test_the_lines_are_a_settings_file_again(tmp_path, capsys, program):
     ("text", "said"),
     [
         (HUB.replace("bind", "bimd"), "hub: unknown key `bimd`; did you mean bind?"),
-        ("", "whose settings are these? give --for hub or --for agent or --for peer"),
+        ("", "unclear which program reads this file; add --for hub or --for agent or --for peer"),
         ("[agent]\n[throtle]\n", "unknown key `throtle`; did you mean throttle?"),
         ("[agent]\n[local]\n", "unknown key `local`; the hub's settings file defines how devices train"),
         ("[agent]\nquiet_hours = '22:00-07:00'\n", "unknown key `quiet_hours`; it is a key of [throttle]"),

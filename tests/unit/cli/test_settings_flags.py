@@ -131,5 +131,5 @@ def test_a_model_of_flags_takes_the_place_of_one_of_another_kind():
     assert model_of({"kind": "mlp", "inputs": 3}, {"file": "m.onnx"}) == {"kind": "onnx", "file": "m.onnx"}
     known = {"kind": "onnx", "file": "m.onnx", "loss": "mse"}
     assert model_of(known, {"loss": "l1"}) == known | {"loss": "l1"}
-    with pytest.raises(ConfigError, match="give --model"):
+    with pytest.raises(ConfigError, match="add --model"):
         model_of(None, {"loss": "l1"})

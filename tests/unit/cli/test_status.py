@@ -170,7 +170,7 @@ def test_the_tempo_of_the_fleet():
     core.policy_engine.state.evaluations.learning_rate_factor = 0.5
     text = joined(shown(core.status(0.0) | {"address": "", "pid": 0}))
     assert f"fleet: period 520 ms, shortened to 70%: {CAUSE}" in text
-    assert "the hub's learning rate is at 0.5 of what was set" in text
+    assert "the hub's learning rate is reduced to 0.5 of its setting" in text
     assert "warming up" not in text
 
 
@@ -197,7 +197,7 @@ def test_the_period_shown_is_the_one_in_force_and_the_bound_of_most_is_named(bou
     assert [device["bound"] for device in status["devices"]] == bounds
     text = joined(shown(status | {"address": "", "pid": 0}))
     assert "fleet: period 1.30 s" in text
-    assert (f"not the 60.00 s aimed at: {named} holds" in text) == bool(named)
+    assert (f"target 60.00 s: limited by {named}" in text) == bool(named)
 
 
 def test_every_bound_has_words():
@@ -213,7 +213,7 @@ def test_alarms_have_a_cause_and_a_remedy():
     alarms += [{"device": "", "remedy": remedy, "cause": "the loss is 9", "since_s": 120.2} for remedy in REMEDIES]
     text = joined(shown(status | {"alarms": alarms, "rollbacks": 2}))
     assert f"alarm: shed, for 90.00 s: {words}; 'edgeasync device quarantine shed' excludes it" in text
-    assert f"alarm: shed, for 90.00 s: {words}; its updates count as short ones" in text
+    assert f"alarm: shed, for 90.00 s: {words}; its updates have limited weight" in text
     for act in REMEDIES.values():
         assert f"alarm: fleet, for 120 s: the loss is 9; {act}" in text
     assert "2 rollbacks" in text
@@ -228,9 +228,9 @@ def test_a_disk_that_cannot_be_written():
     _, status = empty_status()
     assert "folder" not in shown(status | {"disk_trouble": ""})
     text = joined(shown(status | {"disk_trouble": "No space left on device"}))
-    assert "the run's folder cannot be written: No space left on device; no update is taken" in text
+    assert "cannot write the run's folder: No space left on device; the hub accepts no updates" in text
     text = joined(shown(status | {"disk_trouble": "No space left on device", "durability": "checkpoint"}))
-    assert "No space left on device; training continues; if the hub crashes" in text
+    assert "No space left on device; training continues, but a crash of the hub loses" in text
     assert "version 7 (5 on disk)" in joined(shown(status | {"version": 7, "version_durable": 5}))
 
 

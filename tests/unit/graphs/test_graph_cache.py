@@ -68,5 +68,8 @@ def test_a_folder_that_is_none_costs_warnings(bench):
     bench.folder.write_text("")
     bench.keep(0)
     assert bench.find(0) is None
-    assert ["fetches the graph again" in bench.warnings[0], "cannot be read" in bench.warnings[1]] == [True, True]
+    assert ["downloads the graph again" in bench.warnings[0], "cannot be read" in bench.warnings[1]] == [
+        True,
+        True,
+    ]
     assert len(bench.warnings) == 2

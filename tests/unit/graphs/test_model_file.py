@@ -31,7 +31,7 @@ def test_another_model_is_named(tmp_path):
     path = tmp_path / "model.safetensors"
     save_model(path, SPEC, VECTOR, lineage="0" * 16, version=7)
     other = ParameterSpec((Parameter("w", (3, 2)), Parameter("b", (3,))))
-    with pytest.raises(ModelMismatchError, match=r"'w' has shape \(2, 3\), not \(3, 2\)"):
+    with pytest.raises(ModelMismatchError, match=r"'w' has shape \(2, 3\), expected \(3, 2\)"):
         load_model(path, other)
 
 

@@ -63,7 +63,7 @@ def test_a_journal_that_cannot_be_replayed_is_no_model(tmp_path):
     found = best_model(tmp_path)
     assert (found.version, found.evaluation) == (1, Evaluated(1, 0.5, None))
     (remark,) = found.remarks
-    assert remark.startswith("a better version may have come later")
+    assert remark.startswith("a better version may exist")
     assert "entry 2 of the journal" in remark
 
 

@@ -271,6 +271,6 @@ def test_without_trust_a_run_under_a_plugin_is_read_up_to_its_last_checkpoint(tm
         PluginError, match=rf"cannot be verified: stops at {kept}.*need the plugins {name}.*--trust-code"
     ):
         verify_run(run)
-    with pytest.raises(PluginError, match=f"plugin {name}: is code that only the run's folder names"):
+    with pytest.raises(PluginError, match=f"plugin {name}: only the run's folder names this code"):
         run_under(Policy(), run, 90)
     assert run_under(Policy(staleness=sly.Weight()), run, 90).updates >= 90, "the caller has the plugin"

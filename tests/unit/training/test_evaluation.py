@@ -42,9 +42,9 @@ def test_numpy_models_agree_with_their_own_loss_and_predictions(model, examples)
 def test_data_that_does_not_fit_a_numpy_model():
     model = SoftmaxModel(inputs=6, classes=3)
     for x, y, words in (
-        (numbers((9, 5)), LABELS[:9], "5 features, the hub's model takes 6"),
-        (numbers((9, 6)), np.full(9, 3), "label 3 is not under 3 classes"),
-        (numbers((9, 6)), numbers(9), "not one class number each"),
+        (numbers((9, 5)), LABELS[:9], "5 features, but the hub's model expects 6"),
+        (numbers((9, 6)), np.full(9, 3), "label 3 is too large for the 3 classes"),
+        (numbers((9, 6)), numbers(9), "must be one class number per example"),
     ):
         with pytest.raises(DataError, match=words):
             NumpyEvaluator(model, Dataset.of(x, y))

@@ -42,7 +42,7 @@ def test_batches_that_end_are_a_clear_error(settings):
     """Red before: batches together or in parts raised a RuntimeError about a generator."""
     trainer = GradientTrainer(SPEC, towards_one, [SGD(learning_rate=0.1)], iter([]), **settings)
     trainer.begin(np.zeros(3, np.float32))
-    with pytest.raises(DataError, match="must never end"):
+    with pytest.raises(DataError, match="needs an endless iterator"):
         trainer.step()
 
 

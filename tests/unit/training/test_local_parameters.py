@@ -133,7 +133,7 @@ def test_a_disk_that_fails_is_told_of_once_and_training_continues():
     for _ in range(3):
         train(local, parameters, head_w=3.0)
         disk.write(local.keep)
-    assert [("begin with the hub's values" in one, "a restart loses" in one) for one in told] == [
+    assert [("start with the hub's values" in one, "a restart loses" in one) for one in told] == [
         (True, False),
         (False, True),
     ]
@@ -168,7 +168,7 @@ def test_a_hub_that_names_nonsense_is_refused(settings):
 
 def test_something_must_be_left_to_share():
     assert choose_local(SPEC, ["head.*", "head.b"]) == ("head.w", "head.b")
-    with pytest.raises(ConfigError, match="matches all arrays"):
+    with pytest.raises(ConfigError, match="match all arrays"):
         choose_local(SPEC, ["head.*", "b*"])
-    with pytest.raises(ConfigError, match=r"no array matches 'tail'; there are body, head\.w, head\.b"):
+    with pytest.raises(ConfigError, match=r"no array matches 'tail'; the arrays are body, head\.w, head\.b"):
         choose_local(SPEC, ["tail"])

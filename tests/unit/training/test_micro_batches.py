@@ -186,7 +186,7 @@ def test_a_fixed_batch_is_not_cut_but_added_up():
     def make(**options):
         return onnx_trainer(graph.model, graph.spec, Dataset.of(X, Y), [SGD()], provider="cpu", **options)
 
-    with pytest.raises(ConfigError, match="takes batches of 10 examples only: leave out micro_batch_size"):
+    with pytest.raises(ConfigError, match="has a fixed batch size of 10; remove micro_batch_size"):
         make(micro_batch_size=4)
     made = make(accumulation_steps=3)
     made.begin(graph.initial.copy())

@@ -75,9 +75,9 @@ def test_names_shapes_and_first_parameters():
 @pytest.mark.parametrize("model", MODELS, ids=["softmax", "mlp"])
 def test_data_that_does_not_fit_is_refused(model):
     model.check_data(Dataset.of(np.zeros((4, 3, 2)), [0, 1, 2, 3]))
-    with pytest.raises(DataError, match="the data has 5 features, the hub's model takes 6: give"):
+    with pytest.raises(DataError, match="the data has 5 features, but the hub's model expects 6; use"):
         model.check_data(Dataset.of(np.zeros((4, 5)), [0, 1, 2, 3]))
-    with pytest.raises(DataError, match="label 4 is not under 4 classes"):
+    with pytest.raises(DataError, match="label 4 is too large for the 4 classes"):
         model.check_data(Dataset.of(np.zeros((1, 6)), [4]))
 
 

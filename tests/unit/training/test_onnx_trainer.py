@@ -217,7 +217,7 @@ def test_labels_that_are_ignored_need_be_no_class():
     (result,), vector = take(graph, numbers((50, 8)), np.full(50, 255))
     assert result.loss is None
     np.testing.assert_array_equal(vector, graph.initial)
-    with pytest.raises(DataError, match="label 3 is not under 3 classes"):
+    with pytest.raises(DataError, match="label 3 is too large for the 3 classes"):
         trainer(graph, numbers((50, 8)), np.where(labels == 255, 255, labels + 1))
 
 
@@ -295,7 +295,9 @@ def test_tokens_that_do_not_fit():
     with pytest.raises(DataError, match="examples are not whole numbers"):
         trainer(graph, numbers((50, 5)), LABELS)
     for token in (20, -21):
-        with pytest.raises(DataError, match=rf"cannot look up \(.*idx={token}.*number tokens"):
+        with pytest.raises(
+            DataError, match=rf"out of the range of the hub's model \(.*idx={token}.*number tokens"
+        ):
             take(graph, np.full((50, 5), token), LABELS)
 
 
@@ -330,10 +332,10 @@ def text_input(graph):
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        (without_target, GraphError, "no 'target': it is not a training graph"),
-        (lambda graph: graph.output.pop(1), GraphError, "no 'loss_weight': it is not a training graph"),
-        (lambda graph: graph.output.pop(2), GraphError, "no 'scores': it is not a training graph"),
-        (free_features, GraphError, r"'x' is .*no free size but the batch"),
+        (without_target, GraphError, "no 'target', so it is not a training graph"),
+        (lambda graph: graph.output.pop(1), GraphError, "no 'loss_weight', so it is not a training graph"),
+        (lambda graph: graph.output.pop(2), GraphError, "no 'scores', so it is not a training graph"),
+        (free_features, GraphError, r"'x' is .*no free size except the batch"),
         (no_dimension, GraphError, "."),
         (text_input, GraphError, "."),
         (lambda graph: graph.output.pop(), ModelMismatchError, "'2.bias.grad' is missing"),
@@ -351,7 +353,7 @@ def test_a_graph_of_another_model_and_a_forward_model():
     for parameters, words in (
         ((("0.weight", (16, 9)),), r"'0.weight' is tensor\(float\) \[16, 8\].*\[16, 9\]"),
         ((("none", (16, 8)),), "'none' is missing"),
-        ((("0.weight", (16, 8)),), r"the graph's inputs x, 0.bias, .* have no one size of the batch"),
+        ((("0.weight", (16, 8)),), r"the graph's inputs x, 0.bias, .* have no common batch size"),
     ):
         spec = ParameterSpec(tuple([Parameter(*parameter) for parameter in parameters]))
         with pytest.raises((ModelMismatchError, GraphError), match=words):
@@ -366,7 +368,7 @@ def test_a_graph_of_another_model_and_a_forward_model():
 def test_a_graph_that_fails_in_a_step():
     graph = built(MLP, (8,))
     gradient = GraphGradient(graph.model, graph.spec, provider="cpu")
-    with pytest.raises(GraphError, match=r"the hub's model does not run here: node .*Sub"):
+    with pytest.raises(GraphError, match=r"the hub's model fails on this device: node .*Sub"):
         gradient(graph.initial, numbers((4, 8)), np.arange(3), np.zeros_like(graph.initial))
 
 
@@ -413,7 +415,7 @@ def test_a_provider_that_is_not_there_is_replaced_with_a_warning(monkeypatch, ca
     asked = stand_in(monkeypatch, available, starting=available)
     open_session(b"", 1, provider)
     assert asked == [f"{name}ExecutionProvider" for name in chosen]
-    assert "is not in this onnxruntime" in caplog.text
+    assert "this onnxruntime has no provider" in caplog.text
 
 
 @pytest.mark.parametrize("provider", ["cuda", "auto"])
@@ -421,7 +423,7 @@ def test_a_provider_that_does_not_start_is_replaced_with_a_warning(monkeypatch, 
     asked = stand_in(monkeypatch, ["CUDA", "CPU"], starting=["CPU"])
     open_session(b"", 1, provider)
     assert asked == ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    assert "does not start here" in caplog.text
+    assert "failed to start" in caplog.text
 
 
 def stand_in(monkeypatch, available, starting):

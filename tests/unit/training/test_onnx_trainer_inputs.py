@@ -108,7 +108,7 @@ def test_inputs_of_two_sizes_of_the_batch_are_refused():
     proto = onnx.load_model_from_string(build_training_graph(two(), GraphSettings()).model)
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 16
     graph = build_training_graph(two(), GraphSettings())
-    with pytest.raises(GraphError, match="the graph's inputs image, age have no one size of the batch"):
+    with pytest.raises(GraphError, match="the graph's inputs image, age have no common batch size"):
         onnx_trainer(proto.SerializeToString(), graph.spec, TWO, [SGD()], provider="cpu")
 
 

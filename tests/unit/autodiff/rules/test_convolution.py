@@ -147,7 +147,7 @@ def options(attributes):
 def test_padding_that_is_not_given_by_numbers_is_refused(attributes):
     text = f"h = Mul(x, p)\ny = ConvTranspose<{attributes}, strides=[2]>(h, w)"
     model = forward(text, {"p": numbers((1, 2, 4)), "w": numbers((2, 3, 3), 5)}, (2, 4))
-    with pytest.raises(GraphError, match="its padding is not given by numbers; export it with `pads`"):
+    with pytest.raises(GraphError, match="its padding is automatic; export it with numbers in `pads`"):
         build_training_graph(model, GraphSettings(loss="mse"))
 
 

@@ -191,7 +191,7 @@ def test_many_overlapping_windows_over_few_threads():
 
 def test_column_major_indices_are_refused():
     text = "h = Mul(x, p)\ny, i = MaxPool<kernel_shape=[2], storage_order=1>(h)"
-    with pytest.raises(GraphError, match="storage_order 1; export it in row-major order"):
+    with pytest.raises(GraphError, match="storage_order is 1; export it in row-major order"):
         build_training_graph(forward(text, {"p": numbers((1, 2, 4))}, (2, 4)), GraphSettings(loss="mse"))
 
 
@@ -227,16 +227,16 @@ def test_resize_to_sizes_of_one_dimension():
 @pytest.mark.parametrize(
     ("attributes", "scales", "why"),
     [
-        ('mode="linear"', [1, 1, 2], "only mode 'nearest' has a gradient here"),
-        ("", [1, 1, 1.5], "only whole factors that repeat every value"),
-        ("", [1, 1, 0.5], "only whole factors that repeat every value"),
+        ('mode="linear"', [1, 1, 2], "only mode 'nearest' has a gradient"),
+        ("", [1, 1, 1.5], "only integer factors that repeat every value"),
+        ("", [1, 1, 0.5], "only integer factors that repeat every value"),
         # These make a whole multiple of the size, or the size itself, but repeat some values and leave out others.
-        ('coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [1, 1, 2.1], "only whole factors"),
-        ('coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [1, 1, 1.2], "only whole factors"),
-        ('axes=[-1], coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [2.1], "whole factors"),
-        ('coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [1.2, 1, 1], "along the batch"),
-        ('nearest_mode="ceil", coordinate_transformation_mode="asymmetric"', [1, 1, 2], "only whole factors"),
-        ('coordinate_transformation_mode="align_corners"', [1, 1, 2], "only whole factors"),
+        ('coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [1, 1, 2.1], "only integer factors"),
+        ('coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [1, 1, 1.2], "only integer factors"),
+        ('axes=[-1], coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [2.1], "integer factors"),
+        ('coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [1.2, 1, 1], "the batch axis"),
+        ('nearest_mode="ceil", coordinate_transformation_mode="asymmetric"', [1, 1, 2], "only integer factors"),
+        ('coordinate_transformation_mode="align_corners"', [1, 1, 2], "only integer factors"),
     ],
 )
 def test_other_resizes_are_refused(attributes, scales, why):
@@ -250,7 +250,7 @@ def test_a_resize_that_crops_is_refused():
     text = 'h = Mul(x, p)\ny = Resize<coordinate_transformation_mode="tf_crop_and_resize">(h, roi, s)'
     roi = np.float32([0, 0, 0.25, 1, 1, 0.75])
     model = forward(text, {"p": numbers((1, 2, 4)), "roi": roi, "s": np.float32([1, 1, 1])}, (2, 4))
-    with pytest.raises(GraphError, match="only whole factors"):
+    with pytest.raises(GraphError, match="only integer factors"):
         build_training_graph(model, GraphSettings(loss="mse"))
 
 

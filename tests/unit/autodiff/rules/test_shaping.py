@@ -142,9 +142,7 @@ def test_a_slice_to_the_end_that_the_graph_computes(ends):
     [("e = Shape(h)\nb = Sub(e, e)", "e"), ("b = Constant<value_ints=[1, 0]>()\ne = Shape(h)", "e")],
 )
 def test_a_slice_that_cuts_the_batch_is_refused_wherever_it_ends(starts, ends):
-    with pytest.raises(
-        GraphError, match=r"cannot be trained through: (it cuts along the batch|its input .* constant)"
-    ):
+    with pytest.raises(GraphError, match=r"has no gradient: (it slices the batch axis|its input .* constant)"):
         build_training_graph(
             forward(f"h = Mul(x, p)\n{starts}\ny = Slice(h, b, {ends})", {"p": numbers((1, 6))}, (6,)),
             GraphSettings(loss="mse"),
@@ -179,7 +177,7 @@ def test_picking_along_the_batch_one_by_one_is_refused():
     text = (
         "h = Mul(x, p)\ns = Shape(h)\nk = ConstantOfShape<value=int64[1] {0}>(s)\ny = GatherElements<axis=0>(h, k)"
     )
-    with pytest.raises(GraphError, match="it picks along the batch"):
+    with pytest.raises(GraphError, match="it selects from the batch axis"):
         build_training_graph(forward(text, {"p": numbers((1, 3))}, (3,)), GraphSettings(loss="mse"))
 
 
@@ -200,9 +198,7 @@ def test_a_cut_of_a_free_batch_is_refused(starts, ends, steps):
     constants = {"p": numbers((1, 3)), "starts": ints(*starts), "ends": ints(*ends), "axes": ints(0),
                  "steps": ints(*steps)}  # fmt: skip
     text = "h = Mul(x, p)\ny = Slice(h, starts, ends, axes, steps)"
-    with pytest.raises(
-        GraphError, match=r"Slice that makes 'y' cannot be trained through: it cuts along the batch"
-    ):
+    with pytest.raises(GraphError, match=r"Slice that computes 'y' has no gradient: it slices the batch axis"):
         build_training_graph(forward(text, constants, (3,)), GraphSettings(loss="mse"))
 
 
@@ -245,13 +241,13 @@ def test_pad(pads, axes, value):
 def test_other_pads_are_refused(mode):
     parameters = {"p": numbers((1, 3)), "pads": ints(0, 1, 0, 1)}
     model = forward(f'h = Mul(x, p)\ny = Pad<mode="{mode}">(h, pads)', parameters, (3,), opset=19)
-    with pytest.raises(GraphError, match="only padding with a constant has a gradient here"):
+    with pytest.raises(GraphError, match="only constant padding has a gradient"):
         build_training_graph(model, GraphSettings(loss="mse"))
 
 
 def test_negative_pads_are_refused():
     model = forward("h = Mul(x, p)\ny = Pad(h, pads)", {"p": numbers((1, 3)), "pads": ints(0, -1, 0, 0)}, (3,))
-    with pytest.raises(GraphError, match="negative padding; use Slice"):
+    with pytest.raises(GraphError, match="its padding is negative; use Slice"):
         build_training_graph(model, GraphSettings(loss="mse"))
 
 
@@ -288,7 +284,7 @@ def test_gather_from_a_batch(axis, indices):
 
 def test_gather_along_a_free_batch_is_refused():
     model = forward("h = Mul(x, p)\ny = Gather(h, i)", {"p": numbers((1, 3)), "i": ints(0)}, (3,))
-    with pytest.raises(GraphError, match="it picks along the batch"):
+    with pytest.raises(GraphError, match="it selects from the batch axis"):
         build_training_graph(model, GraphSettings(loss="mse"))
 
 
@@ -381,7 +377,7 @@ def test_values_that_are_written(reduction):
     ("text", "constants", "why"),
     [
         ("y = GatherND<batch_dims=1>(h, i)", {"i": np.zeros((2, 1), np.int64)}, "batch_dims"),
-        ("y, i = TopK<axis=0>(h, k)", {"k": ints(1)}, "it picks along the batch"),
+        ("y, i = TopK<axis=0>(h, k)", {"k": ints(1)}, "it selects from the batch axis"),
         ('y = ScatterElements<axis=1, reduction="mul">(h, i, h)', {"i": np.zeros((2, 3), np.int64)}, "reduction"),
     ],
 )

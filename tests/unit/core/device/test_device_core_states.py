@@ -12,8 +12,8 @@ from edgeasync.protocol.messages import Hello
 
 def test_a_move_that_the_table_does_not_have_is_an_error_and_changes_nothing():
     core = DeviceCore(Hello("pi-1", bytes(16), 1), DeviceLimits(), Random(0))
-    with pytest.raises(TransitionError, match="a device's link cannot go from 'offline' to 'joined'"):
+    with pytest.raises(TransitionError, match="a device's link cannot change from 'offline' to 'joined'"):
         core._move_link("joined")
-    with pytest.raises(TransitionError, match="a device's work cannot go from 'idle' to 'training'"):
+    with pytest.raises(TransitionError, match="a device's work cannot change from 'idle' to 'training'"):
         core.work._move("training")
     assert (core.link, core.work.state) == ("offline", "idle")

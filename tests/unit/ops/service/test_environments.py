@@ -64,5 +64,5 @@ def test_without_a_source_it_is_where_this_edgeasync_was_installed_from(tmp_path
     if noted == "{url}":
         assert own_source() == str(clone)
     else:
-        with pytest.raises(ConfigError, match=r"where does edgeasync come from\? give a folder of wheels"):
+        with pytest.raises(ConfigError, match=r"the source of this edgeasync is unknown; pass a folder of wheels"):
             own_source()

@@ -79,7 +79,7 @@ def test_what_a_device_is_stays_unless_it_is_purged(place, settings):
 
 def test_an_install_without_settings_says_so_and_writes_nothing(place):
     before = tree(place.root)
-    with pytest.raises(ConfigError, match=r"agent\.toml: no such file; give the settings"):
+    with pytest.raises(ConfigError, match=r"agent\.toml: no such file; pass the settings"):
         install(find_unit("agent", place, None), place, None)
     assert tree(place.root) == before
 
@@ -95,19 +95,19 @@ def test_another_programs_unit_is_neither_replaced_nor_removed(place, folder):
     file = place.root / str(getattr(place, folder)).removeprefix(str(place.root)).lstrip("/") / "ssh.service"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("[Unit]\nDescription=OpenBSD Secure Shell server\n")
-    with pytest.raises(ConfigError, match=r"ssh\.service: is another program's unit; give another --name"):
+    with pytest.raises(ConfigError, match=r"ssh\.service: unit of another program; choose another --name"):
         find_unit("agent", place, "ssh")
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "words"),
     [
-        ("agent", "agent", "--name agent: another unit has the settings agent.toml; give another"),
-        ("agent", "hub", "--name hub: another unit"),
-        ("hub", "agent", "--name agent: another unit"),
-        ("hub", "edgeasync-agent", "--name edgeasync-agent is that of the agent; give another"),
-        ("agent", "edgeasync-hub", "--name edgeasync-hub is that of the hub; give another"),
-        ("agent", "second", "second.service: is the hub's unit; give another --name, or say hub"),
+        ("agent", "agent", "--name agent: agent.toml belongs to another service; choose another name"),
+        ("agent", "hub", "--name hub: hub.toml belongs"),
+        ("hub", "agent", "--name agent: agent.toml belongs"),
+        ("hub", "edgeasync-agent", "--name edgeasync-agent is already used by the agent service"),
+        ("agent", "edgeasync-hub", "--name edgeasync-hub is already used by the hub service; choose another name"),
+        ("agent", "second", "second.service: unit of the hub service; choose another --name, or pass hub"),
     ],
 )
 def test_the_settings_and_units_of_another_service_are_left_alone(place, settings, kind, name, words):
@@ -126,7 +126,7 @@ def test_a_program_that_the_services_user_may_not_run_is_refused(tmp_path):
     program = tmp_path / "edgeasync"  # only its owner may look into this folder, as into a home
     program.touch(0o755)
     tmp_path.chmod(0o700)
-    with pytest.raises(ConfigError, match="the user edgeasync may not run it, because of /"):
+    with pytest.raises(ConfigError, match="the user edgeasync may not run it, because of the permissions of /"):
         check_program(program)
 
 

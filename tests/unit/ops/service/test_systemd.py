@@ -53,7 +53,9 @@ def test_a_state_is_read_line_by_line(asked):
 
 def test_a_refusal_is_one_line_and_what_is_not_there_to_remove_is_no_error(asked):
     manager = Systemd(of_user=False)
-    with pytest.raises(StorageError, match=r"^systemctl stop refused.service: Access denied; look at the rights"):
+    with pytest.raises(
+        StorageError, match=r"^systemctl stop refused.service: Access denied; check this user's permissions"
+    ):
         manager.stop("refused.service")
     with pytest.raises(StorageError, match=r"restart --no-block silent.service: exit code 3;"):
         manager.start("silent.service")
@@ -62,7 +64,7 @@ def test_a_refusal_is_one_line_and_what_is_not_there_to_remove_is_no_error(asked
 
 def test_a_machine_without_systemd_is_told_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(StorageError, match="needs systemd: without it start the agent by hand"):
+    with pytest.raises(StorageError, match="needs systemd, so start the program by hand"):
         Systemd(of_user=False).reload()
 
 
