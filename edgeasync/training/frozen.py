@@ -27,7 +27,7 @@ class FrozenArray(NamedTuple):
 def frozen_checksum(framework: Framework, arrays: Iterable[FrozenArray]) -> Frozen | None:
     """Return the checksum of arrays in any order, or `None` if there are none.
 
-    Floating-point values are hashed as float32, integers unchanged. `docs/reference/wire.md`
+    Floating-point values are hashed as float32, integers unchanged. `docs/reference/wire`
     defines the format.
     """
     rows = sorted([(name, tuple(shape), *_digest(pieces)) for name, shape, pieces in arrays])
