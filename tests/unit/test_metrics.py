@@ -144,5 +144,5 @@ def test_what_is_no_loss_is_one_line(loss, words):
 def test_numbers_of_numpy_make_losses():
     loss = losses.CrossEntropy(class_weights=np.float32([1, 2]), label_smoothing=np.float32(0.5))
     assert losses.check_loss(loss, "train") == losses.CrossEntropy(class_weights=(1.0, 2.0), label_smoothing=0.5)
-    with pytest.raises(ConfigError, match="class_weights is 'heavy'; set a list with one number per class"):
+    with pytest.raises(ConfigError, match="class_weights is 'heavy'; pass a number for each class"):
         losses.CrossEntropy(class_weights="heavy")

@@ -64,7 +64,7 @@ def test_axes_in_another_order_are_refused():
     network = Network(nn.Conv1d(2, 3, 1), (2, 5))
     with pytest.raises(DataError, match=r"shape \(5, 2\), but the network expects \(2, 5\)"):
         network(np.zeros((4, 5, 2)))
-    with pytest.raises(DataError, match="do not fit scores of shape"):
+    with pytest.raises(DataError, match=r"targets of shape \(4, 5, 3\) for scores of shape \(4, 3, 5\)"):
         networks.mean_loss("mse", np.zeros((4, 3, 5)), np.zeros((4, 5, 3)))
 
 
@@ -82,5 +82,5 @@ def test_mistakes_are_named():
         Network(LAYERS)
     with pytest.raises(ConfigError, match="model is int"):
         Network(3)
-    with pytest.raises(DataError, match="do not fit scores of shape"):
+    with pytest.raises(DataError, match=r"targets of shape \(1, 2\) for scores of shape \(1, 1\)"):
         networks.mean_loss("mse", [[1.0]], [[1.0, 2.0]])

@@ -34,7 +34,7 @@ def test_layers_that_take_any_picture_wait_for_the_first_one():
 def test_pictures_with_their_channels_last_are_refused():
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2))
     assert network(np.zeros((2, 192))).shape == network(np.zeros((2, 3, 8, 8))).shape == (2, 2)
-    with pytest.raises(ConfigError, match=r"Conv2d got \[batch, 8, 8, 3\]"):
+    with pytest.raises(ConfigError, match=r"0 Conv2d got \[batch, 8, 8, 3\], but needs \[batch, 3, height"):
         network(np.zeros((2, 8, 8, 3)))
 
 

@@ -25,6 +25,7 @@ def test_the_best_model_is_written_in_its_kind(tmp_path):
     arrays_alone.on_best(best(arrays, lambda _: proto))
     assert np.load(arrays_alone.saved)["file"].tolist() == [1.0] * 3
     with pytest.raises(
-        ConfigError, match=r"best.onnx: this model has no ONNX graph.* best\.safetensors or best\.npz"
+        ConfigError,
+        match=r"best.onnx: only ONNX and edgeasync.nn models can be exported.* best\.safetensors or best\.npz",
     ):
         SaveBest(tmp_path / "best.onnx").on_best(best(arrays))

@@ -37,8 +37,8 @@ MISTAKES = {
     "replay --until": "option '--until' requires an argument",
     "hub a b": "got unexpected extra argument(s) (b); see 'edgeasync hub --help'",
     "export": "missing argument 'run'; see 'edgeasync export --help'",
-    "hub --bind localhost --model m": "bind (--bind): 'localhost' is not an address; write tcp://HOST:PORT",
-    "status --hub localhost": "hub (--hub): 'localhost' is not an address; write tcp://HOST:PORT",
+    "hub --bind localhost --model m": "bind (--bind): 'localhost' is not an address; use tcp://HOST:PORT",
+    "status --hub localhost": "hub (--hub): 'localhost' is not an address; use tcp://HOST:PORT",
 }
 """Red before: typer printed four lines, and an address did not name its flag."""
 

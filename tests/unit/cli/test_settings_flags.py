@@ -102,7 +102,7 @@ def test_a_flag_wins_over_the_file():
     [
         ({"link_share": 2.0}, "--link-share: expected `float` < 1.0"),
         ({"graph_bytes_max": "many"}, "--graph-bytes-max: 'many' is not a size"),
-        ({"delay_steps": 5, "local_steps_max": 4}, "--delay-steps is 5, over --local-steps-max"),
+        ({"delay_steps": 5, "local_steps_max": 4}, "--delay-steps (5) must be at most --local-steps-max (4)"),
         ({"bandwidth_bytes_per_s_max": "1 kB"}, "--bandwidth-bytes-per-s-max must be at least 16 KiB"),
     ],
 )

@@ -16,19 +16,19 @@ GOOD_Y = np.array([0, 1, 2, 0, 1, 2])
 @pytest.mark.parametrize(
     ("x", "y", "sentence"),
     [
-        (GOOD_X, GOOD_Y[:5], "6 examples but 5 targets; pass one target per example"),
-        (GOOD_X[:0], GOOD_Y[:0], "x is empty; pass at least one example"),
-        (GOOD_X[:, :0], GOOD_Y, "x is empty; pass at least one example"),
+        (GOOD_X, GOOD_Y[:5], "6 examples but 5 labels; pass one label per example"),
+        (GOOD_X[:0], GOOD_Y[:0], "no values; pass at least one example with at least one feature"),
+        (GOOD_X[:, :0], GOOD_Y, "no values; pass at least one example with at least one feature"),
         (GOOD_X[:, 0], GOOD_Y, "x has 1 dimensions; pass one row of features per example"),
-        (GOOD_X, 3, "y is a single value; pass one target per example"),
+        (GOOD_X, 3, "y is a single value; pass one label per example"),
         (np.full((6, 2), np.nan), GOOD_Y, "values that are not finite"),
         (np.where(GOOD_X == 3, -np.inf, GOOD_X), GOOD_Y, "values that are not finite"),
         (np.full((6, 2), 1e300), GOOD_Y, "values that are not finite in float32"),
-        (GOOD_X.astype(str), GOOD_Y, "x holds <U32 values; give real numbers"),
-        ([[1.0], [1.0, 2.0]], [0, 1], "x is not one array; give every example the same shape"),
-        (GOOD_X, GOOD_Y.astype(complex), "y holds complex128 values; give class numbers"),
+        (GOOD_X.astype(str), GOOD_Y, "x has type <U32; use real numbers"),
+        ([[1.0], [1.0, 2.0]], [0, 1], "x is not one array; use the same shape for every example"),
+        (GOOD_X, GOOD_Y.astype(complex), "y has type complex128; use class numbers"),
         (GOOD_X, GOOD_Y * np.nan, "y has values that are not finite"),
-        (GOOD_X, np.zeros((6, 0)), "y of shape (6, 0) has no values; give one label for each example"),
+        (GOOD_X, np.zeros((6, 0)), "y of shape (6, 0) has no values; pass one label per example"),
         (GOOD_X, GOOD_Y - 1, "label -1 is negative; number the classes from 0"),
         (GOOD_X, np.full(6, 2**63, np.uint64), "label 9223372036854775808 is too large"),
     ],
@@ -111,7 +111,7 @@ def test_an_epoch_of_batches_holds_every_example_once(batch_size, sizes):
 
 def test_batches_of_no_examples_are_refused():
     empty = Dataset.of(GOOD_X, GOOD_Y).take(np.array([], np.int64))
-    with pytest.raises(DataError, match="no examples to draw batches from; add at least one"):
+    with pytest.raises(DataError, match="no examples to draw batches from; pass at least one"):
         batches(empty, 4, seed=0)
 
 
@@ -148,6 +148,6 @@ def test_a_place_in_other_batches_is_refused():
         (batches(Dataset.of(GOOD_X, GOOD_Y), 4, seed=3), wrong),
     ]:
         first = next(other)[1]
-        with pytest.raises(ValueError, match="another batch size"):
+        with pytest.raises(ValueError, match="batches of another size, or to other data"):
             other.restore(place)
         assert len(first)

@@ -28,10 +28,10 @@ def test_an_iterable_is_read_no_further_than_asked():
 @pytest.mark.parametrize(
     ("samples", "sentence"),
     [
-        ([], "the iterable is empty"),
-        ([([1.0], 0), ([1.0, 2.0], 0)], r"sample 1: its shape is \(2,\), but sample 0 has \(1,\)"),
+        ([], "the iterable has no samples"),
+        ([([1.0], 0), ([1.0, 2.0], 0)], r"sample 1: shape \(2,\) differs from \(1,\) of the first"),
         ([([1.0], 0), (["a"], 0)], "sample 1: its features are not an array of real numbers"),
-        ([([1.0], "cat")], "y has dtype <U3"),
+        ([([1.0], "cat")], "y has type <U3"),
         ([([np.inf], 0)], "not finite"),
     ],
 )

@@ -68,9 +68,9 @@ def test_alpha_sets_the_skew():
 @pytest.mark.parametrize(
     ("part", "error", "sentence"),
     [
-        (lambda data: iid(data, 0, 0), ConfigError, "parts is 0; set 1 or more"),
+        (lambda data: iid(data, 0, 0), ConfigError, "parts is 0; pass 1 or more"),
         (lambda data: iid(data, 7, 0), DataError, "6 examples are too few for 7 parts of at least 1"),
-        (lambda data: dirichlet(data, 3, 0.0, 0), ConfigError, "alpha is 0.0; set a finite number above 0"),
+        (lambda data: dirichlet(data, 3, 0.0, 0), ConfigError, "alpha is 0.0; pass a finite number above 0"),
         (lambda data: dirichlet(data, 3, np.nan, 0), ConfigError, "alpha is nan"),
         (lambda data: dirichlet(data, 3, 1.0, 0, examples_min=-1), ConfigError, "examples_min is -1"),
         (

@@ -109,7 +109,7 @@ def test_counts_that_contradict_one_another_are_found(run):
 
     rewrite(run, FIRST, in_core(answer))
     (run / f"{SECOND}.json").unlink()
-    with pytest.raises(StorageError, match=r"the counts at entry \d+ contradict .* pushes were answered, but"):
+    with pytest.raises(StorageError, match=r"inconsistent counts at entry \d+: .* pushes were answered, but"):
         verify_run(run)
 
 

@@ -26,9 +26,9 @@ LAYERS = [
 test_a_layer_computes_what_it_says = computes(LAYERS)
 
 test_a_wrong_shape_is_refused_with_the_layer_s_path = refuses_shapes(
-    ([nn.SelfAttention(4, 2)], (4,), "0 SelfAttention got [batch, 4]; it takes [batch, time, 4]"),
+    ([nn.SelfAttention(4, 2)], (4,), "0 SelfAttention got [batch, 4], but needs [batch, time, 4]"),
 )
 
 test_a_wrong_argument_is_refused = refuses_arguments(
-    (lambda: nn.SelfAttention(6, 4), "SelfAttention: heads is 4; give a divisor of width 6"),
+    (lambda: nn.SelfAttention(6, 4), "SelfAttention: heads is 4; pass a divisor of width 6"),
 )

@@ -59,42 +59,42 @@ def test_an_embedding_takes_class_numbers():
 
 
 test_a_wrong_shape_is_refused_with_the_layer_s_path = refuses_shapes(
-    ([nn.Flatten(), nn.Linear(5, 2)], (2, 3), "1 Linear got [batch, 6]; it takes [batch, ..., 5]"),
+    ([nn.Flatten(), nn.Linear(5, 2)], (2, 3), "1 Linear got [batch, 6], but needs [batch, ..., 5]"),
     (
         [nn.Residual(nn.Tanh(), shortcut=nn.Sequential(nn.ReLU(), nn.Linear(4, 4)))],
         (3,),
-        "0.shortcut.1 Linear got [batch, 3]; it takes",
+        "0.shortcut.1 Linear got [batch, 3], but needs",
     ),
     (
         [nn.Embedding(5, 2), nn.Embedding(5, 2)],
         (3,),
-        "1 Embedding got [batch, 3, 2]; it takes int64 values, not float32",
+        "1 Embedding got [batch, 3, 2], but needs int64 values, not float32",
     ),
     ([nn.Reshape(3), nn.Embedding(5, 2), nn.Linear(3, 3)], (3,), "2 Linear got [batch, 3, 2]"),
-    ([nn.PositionEmbedding(4, 3)], (5, 3), "0 PositionEmbedding got [batch, 5, 3]; it takes [batch, 4, 3]"),
-    ([nn.MeanOverTime()], (5,), "0 MeanOverTime got [batch, 5]; it takes [batch, time, ...]"),
-    ([nn.Softmax(2)], (5,), "0 Softmax got [batch, 5]; it takes an input in which dim 2 is an axis other"),
+    ([nn.PositionEmbedding(4, 3)], (5, 3), "0 PositionEmbedding got [batch, 5, 3], but needs [batch, 4, 3]"),
+    ([nn.MeanOverTime()], (5,), "0 MeanOverTime got [batch, 5], but needs [batch, time, ...]"),
+    ([nn.Softmax(2)], (5,), "0 Softmax got [batch, 5], but needs an input in which dim 2 is an axis other"),
     (
         [nn.LogSoftmax(-2)],
         (5,),
-        "0 LogSoftmax got [batch, 5]; it takes an input in which dim -2 is an axis other",
+        "0 LogSoftmax got [batch, 5], but needs an input in which dim -2 is an axis other",
     ),
-    ([nn.Reshape(2, 3)], (5,), "0 Reshape got [batch, 5]; it takes 6 values per example, not 5"),
+    ([nn.Reshape(2, 3)], (5,), "0 Reshape got [batch, 5], but needs 6 values per example, not 5"),
     (
         [nn.Reshape(-1, 2)],
         (5,),
-        "0 Reshape got [batch, 5]; it takes a multiple of 2 values per example, not 5",
+        "0 Reshape got [batch, 5], but needs a multiple of 2 values per example, not 5",
     ),
-    ([nn.Permute(0, 2, 1)], (5,), "0 Permute got [batch, 5]; it takes 3 axes, the batch included"),
+    ([nn.Permute(0, 2, 1)], (5,), "0 Permute got [batch, 5], but needs 3 axes, including the batch"),
 )
 
 test_a_wrong_argument_is_refused = refuses_arguments(
-    (lambda: nn.Linear(0, 2), "Linear: in_features is 0; give an integer of 1 or more"),
-    (lambda: nn.Linear(2, 2, 1), "Linear: bias is 1; give True or False"),
-    (lambda: nn.LeakyReLU(-0.1), "LeakyReLU: negative_slope is -0.1; give a number of 0 or more"),
-    (lambda: nn.Dropout(1.0), "Dropout: p is 1.0; give a number of 0 or more and below 1"),
-    (nn.Reshape, "Reshape: shape is (); give one size at least"),
-    (lambda: nn.Reshape(-1, -1), "Reshape: shape is (-1, -1); give one size at least, and at most one -1"),
-    (lambda: nn.Reshape(0), "Reshape: shape is 0; give an integer of 1 or more"),
-    (lambda: nn.Permute(2, 1), "Permute: dims is (2, 1); give every axis once, beginning with the batch, 0"),
+    (lambda: nn.Linear(0, 2), "Linear: in_features is 0; pass an integer of at least 1"),
+    (lambda: nn.Linear(2, 2, 1), "Linear: bias is 1; pass True or False"),
+    (lambda: nn.LeakyReLU(-0.1), "LeakyReLU: negative_slope is -0.1; pass a number of at least 0"),
+    (lambda: nn.Dropout(1.0), "Dropout: p is 1.0; pass a number of at least 0 and below 1"),
+    (nn.Reshape, "Reshape: shape is (); pass at least one size"),
+    (lambda: nn.Reshape(-1, -1), "Reshape: shape is (-1, -1); pass at least one size, and at most one -1"),
+    (lambda: nn.Reshape(0), "Reshape: shape is 0; pass an integer of at least 1"),
+    (lambda: nn.Permute(2, 1), "Permute: dims is (2, 1); pass every axis once, starting with 0, the batch"),
 )

@@ -29,23 +29,23 @@ test_a_wrong_shape_is_refused_with_the_layer_s_path = refuses_shapes(
     (
         [nn.Residual(nn.Linear(3, 2))],
         (3,),
-        "0 Residual got [batch, 3]; its body makes [batch, 2] of it, but its input",
+        "0 Residual got [batch, 3]; its body converts that to [batch, 2], but its input",
     ),
     (
         [nn.Residual(nn.Tanh(), shortcut=nn.Linear(3, 2))],
         (3,),
-        "but its shortcut is [batch, 2]: give a shortcut",
+        "but its shortcut is [batch, 2]; use a shortcut",
     ),
     (
         [nn.ConvTranspose2d(2, 2, 1, 1, 2)],
         (2, 4, 4),
-        "it takes a larger image: its padding leaves 0 x 0 of this one",
+        "needs a larger image: its padding reduces this one to 0 x 0",
     ),
 )
 
 test_a_wrong_argument_is_refused = refuses_arguments(
-    (nn.Sequential, "Sequential has no layers; give one at least"),
-    (lambda: nn.Sequential(nn.ReLU), "at place 0 is not a layer; write ReLU(...)"),
+    (nn.Sequential, "Sequential has no layers; pass at least one"),
+    (lambda: nn.Sequential(nn.ReLU), "at position 0 is not a layer; use ReLU(...)"),
     (nn.Residual, "Residual has no layers"),
-    (lambda: nn.Residual(nn.ReLU(), shortcut=3), "Residual: 3 at place 0 is not a layer"),
+    (lambda: nn.Residual(nn.ReLU(), shortcut=3), "Residual: 3 at position 0 is not a layer"),
 )

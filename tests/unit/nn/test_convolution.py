@@ -104,41 +104,41 @@ test_a_wrong_shape_is_refused_with_the_layer_s_path = refuses_shapes(
     (
         [nn.ReLU(), nn.Residual(nn.Conv2d(16, 8, 3))],
         (8, 4, 4),
-        "1.body.0 Conv2d got [batch, 8, 4, 4]; it takes [batch, 16, height, width]",
+        "1.body.0 Conv2d got [batch, 8, 4, 4], but needs [batch, 16, height, width]",
     ),
-    ([nn.Conv1d(3, 2, 1)], (3, 4, 4), "0 Conv1d got [batch, 3, 4, 4]; it takes [batch, 3, length]"),
+    ([nn.Conv1d(3, 2, 1)], (3, 4, 4), "0 Conv1d got [batch, 3, 4, 4], but needs [batch, 3, length]"),
     (
         [nn.Conv2d(3, 2, 3, dilation=2)],
         (3, 4, 9),
-        "0 Conv2d got [batch, 3, 4, 9]; it takes height and width of 5 x 5",
+        "0 Conv2d got [batch, 3, 4, 9], but needs height and width of at least 5 x 5",
     ),
     (
         [nn.ConvTranspose2d(3, 2, 2)],
         (2, 4, 4),
-        "0 ConvTranspose2d got [batch, 2, 4, 4]; it takes [batch, 3, height",
+        "0 ConvTranspose2d got [batch, 2, 4, 4], but needs [batch, 3, height",
     ),
     (
         [nn.MaxPool2d(5)],
         (3, 4, 4),
-        "0 MaxPool2d got [batch, 3, 4, 4]; it takes height and width of 5 x 5 or more",
+        "0 MaxPool2d got [batch, 3, 4, 4], but needs height and width of at least 5 x 5",
     ),
-    ([nn.AvgPool2d(2)], (4, 4), "0 AvgPool2d got [batch, 4, 4]; it takes [batch, channels, height, width]"),
-    ([nn.MaxPool1d(2)], (4,), "0 MaxPool1d got [batch, 4]; it takes [batch, channels, length]"),
-    ([nn.GlobalAvgPool()], (4,), "0 GlobalAvgPool got [batch, 4]; it takes [batch, channels, length] or"),
-    ([nn.Upsample(2)], (4,), "0 Upsample got [batch, 4]; it takes [batch, channels, length] or"),
+    ([nn.AvgPool2d(2)], (4, 4), "0 AvgPool2d got [batch, 4, 4], but needs [batch, channels, height, width]"),
+    ([nn.MaxPool1d(2)], (4,), "0 MaxPool1d got [batch, 4], but needs [batch, channels, length]"),
+    ([nn.GlobalAvgPool()], (4,), "0 GlobalAvgPool got [batch, 4], but needs [batch, channels, length] or"),
+    ([nn.Upsample(2)], (4,), "0 Upsample got [batch, 4], but needs [batch, channels, length] or"),
 )
 
 test_a_wrong_argument_is_refused = refuses_arguments(
     (
         lambda: nn.Conv2d(1, 2, (3, 3, 3)),
-        "Conv2d: kernel_size is (3, 3, 3); give an integer of 1 or more or a tuple of 2",
+        "Conv2d: kernel_size is (3, 3, 3); pass an integer of at least 1 or a tuple of 2",
     ),
     (lambda: nn.Conv1d(1, 2, 3, stride=0), "Conv1d: stride is 0"),
-    (lambda: nn.Conv2d(1, 2, 3, padding="same"), "Conv2d: padding is 'same'; give an integer of 0 or more"),
+    (lambda: nn.Conv2d(1, 2, 3, padding="same"), "Conv2d: padding is 'same'; pass an integer of at least 0"),
     (
         lambda: nn.Conv2d(4, 6, 3, groups=4),
-        "Conv2d: groups is 4; give a divisor of in_channels 4 and out_channels 6",
+        "Conv2d: groups is 4; pass a divisor of in_channels 4 and out_channels 6",
     ),
-    (lambda: nn.MaxPool2d(3, padding=2), "MaxPool2d: padding is 2; give half the kernel_size at most"),
-    (lambda: nn.Upsample(1.5), "Upsample: scale_factor is 1.5; give an integer of 1 or more"),
+    (lambda: nn.MaxPool2d(3, padding=2), "MaxPool2d: padding is 2; pass at most half the kernel_size"),
+    (lambda: nn.Upsample(1.5), "Upsample: scale_factor is 1.5; pass an integer of at least 1"),
 )

@@ -95,8 +95,8 @@ def test_a_model_is_saved(tmp_path):
 
 
 test_a_wrong_argument_is_refused = refuses_arguments(
-    (lambda: nn.to_onnx(nn.ReLU, (3,)), "give a layer, as Sequential(...)"),
-    (lambda: nn.to_onnx(nn.ReLU(), ()), "input_shape is (); give the sizes of one example"),
-    (lambda: nn.to_onnx(nn.ReLU(), (3, 0)), "input_shape is (3, 0); give"),
-    (lambda: nn.to_onnx(nn.ReLU(), (3,), seed=-1), "seed is -1; give an integer of 0 or more"),
+    (lambda: nn.to_onnx(nn.ReLU, (3,)), "pass a layer such as Sequential(...)"),
+    (lambda: nn.to_onnx(nn.ReLU(), ()), "input_shape is (); pass the sizes of one example"),
+    (lambda: nn.to_onnx(nn.ReLU(), (3, 0)), "input_shape is (3, 0); pass"),
+    (lambda: nn.to_onnx(nn.ReLU(), (3,), seed=-1), "seed is -1; pass an integer of at least 0"),
 )

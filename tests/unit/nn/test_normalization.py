@@ -53,15 +53,15 @@ test_a_wrong_shape_is_refused_with_the_layer_s_path = refuses_shapes(
     (
         [nn.BatchNorm1d(3)],
         (3, 4, 4),
-        "0 BatchNorm1d got [batch, 3, 4, 4]; it takes [batch, 3] or [batch, 3, length]",
+        "0 BatchNorm1d got [batch, 3, 4, 4], but needs [batch, 3] or [batch, 3, length]",
     ),
-    ([nn.BatchNorm2d(3)], (4, 4, 3), "0 BatchNorm2d got [batch, 4, 4, 3]; it takes [batch, 3, height, width]"),
-    ([nn.LayerNorm((2, 3))], (3,), "0 LayerNorm got [batch, 3]; it takes [batch, ..., 2, 3]"),
-    ([nn.InstanceNorm2d(3)], (3,), "0 InstanceNorm2d got [batch, 3]; it takes [batch, 3, height, width]"),
+    ([nn.BatchNorm2d(3)], (4, 4, 3), "0 BatchNorm2d got [batch, 4, 4, 3], but needs [batch, 3, height, width]"),
+    ([nn.LayerNorm((2, 3))], (3,), "0 LayerNorm got [batch, 3], but needs [batch, ..., 2, 3]"),
+    ([nn.InstanceNorm2d(3)], (3,), "0 InstanceNorm2d got [batch, 3], but needs [batch, 3, height, width]"),
 )
 
 test_a_wrong_argument_is_refused = refuses_arguments(
-    (lambda: nn.BatchNorm1d(3, eps=0.0), "BatchNorm1d: eps is 0.0; give a number above 0 and below 1"),
-    (lambda: nn.LayerNorm(()), "LayerNorm: normalized_shape is (); give one size at least"),
+    (lambda: nn.BatchNorm1d(3, eps=0.0), "BatchNorm1d: eps is 0.0; pass a number above 0 and below 1"),
+    (lambda: nn.LayerNorm(()), "LayerNorm: normalized_shape is (); pass at least one size"),
     (lambda: nn.InstanceNorm2d(0), "InstanceNorm2d: num_features is 0"),
 )

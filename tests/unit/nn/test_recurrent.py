@@ -56,8 +56,8 @@ LAYERS = [
 test_a_layer_computes_what_it_says = computes(LAYERS)
 
 test_a_wrong_shape_is_refused_with_the_layer_s_path = refuses_shapes(
-    ([nn.GRU(3, 2)], (5, 4), "0 GRU got [batch, 5, 4]; it takes [batch, time, 3]"),
-    ([nn.LSTM(3, 2)], (3,), "0 LSTM got [batch, 3]; it takes [batch, time, 3]"),
+    ([nn.GRU(3, 2)], (5, 4), "0 GRU got [batch, 5, 4], but needs [batch, time, 3]"),
+    ([nn.LSTM(3, 2)], (3,), "0 LSTM got [batch, 3], but needs [batch, time, 3]"),
 )
 
 test_a_wrong_argument_is_refused = refuses_arguments(

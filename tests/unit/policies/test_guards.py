@@ -58,7 +58,7 @@ def test_a_plugin_is_read_written_and_read_again():
         ({"kind": "nowhere.at:All"}, "policy.staleness: plugin nowhere.at:All: no module 'nowhere'"),
         ({"kind": f"{__name__}:Haling"}, f"plugin {__name__}:Haling: {__name__} has no 'Haling'"),
         ({"kind": "pathlib:Path"}, "plugin pathlib:Path: not a subclass of edgeasync.policies.Plugin"),
-        ({"kind": "__main__:Own"}, "plugin __main__:Own: is defined in the program itself"),
+        ({"kind": "__main__:Own"}, "plugin __main__:Own: is in the main program"),
         ({"kind": "tests.support.parts.sly_policies:Pace"}, "expected `StalenessPolicy`, got `Pace`"),
         ({"kind": "polynomal"}, "policy.staleness.kind: 'polynomal' is not known; did you mean polynomial?"),
     ],

@@ -308,11 +308,14 @@ def test_chains_that_make_sense(chain):
 @pytest.mark.parametrize(
     ("chain", "message"),
     [
-        ([Adam(), CLIP], "`clip_by_global_norm` at 1 comes after `adam` at 0, behind which the norm is not known"),
-        ([WeightDecay(rate=0.1), CLIP], "`clip_by_global_norm` at 1 comes after `weight_decay` at 0"),
-        ([Custom(), CLIP], "`clip_by_global_norm` at 1 comes after `Custom` at 0"),
-        ([SGD(momentum=0.5), SGD(), Nesterov()], "`nesterov` at 2 keeps momentum, and so does `sgd` at 0"),
-        ([Nesterov(), Adam()], "`adam` at 1 keeps momentum, and so does `nesterov` at 0"),
+        (
+            [Adam(), CLIP],
+            "`clip_by_global_norm` at 1 must come before `adam` at 0, which makes the norm of the update unknown",
+        ),
+        ([WeightDecay(rate=0.1), CLIP], "`clip_by_global_norm` at 1 must come before `weight_decay` at 0"),
+        ([Custom(), CLIP], "`clip_by_global_norm` at 1 must come before `Custom` at 0"),
+        ([SGD(momentum=0.5), SGD(), Nesterov()], "`nesterov` at 2 and `sgd` at 0 both have momentum"),
+        ([Nesterov(), Adam()], "`adam` at 1 and `nesterov` at 0 both have momentum"),
     ],
     ids=str,
 )

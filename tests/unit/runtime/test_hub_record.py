@@ -55,7 +55,9 @@ def test_the_model_comes_with_the_folder(tmp_path):
 def test_a_folder_names_no_code_and_raises_no_limit(tmp_path):
     custom = convert({"model": {"kind": "custom", "factory": "pytest:main"}}, HubSettings, where="test")
     run = run_folder(tmp_path / "custom", custom)
-    with pytest.raises(PluginError, match=r"hub.json: \[model\] factory pytest:main: is code that only the run's"):
+    with pytest.raises(
+        PluginError, match=r"hub.json: \[model\] factory pytest:main: only the run's folder names this code"
+    ):
         read_record(run)
     assert read_record(run, trust_code=True).model.factory == "pytest:main"
 

@@ -214,12 +214,12 @@ def test_what_speaks_of_something_else_is_told_with_the_reason_and_no_oftener():
         device.tick(device.core.next_deadline_s())
         told += [effect.detail for effect in device.effects if isinstance(effect, DeviceReport)]
         device.until(Connect)
-    assert [detail for detail in told if "unknown kind" in detail] == ["unknown kind of message"] * 2
+    assert [detail for detail in told if "unknown message kind" in detail] == ["unknown message kind"] * 2
 
 
 def test_a_message_of_a_hub_that_cannot_be_read_is_warned_of():
-    device = DeviceBench().welcome().give(DeviceReceivedMalformed("unknown kind of message"))
-    assert device.effects == [DeviceReport("warning", "the hub sent an invalid message: unknown kind of message")]
+    device = DeviceBench().welcome().give(DeviceReceivedMalformed("unknown message kind"))
+    assert device.effects == [DeviceReport("warning", "the hub sent an invalid message: unknown message kind")]
 
 
 def test_a_welcome_resets_the_back_off():
