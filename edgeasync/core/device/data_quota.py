@@ -59,7 +59,7 @@ class DataQuota:
         """When a record is due to save the elapsed time, even without traffic."""
 
     def recall(self, record: QuotaRecord) -> None:
-        """Continue the day of an earlier start; call before `begin`."""
+        """Continue the day from before a restart; call before `begin`."""
         self._used_bytes, self._remaining_s = record.used_bytes, record.remaining_s
 
     def begin(self, now_s: float) -> None:

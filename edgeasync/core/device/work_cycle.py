@@ -97,7 +97,7 @@ class WorkCycle:
         return self.overlap.welcome
 
     def recall(self, push: Push, model: ModelKey) -> None:
-        """Restore an update of an earlier start; call before `DeviceCore.begin`."""
+        """Restore an update from before a restart; call before `DeviceCore.begin`."""
         self.pending.recall(push, model)
         self._move("pushing")
 
