@@ -131,7 +131,7 @@ class Agent(Service):
         self._throttles = throttle is not None
         self._workers_count = _count(workers, trainer if data is None else data, trained=trainer is not None)
         if self._workers_count != 1 and "/" in (name or ""):
-            raise ConfigError(f"name is {name!r}: several workers add '/' and a number; remove the '/'")
+            raise ConfigError(f"name is {name!r}; remove the '/': edgeasync adds '/' and a number for each worker")
         _check_passes(epochs, passes, self._settings, trained=trainer is not None)
         self._data = whole_path(data)
         self._given = trainer
