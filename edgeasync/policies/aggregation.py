@@ -354,7 +354,7 @@ class SynchronousAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="
     """Share of the live devices that a round waits for, rounded up."""
     deadline_s: float | None = None
     """Seconds from a round's first update to its end; must be over 0. Without this key a round
-    waits for a silent device until its lease expires.
+    waits for an offline device until its lease expires.
     """
 
     def __post_init__(self) -> None:

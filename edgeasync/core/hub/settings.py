@@ -31,14 +31,14 @@ def parse_every(every: str) -> tuple[float, float]:
 
 
 class Liveness(Section, frozen=True):
-    """When the hub considers a silent device lost, and one without progress paused."""
+    """When the hub marks a device as lost, and when as paused."""
 
     heartbeat_s: Annotated[float, Meta(gt=0, le=3600)] = 5.0
     """Time between two pings of a device, also while it trains."""
     lease_s: Annotated[float, Meta(gt=0, le=86400)] = 15.0
-    """The hub counts a device as lost after this time of silence. A device that hears nothing from
-    its hub for this time opens a new connection, at the latest after 3600 s. Must be longer than
-    `heartbeat_s`.
+    """The hub marks a device as lost after this time without a message from it. A device that hears
+    nothing from its hub for this time opens a new connection, at the latest after 3600 s. Must be
+    longer than `heartbeat_s`.
     """
     progress_s: Annotated[float, Meta(gt=0)] = 300.0
     """The hub shows a device as `paused` if it pings but takes no local step for this time."""
@@ -53,8 +53,9 @@ class Limits(Section, frozen=True):
 
     devices_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     """Devices that the hub remembers, live or not. One key may have a quarter of them. When the
-    limit is reached, the hub evicts a silent device for a newcomer: of the key with the most
-    devices, the one silent longest. If no device is silent, the hub refuses the newcomer.
+    limit is reached, a new device replaces an offline one. The hub picks the key with the most
+    devices, and evicts the device that it has not heard from for longest. If no device is offline,
+    the hub refuses the new one.
     """
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] = PARAMETERS_MAX
     """Largest number of parameters; the hub refuses a larger model when it starts."""
@@ -120,9 +121,10 @@ class CodecSettings(Section, frozen=True):
     """
     model: str = "float16"
     """Codec of whole models: `identity`, `float16` or `bfloat16`. The hub sends a whole model to a
-    device that joins, rejoins or has missed too many versions. If a value overflows, it uses
-    `identity`. With `delta = "int8"`, a device that joins later or rejoins gets the whole model in
-    `int8`, at half the size. Its next differences correct the error; see [decision
+    device that joins, rejoins or has missed too many versions. If a value is too
+    large for the codec, the hub uses `identity` instead. With `delta = "int8"`, the hub sends the
+    whole model in `int8`, at half the size, to devices that join later or rejoin. The differences
+    that follow correct the rounding error; see [decision
     0014](/decisions/0014-send-deltas-along-one-published-chain.md).
     """
     delta: str = "int8"
