@@ -126,7 +126,7 @@ class ConfigError(EdgeAsyncError):
 
     Cause: a key or argument is misspelt, missing, out of bounds, or contradicts another one; or an
     optional package is missing.
-    Cure: change the key, flag or argument that the message names. For an unknown key it suggests
+    Cure: change the key, flag or argument that the message names. For an unknown key, it suggests
     the nearest one.
     """
 

@@ -75,7 +75,7 @@ class Learner(ABC):
 def learner_of(model: Any, device: object = None, where: str = "device") -> Learner:
     """Create the learner of a model; raises `ConfigError` for an unsupported model.
 
-    By default the model stays on its device.
+    By default, the model stays on its device.
     """
     chosen = usable(device, model, where)
     if is_torch(model):

@@ -49,7 +49,7 @@ class _Classifier(Section, frozen=True, dict=True):
     def initial(self, seed: int) -> Vector:
         """Return normal weights scaled as by He et al. 2015 (arXiv:1502.01852), and zero biases.
 
-        Without hidden layers all values are zero, because the loss is convex.
+        Without hidden layers, all values are zero, because the loss is convex.
         """
         vector = np.zeros(self.spec.length, np.float32)
         if len(self.widths) > 2:

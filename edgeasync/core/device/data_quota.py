@@ -40,7 +40,7 @@ class QuotaRecord(msgspec.Struct, frozen=True):
 
 
 class DataQuota:
-    """The device's daily quota. Without `bytes_per_day_max` it counts nothing.
+    """The device's daily quota. Without `bytes_per_day_max`, it counts nothing.
 
     After a crash the day continues from the last record. A record is ahead of the count, and the
     next one is due before the count reaches it, so a crash never loses used bytes. It is ahead by

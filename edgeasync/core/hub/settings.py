@@ -111,7 +111,7 @@ class CodecSettings(Section, frozen=True):
     """
 
     push: str = "auto"
-    """Codec of updates: any codec, or `"auto"`. With `"auto"` the hub chooses for each device by
+    """Codec of updates: any codec, or `"auto"`. With `"auto"`, the hub chooses for each device by
     its measured link. It starts with `int8`, and changes to `top_k(0.1)+int8` on a slow link. A
     link is slow if it carries less than 10 MB/s, and an upload in `int8` takes more than a tenth of
     the time for eight local steps and a round trip. The fastest of the last 32 exchanges counts, so
@@ -129,11 +129,11 @@ class CodecSettings(Section, frozen=True):
     """
     delta: str = "int8"
     """Codec of the differences between versions, which all other devices get: any codec but `auto`.
-    With `"off"` the hub always sends the whole model.
+    With `"off"`, the hub always sends the whole model.
     """
     publish_s: Annotated[float, Meta(gt=0, le=3600)] | None = None
     """Minimum time between two versions that the hub publishes. Applies to `immediate` and
-    `model_average`, where every update makes a version. By default the hub publishes four versions
+    `model_average`, where every update makes a version. By default, the hub publishes four versions
     in the usual period between two exchanges. No effect under other aggregators, or with `delta =
     "off"`.
     """
@@ -273,12 +273,12 @@ class StopCondition(Section, frozen=True):
 class HubCoreSettings(Section, frozen=True):
     """All settings of the hub's core. They are fixed for a run.
 
-    With `held_out` the hub evaluates the model; a `Hub` with an evaluator sets it. Otherwise the
+    With `held_out`, the hub evaluates the model; a `Hub` with an evaluator sets it. Otherwise the
     loss that most devices reach replaces an evaluation. With `quiet` and an adaptive frequency,
     devices idle while training has plateaued.
 
     `frozen` decides what happens to a device whose frozen arrays differ from the hub's. A `Hub`
-    sets their checksum, `frozen_arrays`. Without it the hub compares all devices with the first
+    sets their checksum, `frozen_arrays`. Without it, the hub compares all devices with the first
     one.
     """
 
