@@ -29,7 +29,9 @@ _ARGUMENT = re.compile(rf"\b(output|loss|train|freeze)=({_QUOTED}|\[{_QUOTED}(?:
 
 
 def argument(name: str, *values: str) -> str:
-    """Return what to give for a model, in a message, as Python has it: `with_flags` makes the command's of that.
+    """Format a keyword argument for a message, in Python syntax.
+
+    `with_flags` converts it to a flag.
 
     >>> argument("output", "scores"), argument("train", "head.*")
     ("output='scores'", "train=['head.*']")
@@ -52,7 +54,7 @@ def with_flags(sentence: str) -> str:
 
 
 def arguments(sentence: str) -> dict[str, Any]:
-    """Return the arguments that a message says to give: of each name the last value, or all patterns.
+    """Parse the arguments in a message. Return the last value of each name; lists are concatenated.
 
     >>> arguments("give output='scores' and loss='mse', or freeze=['a', 'b']")
     {'output': 'scores', 'loss': 'mse', 'freeze': ('a', 'b')}
@@ -124,7 +126,7 @@ class ConfigError(EdgeAsyncError):
 
     Cause: a key or argument is misspelt, missing, out of bounds, or contradicts another one; or an
     optional package is missing.
-    Cure: change the key, flag or argument that the message names. For an unknown key it suggests
+    Cure: change the key, flag or argument that the message names. For an unknown key, it suggests
     the nearest one.
     """
 

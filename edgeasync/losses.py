@@ -29,7 +29,7 @@ _Label = Annotated[int, Meta(ge=0, le=2**24)]
 class CrossEntropy(Section, frozen=True, tag_field="kind", tag="cross_entropy"):
     """Softmax cross-entropy of raw scores against class numbers.
 
-    With `class_weights` it is a weighted mean, with the weight of each example's class.
+    With `class_weights`, it is a weighted mean, with the weight of each example's class.
     `label_smoothing` mixes that share of the uniform distribution into the labels (Szegedy et al.
     2016, arXiv:1512.00567). Examples with the `ignored_label` do not count; it need not be a class
     number.

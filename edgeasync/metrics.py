@@ -102,7 +102,7 @@ class MAE(Section, frozen=True, tag_field="kind", tag="mae"):
 class F1(Section, frozen=True, tag_field="kind", tag="f1"):
     """The harmonic mean of precision and recall, averaged over the classes that occur.
 
-    For several yes-or-no answers it is computed over all answers together.
+    For several yes-or-no answers, it is computed over all answers together.
 
     >>> from edgeasync.metrics import F1, Meter
     >>> meter = Meter([F1()])

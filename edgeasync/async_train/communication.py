@@ -23,10 +23,13 @@ PLAIN = Monitor(detectors=(NotFiniteDetector(),), clip=0.0)
 """Plain averaging: updates are not clipped, and learning rates are not reduced."""
 
 JOIN_S = 30.0
-"""How long a process waits for the hub, and rank 0 for the others, before it trains alone."""
+"""How long a process waits for the hub before it trains alone.
+
+Rank 0 waits this long for the other processes.
+"""
 
 LEFT_S = 30.0
-"""How long rank 0 waits for the others at its end."""
+"""How long rank 0, at the end, waits for the other processes."""
 
 TAKE = ("all", "better", "best")
 

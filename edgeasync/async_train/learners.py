@@ -58,7 +58,7 @@ class Learner(ABC):
         """Return the model's inference results: scores or class numbers."""
 
     def count_step(self, optimizer: Any, session: Any, loss: float | None, examples: int) -> None:
-        """Take a step, and count it in the session of `edgeasync.join`, if there is one."""
+        """Take a step. If there is a session of `edgeasync.join`, count the step there."""
         self.step(optimizer)
         if session is not None:
             session.step(loss=loss, examples=examples)
@@ -75,7 +75,7 @@ class Learner(ABC):
 def learner_of(model: Any, device: object = None, where: str = "device") -> Learner:
     """Create the learner of a model; raises `ConfigError` for an unsupported model.
 
-    By default the model stays on its device.
+    By default, the model stays on its device.
     """
     chosen = usable(device, model, where)
     if is_torch(model):
@@ -262,7 +262,7 @@ class TorchLearner(Learner):
         return found
 
     def count_step(self, optimizer: Any, session: Any, loss: float | None, examples: int) -> None:
-        """Take a step; the session detects it by itself."""
+        """Take an optimizer step. A hook of the session counts the step."""
         if session is not None:
             session.note(loss=loss, examples=examples)
         self.step(optimizer)

@@ -24,7 +24,7 @@ class AsyncTrainer:
 
     - `model`: as for `edgeasync.train`, or a `torch.nn.Module`.
     - `warm_up_epochs`: passes over the data during warm-up. All workers then exchange in rounds,
-      every `warm_up_sync_frequency` batches. After that workers do not wait for each other, and
+      every `warm_up_sync_frequency` batches. After that, workers do not wait for each other, and
       exchange every `regular_sync_frequency` batches.
     - `delay`: batches that a worker trains between its update and the use of the answer; with 0 it
       waits. It is limited to the batches between two exchanges, also during warm-up.

@@ -37,7 +37,7 @@ class Training(TypedDict, total=False):
 class AsyncWorker:
     """Trains on its own data, and pushes an update every `update_frequency` batches.
 
-    With a `delay` it uses each answer exactly `delay` batches after the update, and trains
+    With a `delay`, it uses each answer exactly `delay` batches after the update, and trains
     meanwhile. It trains the server's model. A torch module that the server does not send must also
     be passed here, as `model`. All other arguments are those of `Agent`, such as `state`, `enrol`
     and `insecure`.

@@ -30,7 +30,7 @@ class TrainingGraph(msgspec.Struct, frozen=True):
     spec: ParameterSpec
     initial: Vector
     warnings: tuple[str, ...] = ()
-    """Decisions that the file or its exporter made silently, one sentence each."""
+    """Warnings about decisions of the file or its exporter, one sentence each."""
 
 
 TRIES = 3

@@ -15,7 +15,9 @@ from edgeasync.errors import GraphError
 from edgeasync.parameters import ParameterSpec, Vector
 
 TOLERANCE, TOLERANCE_IN_PART = 0.02, 0.06
-"""Largest relative deviation of a slope from the difference, given float32 and kinks of the loss.
+"""Maximum relative difference between the gradient and finite differences.
+
+It allows for float32 rounding and kinks of the loss.
 
 The second value is for directions in which few values change, where a single kink matters more.
 """
@@ -52,8 +54,8 @@ LOSS = "loss"
 class GradientCheck(msgspec.Struct, frozen=True):
     """The check of one parameter along one direction.
 
-    `slope` is the loss's slope by the gradient, `difference` by finite differences. `compared` is
-    False if both are 0, so that the check proves nothing.
+    `slope` is the loss's directional derivative according to the gradient, `difference` according
+    to finite differences. `compared` is False if both are 0, so that the check proves nothing.
     """
 
     name: str
@@ -160,10 +162,10 @@ class _Scene:
         return best
 
     def _compare(self, name: str, direction: Array, tolerance: float, point: _Point) -> GradientCheck:
-        """Compare the slope with the limit of two differences that agree, or almost agree."""
+        """Compare the gradient with the limit of two finite differences that nearly agree."""
         gradient = point.gradients[f"{name}.grad"]
         slope = float((gradient * direction).sum())
-        # The usual size of a slope here. This slope may be small because its terms cancel.
+        # The usual size of a derivative here. This one may be small because its terms cancel.
         usual = max(float(np.sqrt(np.mean(gradient**2))), abs(slope))
         size = max(float(np.linalg.norm(point.feeds[name])), 0.1)
         limit, spread, noise = 0.0, np.inf, 0.0
@@ -187,7 +189,7 @@ class _Scene:
         return GradientCheck(name, slope, limit, error, error <= tolerance)
 
     def _difference(self, name: str, direction: Array, step: float, point: _Point) -> tuple[float, float]:
-        """Return the loss's slope along a direction by a difference, and its rounding error."""
+        """Return a finite difference of the loss along a direction, and its rounding error."""
         value = point.feeds[name]
         ahead, behind = [
             self._loss({**point.feeds, name: (value + sign * step * direction).astype(np.float32)})

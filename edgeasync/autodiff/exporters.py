@@ -156,8 +156,8 @@ def _check_statistics(prepared: ForwardGraph, live: set[str], advice: str) -> No
                     each for other in prepared.nodes if name in other.inputs[3:] for each in other.inputs[1:5]
                 ]
                 raise GraphError(
-                    f"{node.where} uses the running statistic {name!r}, which another node uses differently, so "
-                    f"the exporter merged equal tensors; {advice}, or set "
+                    f"{node.where} shares the running statistic {name!r} with another node, because the exporter "
+                    f"merged tensors with equal values; {advice}, or set "
                     f"{argument('freeze', *dict.fromkeys(norms))}"
                 )
 
@@ -166,7 +166,7 @@ _STATISTIC_READERS = frozenset({("BatchNormalization", 3), ("BatchNormalization"
 
 
 def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
-    """Return warnings about possible silent changes by the exporter, one sentence each."""
+    """Return warnings about unnoticed changes that the exporter may have made, as sentences."""
     kind, found = kind_of_producer(model), []
     if any(entry.key == EVALUATED for entry in model.metadata_props):
         found.append(

@@ -81,8 +81,8 @@ def prepare(
     """Return the part of the model that `output` depends on, measured and folded.
 
     `trained` and `statistics` name initializers that stay variable; all others become constants.
-    Raises `GraphError` for models that do not run, foreign operators, and free sizes other than the
-    batch size.
+    Raises `GraphError` for models that do not run, foreign operators, and dynamic axes other than
+    the batch axis.
     """
     forward = ForwardGraph(opset_of(model), output, prediction)
     variable = {*trained, *statistics}
@@ -132,8 +132,8 @@ def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[
             continue
         if axis:
             raise GraphError(
-                f"input {entry.name!r} has a free size {dim.dim_param!r} at axis {axis}, but only axis 0, the "
-                f"batch, may be free; {advice}"
+                f"input {entry.name!r} has the dynamic axis {axis} ({dim.dim_param!r}), but only axis 0, the "
+                f"batch, may be dynamic; {advice}"
             )
         symbols.add(dim.dim_param)
         dims.append(None)

@@ -96,7 +96,7 @@ def _l1(graph: Graph, loss: MeanAbsoluteError, output: str) -> LossParts:  # noq
 
 
 def _huber(graph: Graph, loss: Huber, output: str) -> LossParts:
-    """Return Huber's loss c (d - c / 2) of the difference d, clipped to c, its slope."""
+    """Return Huber's loss c (d - c / 2) and its derivative c; c is the clipped difference d."""
     op = graph.op
     difference, count = _difference(graph, output)
     clipped = op("Clip", difference, graph.scalar(-loss.delta), graph.scalar(loss.delta))

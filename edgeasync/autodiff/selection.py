@@ -176,7 +176,8 @@ def _nothing_to_train(values: Mapping[str, Array]) -> str:
     if any("float" in name for name in others):
         return f"the model has no float32 parameter, only {', '.join(others)}; export it in float32"
     return (
-        "the model has no parameter (a float32 initializer with a dimension); check the file, or export it again"
+        "the model has no parameter, that is, no float32 initializer with at least one axis; check the file, or "
+        "export it again"
     )
 
 

@@ -27,7 +27,7 @@ class GraphSettings(Section, frozen=True):
     """Loss of a forward model: `cross_entropy`, `mse`, `l1`, `huber` or `bce_with_logits`."""
     train: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
     """Pattern for parameters to train, such as `head.*`. Parameters that no pattern matches stay
-    unchanged. By default all parameters are trained except those that [the file marks as
+    unchanged. By default, all parameters are trained except those that [the file marks as
     frozen](/reference/training_graph.md#what-is-trained). Parameters that match a pattern are
     trained even if the exporter may have merged or computed them.
     """

@@ -14,7 +14,7 @@ from edgeasync.autodiff.rules import TrainingGraphBuilder
 from edgeasync.errors import GraphError, native_reason
 
 PREDICTION = "prediction"
-"""The loss's input for the model's output. Its other input is `target`."""
+"""Input of the loss graph that receives the model's output. The graph's other input is `target`."""
 
 _PREFIX = "loss::"
 

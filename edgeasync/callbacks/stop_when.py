@@ -15,7 +15,7 @@ class StopWhen:
       number in evaluations, such as "loss", together with `below` or `above`.
     - `reason`: the value of `Run.reason`.
 
-    In a `Hub` or in `train` this ends the run for all devices. In an `Agent` it ends only that
+    In a `Hub` or in `train`, this ends the run for all devices. In an `Agent`, it ends only that
     agent; "loss" is then also the loss of its local steps.
 
     >>> import numpy as np

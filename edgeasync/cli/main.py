@@ -61,7 +61,7 @@ def hub(
     context: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Argument(help="The hub's settings file (TOML). Without --model it needs a [model] table."),
+        typer.Argument(help="The hub's settings file (TOML). Without --model, it needs a [model] table."),
     ] = None,
     resume: Annotated[
         Path | None,

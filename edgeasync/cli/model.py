@@ -131,7 +131,7 @@ def check_model(
         gradients = [msgspec.to_builtins(check) for check in checks]
         printer.object({"passed": not failed, "gradients": gradients, "warnings": list(built.warnings)})
     else:
-        rows = [("gradient of", "slope", "difference", "apart", "")]
+        rows = [("gradient of", "derivative", "difference", "apart", "")]
         for check in checks:
             verdict = ("ok" if check.compared else "only zeros") if check.passed else "WRONG"
             numbers = (f"{check.slope:.3e}", f"{check.difference:.3e}", f"{check.error:.2%}")
@@ -146,8 +146,9 @@ def check_model(
     if failed:
         others = f" and {len(failed) - 1} more" if failed[1:] else ""
         raise GraphError(
-            f"{file}: the gradient of {failed[0].name!r}{others} differs from the loss's slope. If the loss is "
-            "smooth there, this is a bug in edgeasync; please report it with the model"
+            f"{file}: the gradient of {failed[0].name!r}{others} differs from the finite-difference "
+            "gradient. If the loss is smooth near the initial values, this is a bug in edgeasync; please report "
+            "it with the model"
         )
 
 
@@ -233,7 +234,7 @@ def _load(path: Path, context: typer.Context) -> HubGraph:
 
 
 def _print_warnings(built: HubGraph, printer: Printer) -> None:
-    """Print decisions that the file or its exporter made silently."""
+    """Print warnings about decisions of the file or its exporter."""
     for warning in built.warnings:
         printer.line(f"warning: {warning}")
 

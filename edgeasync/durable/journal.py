@@ -14,11 +14,11 @@ writes the same records, with the same numbers, to a new one. So a segment is re
 first number of a later segment. If a valid record follows invalid bytes, its "synced before" number
 distinguishes damage from a crash.
 
-A reader does not know whether the last batch is on disk, nor the name of its segment. The process
-that wrote them may have been killed before the sync, or the sync may have failed. So the next
-writer writes that batch again and syncs the folder before anything that was read becomes visible. A
-new segment is written with its first batch under a temporary name, and renamed after the sync.
-Until then the records of the previous segment count.
+A reader can see records that are not yet on disk. The writer may have been killed before it synced
+the last batch, or before it synced the folder with the segment's name, or the sync may have failed.
+So the next writer writes that batch again and syncs the folder before anything that was read
+becomes visible. A new segment is written with its first batch under a temporary name, and renamed
+after the sync. Until then, the records of the previous segment count.
 """
 
 import contextlib
@@ -311,7 +311,8 @@ class JournalWriter:
     def secure(self, unsynced: Sequence[Appended]) -> None:
         """Make everything that a reading found durable; raises `OSError`.
 
-        Call it before the first `append`, with the `unsynced` records of the reading.
+        Call it before the first `append`. Pass the reading's `unsynced`, the records that may not
+        be on disk.
         """
         if not unsynced:
             self._disk.sync_folder()

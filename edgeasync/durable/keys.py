@@ -83,7 +83,7 @@ class KeyPair(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, secret: bytes) -> "KeyPair":
-        """Return the key pair of a secret key."""
+        """Return the key pair of a private key."""
         return cls(z85.decode(zmq.curve_public(z85.encode(secret))), secret)
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
-    """An enrolment token: a temporary secret key, the hub's key and addresses, a device's name."""
+    """An enrolment token: a temporary private key, the hub's key and addresses, a device's name."""
 
     secret: bytes
     hub: Key

@@ -27,7 +27,7 @@ Durability = Literal["journal", "checkpoint"]
 class HubRun:
     """A run under `rules`, on a disk that nobody else writes to.
 
-    After `open` it has the hub's state.
+    After `open`, it has the hub's state.
 
     Raises `ConfigError` for a policy that cannot be recorded.
 

@@ -19,9 +19,9 @@ class ReplayedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """An update that arrived, and its outcome.
 
     `staleness` is in versions. `version` is the newest version after the event. `reason` explains
-    why the hub rejected or ignored the update. For a duplicate it is the earlier outcome. `metrics`
-    are the device's. `delay_steps` are the first of its `local_steps`, which the device took before
-    it used the answer to its previous update.
+    why the hub rejected or ignored the update. For a duplicate, it is the earlier outcome.
+    `metrics` are the device's. `delay_steps` are the first of its `local_steps`, which the device
+    took before it used the answer to its previous update.
     """
 
     event: str = "update"

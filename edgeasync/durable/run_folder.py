@@ -163,8 +163,8 @@ class RunSnapshot:
         """Split the journal into parts that lead from one checkpoint to others.
 
         `starts` are the checkpoints, ordered oldest first. A part reaches a checkpoint if it
-        contains all entries up to it, and leads to the same version. The next part begins at the
-        first checkpoint that the last part does not reach.
+        contains all entries before the checkpoint and they lead to the checkpoint's version. If a
+        part ends early, the next one begins at the first checkpoint that it did not reach.
         """
         found = []
         while starts:

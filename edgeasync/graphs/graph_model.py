@@ -36,7 +36,7 @@ class HubGraph(msgspec.Struct, frozen=True):
     forward: bytes | None
     frozen: Frozen | None = None
     warnings: tuple[str, ...] = ()
-    """Decisions that the model's file or its exporter made silently."""
+    """Warnings about decisions of the model's file or its exporter."""
 
 
 def load_graph(model: OnnxModel) -> HubGraph:

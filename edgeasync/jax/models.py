@@ -106,7 +106,7 @@ class JaxModel(Adapted):
 class JaxTrainer:
     """Trains a tree with a compiled step.
 
-    On a CPU each step updates the vector, on a GPU `flush` does.
+    On a CPU, each step updates the vector, on a GPU `flush` does.
     """
 
     def __init__(self, model: JaxModel, data: Dataset, local: LocalTraining, seed: int) -> None:

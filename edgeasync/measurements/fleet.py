@@ -192,7 +192,7 @@ class FleetMeasurements(msgspec.Struct, dict=True):
 
     @property
     def loss_variance(self) -> float:
-        """The voters' median variance over the last quarter of turns; NaN at first."""
+        """The median variance of voters' losses over the last quarter of turns; NaN at first."""
         return self.past_variances.newest if self.loss_variances else self.newest_variances.median
 
 

@@ -50,7 +50,7 @@ class Votes(msgspec.Struct, dict=True):
             insort(kept, value)
 
     def admit(self, voter: str, value: float) -> None:
-        """Add a voter's first number; drop the voter silent longest if there are too many."""
+        """Add a voter's first number. At the limit, drop the voter with the oldest number."""
         newest = self.newest
         if len(newest) >= WINDOW:
             self.withdraw(next(iter(newest)))

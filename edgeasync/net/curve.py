@@ -19,10 +19,10 @@ PROBE_S = 3.0
 """Timeout for a hub to answer a greeting."""
 
 CUTS_MIN = 3
-"""Aborted handshakes in a row after which a hub counts as having another key.
+"""After this many aborted handshakes in a row, the client concludes that the hub's key has changed.
 
-Fewer are no evidence: links break, and after a revocation a hub closes connections in the
-handshake.
+Fewer may have other causes: a broken link, or a hub that closes connections during the handshake
+after a key was revoked.
 """
 
 _HELLO = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03"

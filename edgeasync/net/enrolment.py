@@ -1,4 +1,7 @@
-"""Enrol a device: send its public key under a token's temporary key, and receive the answer."""
+"""Enrol a device: send its public key to the hub, and receive the answer.
+
+The connection is authenticated by the temporary key of an enrolment token.
+"""
 
 import asyncio
 from collections import Counter

@@ -123,7 +123,8 @@ class PeerFinder:
             host_of(entry.address)
         if self._own not in found:
             raise ValueError(
-                f"it lacks {self._own.name} with this device's address and key; check both at the hub"
+                f"{self._own.name} is missing, or has another address or key than this device; correct its entry "
+                "at the hub"
             )
         listed = read_peers(self._file) if self._file.exists() else self._peers
         peers = listed.with_found(found)

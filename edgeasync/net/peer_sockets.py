@@ -28,7 +28,7 @@ from edgeasync.net.socket_monitor import SocketMonitor
 from edgeasync.protocol.wire import Buffer
 
 LOOK_S = 0.1
-"""How often the file of peers and the connections are checked."""
+"""Interval at which the peers file and the connections are checked."""
 
 RETRY_S = 3.0
 """Timeout of a connection attempt. A new attempt may succeed, because the peer may admit us by now.

@@ -98,8 +98,8 @@ class UnreadBytes:
         message. It may have the maximum length. It may consist of empty frames, which need more
         memory than their bytes.
 
-        The connection to close has too many unread bytes, or the most if all connections together
-        have too many.
+        If this connection has too many unread bytes, it is the one to close. If all connections
+        together have too many, it is the connection with the most unread bytes.
         """
         age_s = now_s - connection.accepted_s
         own_bytes = HANDSHAKE_BYTES + int(HEARTBEAT_BYTES_PER_S * age_s)

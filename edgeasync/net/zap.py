@@ -1,8 +1,8 @@
 """ZAP (RFC 27): authorize the key of every new connection for libzmq.
 
-pyzmq's authenticator needs a loop of its own kind, and its failures are silent. This handler runs
-on the hub's loop, and any failure in it rejects the key. While it is not running, nobody is
-admitted.
+pyzmq's authenticators need a thread or `zmq.asyncio` sockets, and do not report their own failures.
+This handler runs on the hub's event loop. If it raises an exception, it logs the exception and
+rejects the key. While it is not running, no connection is accepted.
 """
 
 import asyncio

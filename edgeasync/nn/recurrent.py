@@ -70,7 +70,7 @@ class _Recurrent(Layer):
 class LSTM(_Recurrent):
     """Long short-term memory over (batch, time, input_size) (Hochreiter & Schmidhuber 1997).
 
-    With `return_sequences` the result is the state at every time step, (batch, time, directions *
+    With `return_sequences`, the result is the state at every time step, (batch, time, directions *
     hidden_size). Otherwise it is the last state, (batch, directions * hidden_size), which for the
     backward direction belongs to the first time step. The forward direction comes before the
     backward one.

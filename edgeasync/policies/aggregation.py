@@ -253,7 +253,7 @@ class MeanAggregator(Section, frozen=True):
     """Base class of aggregators that buffer updates and fold their weighted mean.
 
     An update's factor is its staleness weight times its share among the updates folded together.
-    With `weigh_by = "devices"` all shares are equal, and the devices of one key have one share
+    With `weigh_by = "devices"`, all shares are equal, and the devices of one key have one share
     together. As in FedBuff, a stale update makes the step shorter; no other update gets the weight
     it lost.
     """
@@ -286,7 +286,7 @@ class BufferedAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="buf
     """Number of updates per version; at most `limits.updates_held_max`."""
     wait_s_max: float | None = None
     """Maximum seconds from the first update until the hub folds fewer than `count` updates; must be
-    over 0. Without this key the hub waits for `count` updates.
+    over 0. Without this key, the hub waits for `count` updates.
     """
 
     def __post_init__(self) -> None:
@@ -354,7 +354,7 @@ class SynchronousAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="
     """Share of the live devices that a round waits for, rounded up."""
     deadline_s: float | None = None
     """Seconds from a round's first update to its end; must be over 0. Without this key a round
-    waits for a silent device until its lease expires.
+    waits for an offline device until its lease expires.
     """
 
     def __post_init__(self) -> None:

@@ -25,8 +25,8 @@ class Combiner(Protocol):
     If it is `robust`, the hub calls `combine` with a slice of all updates at once. Otherwise the
     hub sums the weighted updates instead. Both work elementwise on slices of any length. A combiner
     of `whole` updates receives all trained values at once, and then all statistics. A `centred`
-    combiner, which must also be robust, is treated like `CentredClipCombiner`: it works with a
-    single update, and the hub keeps a vector of the trained length for it.
+    combiner must be robust, too. Like `CentredClipCombiner`, it works even with a single update,
+    and the hub stores its centre, one number per trained value.
 
     >>> from typing import ClassVar
     >>> import numpy as np

@@ -222,7 +222,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     period_s_max: Annotated[float, Meta(gt=0.0, le=3600.0)] = 600.0
     """Maximum period of a quiet hub once training has plateaued."""
     rest: bool = True
-    """Whether devices idle in a longer period. With `false` they train on within `local_steps_max`
+    """Whether devices idle in a longer period. With `false`, they train on within `local_steps_max`
     and `epochs_max`, and idle after that.
     """
 

@@ -61,7 +61,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What a detector found: a sentence for people, and the figures behind it by name.
+    """What a detector found: a human-readable sentence, and the figures behind it by name.
 
     >>> from edgeasync.policies import Evidence
     >>> Evidence("its loss is 1.77, the fleet's 0.002", {"loss": 1.77, "fleet_loss": 0.002}).figures["loss"]

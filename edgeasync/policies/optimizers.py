@@ -51,8 +51,8 @@ class Momentum(Section, frozen=True):
     staleness_max: Annotated[float, Meta(ge=0.0)] | None = None
     """Above this staleness there is no momentum, and the learning rate is at most 1."""
     devices_min: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
-    """With fewer live devices there is no momentum, and the learning rate is at most 1. With 2, the
-    hub applies the updates of a lone device unchanged. It has no effect on a device.
+    """With fewer live devices, there is no momentum, and the learning rate is at most 1. With 2,
+    the hub applies the updates of a lone device unchanged. It has no effect on a device.
     """
     learning_rate_max: Annotated[Annotated[float, Meta(gt=0.0, le=1e6)] | None, Meta(examples=[1.75])] = None
     """Maximum learning rate when the devices' updates disagree. The hub then raises the learning
@@ -94,7 +94,7 @@ class Momentum(Section, frozen=True):
 class SGD(Momentum, frozen=True, tag_field="kind", tag="sgd"):
     """Stochastic gradient descent with heavy-ball momentum: `v = momentum v + g`, step `learning_rate v`.
 
-    In the form of Sutskever et al. 2013. With momentum 0 it keeps no state.
+    In the form of Sutskever et al. 2013. With momentum 0, it keeps no state.
 
     >>> from edgeasync import SGD
     >>> SGD(learning_rate=0.1, momentum=0.9).momentum

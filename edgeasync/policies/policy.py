@@ -46,7 +46,7 @@ class WarmUp(Section, frozen=True):
     """The warm-up ends when the hub has applied this number of updates."""
     epochs: float | None = None
     """The warm-up ends after this number of passes over the fleet's data. Passes are the examples
-    trained on, divided by the examples that the live devices report. In each step a device counts
+    trained on, divided by the examples that the live devices report. In each step, a device counts
     with at most the voters' median of examples, once three voters are known. If no device reports a
     number, the warm-up ends with the first version.
     """
@@ -156,7 +156,8 @@ class Policy(Section, frozen=True):
         if self.warm_up is not None:
             if self.warm_up.aggregate.update != self.aggregate.update:
                 raise ValueError(
-                    "warm_up.aggregate and aggregate need different updates; set both to model_average, or neither"
+                    "only one of warm_up.aggregate and aggregate averages models; "
+                    "set both to model_average, or neither"
                 )
             _check_gathering(self, self.warm_up.aggregate)
             _check_delay(self, self.warm_up.frequency)

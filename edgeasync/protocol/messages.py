@@ -59,7 +59,7 @@ Metrics = Annotated[dict[Annotated[str, Meta(pattern=METRIC_PATTERN)], float], M
 SECONDS_MAX = 1e9
 Seconds = Annotated[float, Meta(ge=0.0, le=SECONDS_MAX)]
 PaceReason = Annotated[str, Meta(pattern=r"^[ -~]{0,32}\Z")]
-"""A few words for people in printable ASCII, which cannot contain terminal control sequences."""
+"""A few human-readable words in printable ASCII, without terminal control sequences."""
 
 
 class ModelVersion(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -368,7 +368,7 @@ RefusalCode = Literal[
 
 
 class Refuse(Message, frozen=True):
-    """Hub to device: a refusal, with a stable code, a sentence for people, and when to try again.
+    """Hub to device: a refusal, with a stable code, a human-readable sentence, and when to retry.
 
     With `busy`, `rest` asks the device to idle until then. Another `busy` may shorten that time.
     """

@@ -188,7 +188,7 @@ class AgentRuntime:
                 self.network.end()
 
     def _begin(self) -> None:
-        """Recall the spool of an earlier start, then connect."""
+        """Recall the spool from before a restart, then connect."""
         if self._spool is None:
             self._driver.do(self._begin_engine)
         else:

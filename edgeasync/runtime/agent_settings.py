@@ -65,7 +65,7 @@ class AgentSection(DeviceSection, frozen=True):
     """
     insecure: bool = False
     """Connect to a hub on another machine without keys. Anybody on the network path could then read
-    and change the messages. Without this flag the agent refuses such an address, and a name that
+    and change the messages. Without this flag, the agent refuses such an address, and a name that
     does not resolve, with exit code 8. `insecure` of `[hub]` defines which addresses count as this
     machine.
     """

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class OpenDevice(NamedTuple):
     """A device during one start: its identity, its credentials and its state folder.
 
-    Without a state folder it stores nothing on disk.
+    Without a state folder, it stores nothing on disk.
     """
 
     identity: DeviceIdentity
@@ -59,7 +59,7 @@ class OpenDevice(NamedTuple):
     def local_parameters(self, patterns: Sequence[str]) -> LocalParameters:
         """Return the device's own values of the arrays that match `patterns`.
 
-        Without a state folder they are lost at a restart.
+        Without a state folder, they are lost at a restart.
         """
         return LocalParameters(patterns, None if self.state is None else partial(_open_local, self))
 
@@ -67,7 +67,7 @@ class OpenDevice(NamedTuple):
 class Device(NamedTuple):
     """A device's id, its state folder, and its keys if it has any.
 
-    Without a state folder it stores nothing on disk.
+    Without a state folder, it stores nothing on disk.
     """
 
     device_id: str

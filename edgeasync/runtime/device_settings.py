@@ -57,8 +57,9 @@ class DeviceSection(Section, frozen=True):
     """The hub's address, `tcp://HOST:PORT`; several addresses are tried in turn. The default is the
     address of the hub that enrolled the agent, otherwise `tcp://127.0.0.1:5555`. A name resolves to
     its IPv4 address, or to IPv6 if it has no IPv4 address. An agent that loses its hub tries the
-    same address again, then the others. It also moves on from a full hub. A peer finds the other
-    peers [through this hub](/train/peers.md#found-through-a-hub) instead of from a file.
+    same address again, then the others. If a hub is full, the agent tries the next address. A peer
+    finds the other peers [through this hub](/train/peers.md#found-through-a-hub) instead of from a
+    file.
     """
     enrol: str | None = None
     """Token of `edgeasync keys enrol`, which registers this device's own key at the hub. The flag

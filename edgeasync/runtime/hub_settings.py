@@ -119,7 +119,7 @@ class RunSettings(Section, frozen=True):
     checkpoint: CheckpointSettings = CheckpointSettings()
     """How often the hub writes checkpoints, and from which one a start resumes."""
     liveness: Liveness = Liveness()
-    """When a silent device expires."""
+    """How long the hub waits for a message of a device before its lease expires."""
     limits: Limits = Limits()
     """Limits on what the hub accepts."""
 

@@ -27,7 +27,7 @@ class ModelKeeper:
     """Copies the model in memory while it is finite, and writes the copy to its file less often.
 
     It copies in the training thread and writes in a thread of its own, so that a long decoding does
-    not delay a write. Without a `file` it writes nothing. The file names `name` as its lineage.
+    not delay a write. Without a `file`, it writes nothing. The file names `name` as its lineage.
     `warn` and `fail` are called in either thread.
     """
 

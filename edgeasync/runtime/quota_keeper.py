@@ -32,7 +32,7 @@ class QuotaKeeper:
         self._disk = DiskWatch(warn, "a restart loses the latest part of the daily byte count")
 
     def begin(self) -> None:
-        """Load the count of an earlier start, and start the thread; raises `StorageError`."""
+        """Load the count from before a restart, and start the thread; raises `StorageError`."""
         self._quota.recall(self._file.read())
         self._worker.start()
 

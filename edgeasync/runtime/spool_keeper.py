@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SpoolKeeper:
-    """Reads the spool of an earlier start, and writes this start's spool: a `DeviceSpool`.
+    """Reads the spool from before a restart, and writes this start's spool: a `DeviceSpool`.
 
     Problems with the files only cause a warning, which is passed to `warn`. The agent calls all
     methods in the training thread. It may call `keep_model` in another thread once the training
@@ -69,7 +69,7 @@ class SpoolKeeper:
             self._spool.write_model(held)
 
     def put_aside(self, reason: str) -> None:
-        """Rename the spool of an earlier start, warn with the reason, and drop the trainer's state."""
+        """Rename the spool from before a restart, warn why, and drop the trainer's state."""
         self._trainer_state = None
         try:
             aside = self._spool.put_aside()

@@ -116,9 +116,10 @@ class TrainingThread:
     """Trains, and runs other work in the order of the calls: the `DeviceTraining` of an agent.
 
     - `workload` and `local` are the agent's.
-    - Every step is prolonged to `step_s_min`, and until steps take a `share` of the time.
-    - `hand_over` receives actions for the event loop, `warn` a message, and `fail` any exception of
-      the work. All are called in the thread.
+    - After each step the thread waits, so that a step lasts at least `step_s_min` and steps take at
+      most `share` of the time.
+    - The thread calls `hand_over` with actions for the event loop, `warn` with a message, and
+      `fail` with an exception that the work raised.
     """
 
     local_steps: int | None = None

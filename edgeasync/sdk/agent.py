@@ -50,7 +50,7 @@ class Agent(Service):
       awaited on the agent's loop. Alternatively, beside `data`, the name of a factory,
       `"package.module:factory"`, as for the command.
     - `initial`: the parameters that this device starts from, by array name or as one flat vector.
-      Its first update then contains the difference from the hub's model. By default it starts from
+      Its first update then contains the difference from the hub's model. By default, it starts from
       the hub's model.
     - `validation`: data, a function of the named arrays that returns a loss, or a fraction of this
       device's data to hold out, such as 0.1. Each update then reports the loss of this device's
@@ -61,7 +61,7 @@ class Agent(Service):
       or the trainer, of each worker.
     - `name`: by default this machine's name; without `state`, six random digits are appended at
       every start.
-    - `state`: a folder that stores the device's identity. Without it the agent is a new device at
+    - `state`: a folder that stores the device's identity. Without it, the agent is a new device at
       every start.
     - `enrol`: a token from `edgeasync keys enrol`; requires a `state` folder. Without keys the
       agent connects to other machines only if `insecure` is set.
@@ -69,7 +69,7 @@ class Agent(Service):
       override the hub's.
     - `loss`: the expected loss of the hub's training graph; a graph with another loss is refused.
     - `throttle`: a dict with keys of `[throttle]`. The agent then pauses when this device is too
-      hot, by default from 80 C. Without it the agent reads no sensors.
+      hot, by default from 80 C. Without it, the agent reads no sensors.
     - `epochs`: passes over this device's data between two exchanges, instead of the hub's number of
       local steps.
     - `passes`: passes over this device's data after which the agent ends; each pass uses every
@@ -131,7 +131,7 @@ class Agent(Service):
         self._throttles = throttle is not None
         self._workers_count = _count(workers, trainer if data is None else data, trained=trainer is not None)
         if self._workers_count != 1 and "/" in (name or ""):
-            raise ConfigError(f"name is {name!r}: several workers add '/' and a number; remove the '/'")
+            raise ConfigError(f"name is {name!r}; remove the '/': edgeasync adds '/' and a number for each worker")
         _check_passes(epochs, passes, self._settings, trained=trainer is not None)
         self._data = whole_path(data)
         self._given = trainer
@@ -192,7 +192,7 @@ class Agent(Service):
 
         `data` is as for `Agent`, or a function of the named arrays that returns a loss, or a loss
         and an accuracy. A training graph evaluates as it trains: with batch statistics and dropout.
-        Callbacks receive `on_evaluation`. After its end the agent evaluates its last model.
+        Callbacks receive `on_evaluation`. After its end, the agent evaluates its last model.
 
         Raises `EdgeAsyncError` if there is no model yet, and `DataError` for unusable data.
         """

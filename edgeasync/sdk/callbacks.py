@@ -31,7 +31,7 @@ Callback = Callable[[Any], object] | object
 class StopTraining(Exception):  # noqa: N818 - like StopIteration, not an error
     """Raise this in a callback to end the run; its text becomes `Run.reason`.
 
-    In a `Hub` or in `train` this ends the run for all devices. In an `Agent` it ends only that
+    In a `Hub` or in `train`, this ends the run for all devices. In an `Agent`, it ends only that
     agent.
 
     >>> from edgeasync.callbacks import StopTraining, VersionEvent

@@ -122,7 +122,7 @@ class Hub(Service):
     def status(self) -> dict[str, Any]:
         """Return the output of `edgeasync status --json` as a dict (docs/reference/json.md).
 
-        The call waits until that state is on disk. On the hub's own event loop it does not wait,
+        The call waits until that state is on disk. On the hub's own event loop, it does not wait,
         but returns the state that was on disk at the previous call.
         """
         hub = self._running

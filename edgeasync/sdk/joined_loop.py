@@ -52,7 +52,7 @@ class JoinedTraining(NamedTuple):
 class JoinedLoop(UserLoop):
     """A session that takes part in a hub's run from your own loop; created by `join`.
 
-    Every optimizer step counts. At the end of an assignment the session pushes the update and
+    Every optimizer step counts. At the end of an assignment, the session pushes the update and
     receives the next model.
     """
 
@@ -141,7 +141,7 @@ class JoinedLoop(UserLoop):
     def _has_returned(self) -> bool:
         """Wait until the hub answers `resume`; return whether the session is connected.
 
-        Without this wait the hub would count the device as live until its lease expires.
+        Without this wait, the hub would count the device as live until its lease expires.
         """
         agent, until_s = self._agent, time.monotonic() + self._timeout_s
         if agent is None or self._aborted or self._welcome_before is None:

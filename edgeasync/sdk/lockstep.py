@@ -45,7 +45,7 @@ class Lockstep:
     ahead of the worker by `ahead_max` steps. It then does not wait while the worker encodes an
     update or installs a model.
 
-    With `each_step` the model is read after every step, because a peer's worker may request it at
+    With `each_step`, the model is read after every step, because a peer's worker may request it at
     any time. `keep` returns the loop's state.
     """
 

@@ -134,7 +134,7 @@ def make_hub(
 ) -> HubRuntime:
     """Create the hub of a plan, not running yet, with the address `bind`.
 
-    `keys` apply to this start only. With `trust_code` the hub imports plugins that only the run's
+    `keys` apply to this start only. With `trust_code`, the hub imports plugins that only the run's
     folder names.
     """
     prepared, hub = plan.prepared, plan.sections.hub

@@ -257,7 +257,10 @@ def _moved(module: nn.Module, before: dict[str, Tensor]) -> Gradients:
 
 
 def moving(module: nn.Module, call: Call) -> set[str]:
-    """Return the names of tensors that forward changes, at examples near the user's."""
+    """Return the names of parameters and buffers that `forward` changes.
+
+    Calls `forward` with inputs close to the user's example.
+    """
 
     def use(module: nn.Module) -> set[str]:
         generator = np.random.Generator(np.random.PCG64(0))

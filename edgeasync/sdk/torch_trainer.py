@@ -147,7 +147,7 @@ class TorchTrainer:
 class HeldModule:
     """A module whose parameters are stored in a vector.
 
-    On a CPU they are float32 views of it. On other devices they are copied at the start of an
+    On a CPU, they are float32 views of it. On other devices, they are copied at the start of an
     assignment and by `flush`.
     """
 

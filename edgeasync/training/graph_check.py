@@ -169,7 +169,7 @@ class _Screen:
     def _graph(self, view: memoryview, depth: int) -> None:
         if depth > DEPTH_MAX:
             raise GraphError(
-                f"graphs are nested more than {DEPTH_MAX} deep; use a model with less nesting at the hub"
+                f"subgraphs are nested more than {DEPTH_MAX} levels deep; use a model with fewer levels at the hub"
             )
         for name, value in self._walk(view, _GRAPH, "a graph"):
             match name:

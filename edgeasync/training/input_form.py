@@ -33,7 +33,7 @@ class InputForm(msgspec.Struct, frozen=True):
         if entry.type not in _DTYPES or rows == 0 or not fixed:
             raise GraphError(
                 f"input {entry.name!r} is {entry.type} {entry.shape}; export the model with float32 or int64 "
-                "inputs, and no free size except the batch, axis 0"
+                "inputs, whose only dynamic axis is the batch, axis 0"
             )
         return cls(entry.name, _DTYPES[entry.type], tuple(features), rows if isinstance(rows, int) else None)
 

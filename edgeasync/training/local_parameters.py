@@ -100,7 +100,7 @@ class LocalParameters:
         self._values = {name: array for name, array in self._values.items() if shapes.get(name) == array.shape}
 
     def _recall(self, kept: KeptLocal) -> Arrays:
-        """Return the stored values of an earlier start. Unusable ones cause a warning."""
+        """Return the stored values from before a restart. Unusable ones cause a warning."""
         try:
             return kept.read()
         except StorageError as error:

@@ -49,7 +49,7 @@ class _Classifier(Section, frozen=True, dict=True):
     def initial(self, seed: int) -> Vector:
         """Return normal weights scaled as by He et al. 2015 (arXiv:1502.01852), and zero biases.
 
-        Without hidden layers all values are zero, because the loss is convex.
+        Without hidden layers, all values are zero, because the loss is convex.
         """
         vector = np.zeros(self.spec.length, np.float32)
         if len(self.widths) > 2:
@@ -178,7 +178,7 @@ def forward(layers: Layers, x: Array) -> list[Array]:
 
 
 def softmax_slope(scores: Array, y: Labels) -> float:
-    """Replace the scores by the slope of the mean cross-entropy, and return the loss."""
+    """Replace the scores by the gradient of the mean cross-entropy, and return the loss."""
     rows = np.arange(len(y))
     # Subtract the maximum, so that the exponentials cannot overflow.
     scores -= scores.max(axis=1, keepdims=True)
@@ -193,7 +193,7 @@ def softmax_slope(scores: Array, y: Labels) -> float:
 
 
 def backward(layers: Layers, inputs: list[Array], slope: Array, gradients: Layers) -> None:
-    """Write the gradients of the layers. `slope` is the slope of the loss at the scores."""
+    """Write the gradients of the layers. `slope` is the loss's gradient at the scores."""
     for position in reversed(range(len(layers))):
         weight_gradient, bias_gradient = gradients[position]
         np.matmul(inputs[position].T, slope, out=weight_gradient)

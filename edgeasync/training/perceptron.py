@@ -14,7 +14,7 @@ from edgeasync.training.numpy_models import Array, backward, draw_weights, forwa
 class Perceptron:
     """ReLU layers of these `widths`, from features to outputs.
 
-    With one output it is a regression.
+    With one output, it is a regression.
     """
 
     def __init__(self, widths: Sequence[int], seed: int) -> None:

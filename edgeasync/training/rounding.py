@@ -10,7 +10,7 @@ from edgeasync.parameters import Vector
 class Rounding:
     """The rounding error of a model that has loaded a float32 vector.
 
-    An update should contain only changes by local steps. Without this class it would also contain
+    An update should contain only changes by local steps. Without this class, it would also contain
     the rounding error, and steps that change nothing would change the hub's model.
 
     >>> import numpy as np

@@ -151,7 +151,10 @@ class InterruptibleTrainer(Trainer, Protocol):
     """A `Trainer` whose running step can be interrupted, because it might never return."""
 
     def interrupt(self) -> None:
-        """Make the running step raise soon, and later ones at once. Called from any thread."""
+        """Make the running step raise an exception soon, and later steps at once.
+
+        May be called from any thread.
+        """
 
 
 def take_local_steps(

@@ -324,7 +324,7 @@ def test_epochs_and_batches_of_a_device_override_the_hubs(tmp_path):
         ({"data": [DATA, DATA], "workers": 3}, "workers is 3, but the list has 2 entries"),
         ({"data": []}, "the list is empty"),
         ({"trainer": Awaited(), "workers": 2}, "workers is 2, but there is one trainer: pass a list"),
-        ({"data": DATA, "workers": 2, "name": "pi/1"}, "several workers add '/' and a number"),
+        ({"data": DATA, "workers": 2, "name": "pi/1"}, "edgeasync adds '/' and a number for each worker"),
         ({"data": DATA, "epochs": 0}, "epochs counts passes over data: pass a number above 0"),
         ({"trainer": Awaited(), "epochs": 1}, "epochs counts passes over data: .* instead of a trainer"),
         ({"trainer": [Awaited()] * 2}, "workers 1 and 2 share a trainer object: create one for each"),

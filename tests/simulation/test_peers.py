@@ -448,7 +448,7 @@ HOSTILE = {
     "a message from an unlisted peer": lambda core: ("stranger", ping(core)),
     "another model, or other settings of the exchange": lambda core: ("peer-0", ping(core, fingerprint="beef")),
     "an old ping": lambda core: ("peer-0", core.neighbours["peer-0"].ping),
-    "a ping of an earlier start": lambda core: ("peer-0", ping(core, incarnation=9)),
+    "a ping from before a restart": lambda core: ("peer-0", ping(core, incarnation=9)),
     "a round too far ahead": lambda core: ("peer-0", ping(core, number=2 * ROUND_LEAP_MAX)),
     "a round in another peer's name": lambda core: ("peer-2", propose(core, 9)),
     "another round under the same number": lambda core: (

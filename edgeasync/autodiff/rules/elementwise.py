@@ -84,13 +84,13 @@ def _pow(step: Step) -> Gradients:
         if (power == 2.0).all():
             slope = op("Mul", base, graph.scalar(2.0))
         else:
-            # The power 0 has slope 0 everywhere, including at 0.
+            # The power 0 has derivative 0 everywhere, including at 0.
             less = np.where(power == 0.0, np.float32(0.0), power - np.float32(1.0))
             slope = op("Mul", op("Pow", base, graph.constant(less)), graph.constant(power))
         return [step.unbroadcast(op("Mul", step.gradient, slope), 0)]
     lower = op("Sub", exponent, graph.scalar(1.0))
     slope = op("Mul", op("Pow", base, lower), exponent)
-    # The power 0 has slope 0 everywhere, including at 0.
+    # The power 0 has derivative 0 everywhere, including at 0.
     slope = op("Where", op("Equal", exponent, graph.scalar(0.0)), graph.scalar(0.0), slope)
     # 0 to any power does not depend on the exponent, but log(0) would produce a NaN.
     growth = op("Where", op("Equal", base, graph.scalar(0.0)), graph.scalar(0.0),
@@ -134,7 +134,7 @@ def _onnx_float(dtype: "np.dtype[np.generic]") -> int:
 def is_positive(graph: Graph, value: str) -> str:
     """Return 1.0 where a value is positive, and 0.0 elsewhere.
 
-    A HardSigmoid so steep that no normal float32 lies on its slope. It takes one pass; Sign takes
+    A HardSigmoid so steep that no normal float32 lies on its ramp. It takes one pass; Sign takes
     eight times as long, Greater and Cast take two passes.
     """
     return graph.op("HardSigmoid", value, alpha=STEEP, beta=0.0)
@@ -149,7 +149,7 @@ SLOPES: dict[str, Callable[[Graph, str, str], str]] = {
     "Softplus": lambda graph, x, _: graph.op("Sigmoid", x),
     "Tanh": lambda graph, _, y: graph.op("Sub", graph.scalar(1.0), graph.op("Mul", y, y)),
 }
-"""Slopes of operators that depend only on their input and output."""
+"""Operators whose derivative depends only on their input and output, and that derivative."""
 
 
 @rule(*SLOPES)
@@ -198,7 +198,7 @@ def _hard_sigmoid(step: Step) -> Gradients:
 def _hard_swish(step: Step) -> Gradients:
     """Howard et al. 2019 (arXiv:1905.02244).
 
-    The slope is 0 below -3, 1 above 3, and x / 3 + 1 / 2 in between.
+    The derivative is 0 below -3, 1 above 3, and x / 3 + 1 / 2 in between.
     """
     graph, op, x = step.graph, step.graph.op, step.input(0)
     # onnxruntime computes this sigmoid for the forward result too, and shares it.

@@ -57,7 +57,7 @@ def _parts(direction: RecurrentDirection) -> _Parts:
 
 
 def _shared_slopes(direction: RecurrentDirection, parts: _Parts, n: str) -> tuple[str, str]:
-    """Return the slopes z (1 - z) (h - n) for z and (1 - z) (1 - n^2) for n."""
+    """Return the derivatives z (1 - z) (h - n) for z and (1 - z) (1 - n^2) for n."""
     graph, op = direction.graph, direction.graph.op
     change = op("Sub", parts.states, n)
     rest = op("Sub", graph.scalar(1.0), parts.z)

@@ -12,8 +12,8 @@ def _lstm(step: Step) -> Gradients:
 def _cell(direction: RecurrentDirection) -> Local:
     """Return the gradient. At each time step, c' = f c + i g and h' = o tanh(c').
 
-    The gates i, o and f are sigmoids of linear maps of x and h, and g is the tanh of one. Slopes
-    use values that are already known, for example o (1 - tanh^2) = o - h' tanh.
+    The gates i, o and f are sigmoids of linear maps of x and h, and g is the tanh of one. The
+    derivatives use values that are already known, for example o (1 - tanh^2) = o - h' tanh.
     """
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
     previous, states = direction.rows(direction.previous), direction.rows(direction.states)

@@ -42,7 +42,8 @@ def norm_of(update: Source, trained: int | None = None, origin: Vector | None = 
 class Term(msgspec.Struct, frozen=True):
     """An update and its factor.
 
-    A robust combiner first adds up the updates of a `row`; with -1, the update is its own row.
+    A robust combiner first sums the updates that have the same `row`. If `row` is -1, the update
+    has its own row.
     """
 
     update: Source

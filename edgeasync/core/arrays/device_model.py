@@ -44,13 +44,13 @@ class DeviceModel:
         """Whether training may continue on the parameters before the next model is installed."""
 
     def restore_residual(self, residual: Vector) -> None:
-        """Restore an earlier start's residual; raises `ValueError` for a wrong length."""
+        """Restore the residual from before a restart; raises `ValueError` for a wrong length."""
         if residual.shape != (self._trained_length,) or residual.dtype != np.float32:
             raise ValueError(f"the residual has shape {residual.shape}, expected {self._trained_length} values")
         self.residual = residual
 
     def restore_base(self, held: HeldModel) -> None:
-        """Restore the base of an earlier start; raises `ValueError` for a wrong length."""
+        """Restore the base from before a restart; raises `ValueError` for a wrong length."""
         if held.values.shape != self.base.shape or held.values.dtype != np.float32:
             raise ValueError(f"the model has shape {held.values.shape}, expected {len(self.base)} values")
         self.base[:] = held.values

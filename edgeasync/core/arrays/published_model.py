@@ -36,7 +36,7 @@ _Living = weakref.WeakValueDictionary[int, npt.NDArray[Any]]
 class PublishedPayload(msgspec.Struct, frozen=True, gc=False):
     """A payload for one device, with its checksum and codec.
 
-    With `deltas` it contains differences from a version.
+    With `deltas`, it contains differences from a version.
     """
 
     payload: wire.Buffer

@@ -22,7 +22,7 @@ HEADER_BYTES_MAX = 1 << 14
 
 HEARTBEAT_S_MIN = 0.05
 LEASE_S_MAX = 3600.0
-"""A silent hub counts as lost after this time, whatever lease it set."""
+"""Maximum lease. A device considers its hub lost after this time, even if the hub set more."""
 
 RETRY_AFTER_S_MAX = 3600.0
 LOCAL_STEPS_MAX = 1_000_000

@@ -40,7 +40,7 @@ class QuotaRecord(msgspec.Struct, frozen=True):
 
 
 class DataQuota:
-    """The device's daily quota. Without `bytes_per_day_max` it counts nothing.
+    """The device's daily quota. Without `bytes_per_day_max`, it counts nothing.
 
     After a crash the day continues from the last record. A record is ahead of the count, and the
     next one is due before the count reaches it, so a crash never loses used bytes. It is ahead by
@@ -59,7 +59,7 @@ class DataQuota:
         """When a record is due to save the elapsed time, even without traffic."""
 
     def recall(self, record: QuotaRecord) -> None:
-        """Continue the day of an earlier start; call before `begin`."""
+        """Continue the day from before a restart; call before `begin`."""
         self._used_bytes, self._remaining_s = record.used_bytes, record.remaining_s
 
     def begin(self, now_s: float) -> None:

@@ -101,7 +101,7 @@ class ScaleLearningRate(msgspec.Struct, frozen=True, gc=False):
 
 
 class PutAside(msgspec.Struct, frozen=True):
-    """Put aside the saved update of an earlier start, because it fits another model."""
+    """Put aside the saved update from before a restart, because it fits another model."""
 
     reason: str
 

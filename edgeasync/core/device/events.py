@@ -42,7 +42,7 @@ class InstallFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class GraphHeld(msgspec.Struct, frozen=True, gc=False):
-    """The device has the hub's graph: `fetched`, or stored by an earlier start."""
+    """The device has the hub's graph: `fetched`, or stored before a restart."""
 
     fetched: bool
 

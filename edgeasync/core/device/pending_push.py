@@ -25,14 +25,14 @@ class HeldVersion:
         self.version: ModelVersion | None = None
         self.checksum: int | None = None
         self._recalled: tuple[ModelKey, ModelVersion, int] | None = None
-        """The model of an earlier start, until the hub's `Welcome` confirms it."""
+        """The model from before a restart, until the hub's `Welcome` confirms it."""
 
     def recall(self, model: ModelKey, version: ModelVersion, checksum: int) -> None:
-        """Restore the version of an earlier start, if the hub trains that model."""
+        """Restore the version from before a restart, if the hub trains that model."""
         self._recalled = model, version, checksum
 
     def welcomed(self, welcome: Welcome) -> None:
-        """Use the version of an earlier start if it belongs to the hub's model."""
+        """Use the version from before a restart if it belongs to the hub's model."""
         if self._recalled is not None and self._recalled[0] == ModelKey.of(welcome):
             _, self.version, self.checksum = self._recalled
         self._recalled = None
@@ -69,7 +69,7 @@ class PendingPush:
         self._said, self._recalled = False, None
 
     def recall(self, push: Push, model: ModelKey) -> None:
-        """Restore an update of an earlier start, which the hub may have answered since."""
+        """Restore an update from before a restart, which the hub may have answered since."""
         self.push, self.seq_last = push, push.seq - 1
         self._said, self._recalled = True, model
 
@@ -91,7 +91,7 @@ class PendingPush:
         return self.push.seq + 1 if self._said and self.push is not None else self.seq_last
 
     def drop_foreign(self, welcome: Welcome) -> bool:
-        """Drop an earlier start's update of another model; return whether there was one."""
+        """Drop an update of another model from before a restart; return whether there was one."""
         foreign = self._recalled is not None and self._recalled != ModelKey.of(welcome)
         if foreign:
             self.push = None

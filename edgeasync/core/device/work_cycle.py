@@ -97,7 +97,7 @@ class WorkCycle:
         return self.overlap.welcome
 
     def recall(self, push: Push, model: ModelKey) -> None:
-        """Restore an update of an earlier start; call before `DeviceCore.begin`."""
+        """Restore an update from before a restart; call before `DeviceCore.begin`."""
         self.pending.recall(push, model)
         self._move("pushing")
 
@@ -351,7 +351,7 @@ class WorkCycle:
     def _trained(self, result: events.Trained, now_s: float) -> list[DeviceEffect]:
         """Make an update of the steps, push it if connected, and continue if allowed.
 
-        The update includes the overlap steps since the last one. Without the hub it waits for
+        The update includes the overlap steps since the last one. Without the hub, it waits for
         `welcomed`.
         """
         if self.state != "training":

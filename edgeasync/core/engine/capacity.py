@@ -19,7 +19,7 @@ SHARE = 4
 class Capacity:
     """Compares the hub's memory use with its limits, and drops transfers to make room.
 
-    At a limit it first drops transfers without progress for a lease, even if their member still
+    At a limit, it first drops transfers without progress for a lease, even if their member still
     pings. Then it drops suspended transfers, oldest first.
     """
 

@@ -80,7 +80,7 @@ class DeviceEngine:
         self._kept = KeptWork(spool)
 
     def recall(self, spool: Spool | None, held: HeldModel | None = None) -> None:
-        """Resume with the saved update and model of an earlier start; call before `begin`."""
+        """Resume with the saved update and model from before a restart; call before `begin`."""
         if spool is not None:
             self._payload = spool.payload
         self._kept.recall(spool, held, self.core.work)
@@ -113,7 +113,7 @@ class DeviceEngine:
         return min(due_s, self.transfers.next_deadline_s(), self.core.data_quota.record_at_s)
 
     def tick(self, steps_total: int) -> None:
-        """Process what is due; `next_deadline_s` returns when to call it."""
+        """Process everything that is due. Call it at the time that `next_deadline_s` returns."""
         self.transfers.tick()
         now_s = self._now_s()
         self.recorder.begin(now_s, "tick")
@@ -285,7 +285,7 @@ class DeviceEngine:
                 self.handle(events.InstallFailed(f"the saved model cannot be used: {error}", spoilt=True))
 
     def _put_aside(self, reason: str) -> None:
-        """Drop the update of an earlier start, and rename its file."""
+        """Drop the update from before a restart, and rename its file."""
         self._kept.forget()
         self._payload, self._codec = b"", None
         if self._kept.spool is not None:

@@ -25,7 +25,7 @@ class CodedUpdate(NamedTuple):
 
 
 def find_graph(shell: DeviceShell, fingerprint: str) -> events.DeviceEvent:
-    """Check whether an earlier start stored the graph."""
+    """Check whether the graph was stored before a restart."""
     return events.GraphHeld(fetched=False) if shell.has_graph(fingerprint) else events.GraphMissing()
 
 

@@ -66,7 +66,7 @@ class DeviceSpool(Protocol):
         """Write the model, to resume from it. Its values change after the call."""
 
     def put_aside(self, reason: str) -> None:
-        """Rename the file of an update that an earlier start wrote, and report it."""
+        """Rename the file of an update from before a restart, and report it."""
 
 
 class DeviceShell(Protocol):

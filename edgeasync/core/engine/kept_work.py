@@ -24,13 +24,13 @@ class KeptWork:
     def __init__(self, spool: DeviceSpool | None) -> None:
         self.spool = spool
         self.recalled: Spool | None = None
-        """The update of an earlier start, until it is answered."""
+        """The update from before a restart, until it is answered."""
         self._held: HeldModel | None = None
         self._kept_seq = self._keeping_seq = 0
         self._keep_model_at_s = -math.inf
 
     def recall(self, spool: Spool | None, held: HeldModel | None, work: WorkCycle) -> None:
-        """Resume the work with the update and model of an earlier start."""
+        """Resume the work with the update and model from before a restart."""
         self._held = held
         if held is not None:
             work.held.recall(held.model, held.version, held.checksum)
@@ -43,7 +43,7 @@ class KeptWork:
         work.recall(push, spool.model)
 
     def restore(self, model: DeviceModel, key: ModelKey) -> None:
-        """Restore the model of an earlier start if it is the hub's; raises `ValueError`."""
+        """Restore the model from before a restart if it is the hub's; raises `ValueError`."""
         held, self._held = self._held, None
         if held is not None and held.model == key:
             model.restore_base(held)

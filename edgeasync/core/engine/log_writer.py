@@ -77,7 +77,7 @@ class LogWriter:
     def write(self, event: HubEvent, now_s: float, effects: Sequence[HubEffect], *, at_once: bool) -> None:
         """Append an event that the core has handled, unless it changed nothing.
 
-        With `at_once` it is made durable even if no answer waits for it.
+        With `at_once`, it is made durable even if no answer waits for it.
         """
         log, session, payload = self._log, b"", None
         if log is None or _is_idle(event, effects):

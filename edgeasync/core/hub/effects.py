@@ -82,10 +82,13 @@ class Receive(msgspec.Struct, frozen=True, gc=False):
 class Fold(msgspec.Struct, frozen=True, gc=False):
     """Make the next version: current - scale * transforms(-sum(weight * delta)).
 
-    Then drop the updates. With `measure`, the engine reports the sum's norm with `Folded`. A robust
-    combiner first adds up updates of the same row; without `rows`, each update is its own row.
-    `norm_usual` is the devices' median norm for a combiner with a centre. It is infinite while
-    unknown, and for other combiners.
+    Then drop the updates.
+
+    - `measure`: whether the engine reports the norm of the weighted sum in a `Folded` event.
+    - `rows`: the row of each update. A robust combiner first sums the updates of a row. If empty,
+      each update has its own row.
+    - `norm_usual`: the median norm of the devices' updates, for a `centred` combiner. It is
+      infinite while the median is unknown, and for other combiners.
     """
 
     number: int

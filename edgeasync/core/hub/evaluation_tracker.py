@@ -157,7 +157,7 @@ def is_better(one: Evaluated, other: Evaluated) -> bool:
 def _improves(one: Evaluated, mark: Evaluated, improvement: float) -> bool:
     """Return whether an evaluation improves on `mark` by at least `improvement`.
 
-    With accuracies, `improvement` is an absolute difference. Without them it is a share of the
+    With accuracies, `improvement` is an absolute difference. Without them, it is a share of the
     loss.
     """
     if one.accuracy is not None and mark.accuracy is not None:

@@ -94,7 +94,7 @@ class Pacing:
         return self.rest.period_s(self.state.cadence.period_s, adaptive.period_s_max)
 
     def note_update(self, member: Member, now_s: float) -> list[HubEffect]:
-        """Check an update for news: changed data of a device, or a newcomer's data."""
+        """Check an update for news: changed data of a device, or the data of a new voter."""
         if self._in_force.adaptive is None:
             return []
         measurements = member.measurements

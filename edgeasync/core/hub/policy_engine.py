@@ -33,7 +33,7 @@ from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.messages import Applied, Buffered, FirstOutcome, ModelVersion, Rejected
 
 EVALUATED_AT_REST_S = 10.0
-"""In an idle fleet every version is evaluated, but at most this often."""
+"""In an idle fleet, every version is evaluated, but at most this often."""
 
 UNCOUNTED = ("not_finite", "quarantined", "behind")
 """Rejection reasons after which no quorum waits for the device."""

@@ -1,7 +1,8 @@
 """When a fleet idles: as training plateaus, devices exchange less often.
 
-The period is a share of the plateau's duration. A pause in learning therefore costs at most that
-share of its own length, and a trained fleet makes few exchanges, however long it runs.
+The exchange period is a share of the plateau's duration. If training resumes after a plateau, the
+fleet has therefore lost at most that share of the plateau's duration. A trained fleet makes few
+exchanges, however long it runs.
 """
 
 import math
@@ -41,10 +42,10 @@ progress.
 """
 
 NEWS_SHARE = 0.5
-"""A newcomer wakes the fleet at this share of such a rise, but only once."""
+"""A new voter's losses wake the fleet at this share of such a rise, but only once."""
 
 NEW_UPDATES = 3
-"""The number of a newcomer's update by which its data are checked."""
+"""The hub checks a new voter's losses once, at its update with this number."""
 
 MEASURED_UPDATES = 5
 """A device does not idle before it has sent this many updates."""
@@ -57,7 +58,7 @@ AGREEMENT_STILL = 0.1
 """
 
 KNOWN_MAX = 4096
-"""Maximum number of stored voters that no longer count as newcomers."""
+"""Maximum number of stored voters that no longer count as new."""
 
 
 class Track(msgspec.Struct):
@@ -102,7 +103,7 @@ class RestState(msgspec.Struct):
     - `judged_s` is when it was last checked; `judged` counts the checks since `since_s`.
     - `evaluated` tracks the losses of evaluations, `told` those that most voters reach, and
       `told_by_half` those that at least half of them reach.
-    - `known` lists the voters that are not newcomers.
+    - `known` lists the voters whose first losses were checked.
     - `cause` is why the fleet last returned to its normal pace.
     """
 
@@ -179,7 +180,7 @@ class Rest:
         return self._judge(times, "updates agree again", now_s, pace_s)
 
     def joined(self, voter: str, name: str, losses: BaseLosses, now_s: float) -> bool:
-        """Check a newcomer's data; return whether to wake the fleet, once per voter."""
+        """Check the losses of a new voter, once; return whether to wake the fleet."""
         known = self.state.known
         if voter in known:
             return False

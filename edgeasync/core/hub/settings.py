@@ -31,14 +31,14 @@ def parse_every(every: str) -> tuple[float, float]:
 
 
 class Liveness(Section, frozen=True):
-    """When the hub considers a silent device lost, and one without progress paused."""
+    """When the hub marks a device as lost, and when as paused."""
 
     heartbeat_s: Annotated[float, Meta(gt=0, le=3600)] = 5.0
     """Time between two pings of a device, also while it trains."""
     lease_s: Annotated[float, Meta(gt=0, le=86400)] = 15.0
-    """The hub counts a device as lost after this time of silence. A device that hears nothing from
-    its hub for this time opens a new connection, at the latest after 3600 s. Must be longer than
-    `heartbeat_s`.
+    """The hub marks a device as lost after this time without a message from it. A device that hears
+    nothing from its hub for this time opens a new connection, at the latest after 3600 s. Must be
+    longer than `heartbeat_s`.
     """
     progress_s: Annotated[float, Meta(gt=0)] = 300.0
     """The hub shows a device as `paused` if it pings but takes no local step for this time."""
@@ -53,8 +53,9 @@ class Limits(Section, frozen=True):
 
     devices_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     """Devices that the hub remembers, live or not. One key may have a quarter of them. When the
-    limit is reached, the hub evicts a silent device for a newcomer: of the key with the most
-    devices, the one silent longest. If no device is silent, the hub refuses the newcomer.
+    limit is reached, a new device replaces an offline one. The hub picks the key with the most
+    devices, and evicts the device that it has not heard from for longest. If no device is offline,
+    the hub refuses the new one.
     """
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] = PARAMETERS_MAX
     """Largest number of parameters; the hub refuses a larger model when it starts."""
@@ -110,7 +111,7 @@ class CodecSettings(Section, frozen=True):
     """
 
     push: str = "auto"
-    """Codec of updates: any codec, or `"auto"`. With `"auto"` the hub chooses for each device by
+    """Codec of updates: any codec, or `"auto"`. With `"auto"`, the hub chooses for each device by
     its measured link. It starts with `int8`, and changes to `top_k(0.1)+int8` on a slow link. A
     link is slow if it carries less than 10 MB/s, and an upload in `int8` takes more than a tenth of
     the time for eight local steps and a round trip. The fastest of the last 32 exchanges counts, so
@@ -120,18 +121,19 @@ class CodecSettings(Section, frozen=True):
     """
     model: str = "float16"
     """Codec of whole models: `identity`, `float16` or `bfloat16`. The hub sends a whole model to a
-    device that joins, rejoins or has missed too many versions. If a value overflows, it uses
-    `identity`. With `delta = "int8"`, a device that joins later or rejoins gets the whole model in
-    `int8`, at half the size. Its next differences correct the error; see [decision
+    device that joins, rejoins or has missed too many versions. If a value is too
+    large for the codec, the hub uses `identity` instead. With `delta = "int8"`, the hub sends the
+    whole model in `int8`, at half the size, to devices that join later or rejoin. The differences
+    that follow correct the rounding error; see [decision
     0014](/decisions/0014-send-deltas-along-one-published-chain.md).
     """
     delta: str = "int8"
     """Codec of the differences between versions, which all other devices get: any codec but `auto`.
-    With `"off"` the hub always sends the whole model.
+    With `"off"`, the hub always sends the whole model.
     """
     publish_s: Annotated[float, Meta(gt=0, le=3600)] | None = None
     """Minimum time between two versions that the hub publishes. Applies to `immediate` and
-    `model_average`, where every update makes a version. By default the hub publishes four versions
+    `model_average`, where every update makes a version. By default, the hub publishes four versions
     in the usual period between two exchanges. No effect under other aggregators, or with `delta =
     "off"`.
     """
@@ -271,12 +273,12 @@ class StopCondition(Section, frozen=True):
 class HubCoreSettings(Section, frozen=True):
     """All settings of the hub's core. They are fixed for a run.
 
-    With `held_out` the hub evaluates the model; a `Hub` with an evaluator sets it. Otherwise the
+    With `held_out`, the hub evaluates the model; a `Hub` with an evaluator sets it. Otherwise the
     loss that most devices reach replaces an evaluation. With `quiet` and an adaptive frequency,
     devices idle while training has plateaued.
 
     `frozen` decides what happens to a device whose frozen arrays differ from the hub's. A `Hub`
-    sets their checksum, `frozen_arrays`. Without it the hub compares all devices with the first
+    sets their checksum, `frozen_arrays`. Without it, the hub compares all devices with the first
     one.
     """
 

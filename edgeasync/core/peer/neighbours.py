@@ -87,8 +87,8 @@ class Neighbours:
     def refusal(self, name: str, ping: PeerPing, now_s: float) -> str:
         """Return why a ping is refused, or "".
 
-        A lower incarnation is accepted once the higher one is silent, because the peer may have
-        been restored from a backup.
+        A lower incarnation is accepted once the lease of the higher one has expired, because the
+        peer may have been restored from a backup.
         """
         if ping.fingerprint != self._settings.fingerprint:
             return "another model, or other settings of the exchange"
@@ -100,7 +100,7 @@ class Neighbours:
             return OTHER_INTERVAL
         known = self._listed[name].ping
         if ping.incarnation < known.incarnation and self.hears(self._listed[name], now_s):
-            return "a ping of an earlier start"
+            return "a ping from before a restart"
         if ping.incarnation == known.incarnation and ping.count <= known.count:
             return "an old ping"
         return ""

@@ -11,7 +11,7 @@ Way = Literal["add", "replace"]
 class OutgoingStep(NamedTuple):
     """A payload to send. It is made after the payload of step `after` is decoded.
 
-    With the source `"forward"` it is the payload received at that step.
+    With the source `"forward"`, it is the payload received at that step.
     """
 
     step: int
@@ -40,7 +40,7 @@ class IncomingStep(NamedTuple):
 class RoundPlan(NamedTuple):
     """A member's part in a round.
 
-    With `in_order` every step waits for the previous one, around the whole ring.
+    With `in_order`, every step waits for the previous one, around the whole ring.
     """
 
     segments: int

@@ -8,7 +8,7 @@ from edgeasync.core.peer.neighbours import Neighbours
 NORMAL = frozenset(
     {
         "a message before a ping",
-        "a ping of an earlier start",
+        "a ping from before a restart",
         "a repeated piece",
         "a round that is over",
         "a round that was not proposed",

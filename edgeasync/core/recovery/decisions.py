@@ -1,8 +1,8 @@
-"""Detects a plugin that decides differently in a replay than in the run.
+"""Detects a plugin whose decisions in a replay differ from those of the run.
 
 Built-in policies are not compared. Another machine may round their scalars differently, and a
-replay uses those of the log. A run with a deviating plugin cannot be resumed: the hub's state would
-differ from the run's.
+replay uses those of the log. If a plugin's decisions differ, the run cannot be resumed, because the
+hub's state would differ from the run's.
 """
 
 import math

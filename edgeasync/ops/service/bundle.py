@@ -66,7 +66,7 @@ def make_bundle(source: str, platform: Platform, python: Python, out: Path, *, e
             shutil.copy(file, out / INSTALLER)
     except OSError as error:
         raise StorageError(
-            f"{out}: cannot be written: {error.strerror}; free disk space, or correct its permissions"
+            f"{out}: cannot be written: {error.strerror}; free disk space, or correct the folder's permissions"
         ) from error
     (out / INSTALLER).chmod(0o755)
     return sorted(out.iterdir())

@@ -41,8 +41,8 @@ class Environments:
         """The active environment. Raises `ConfigError` if the link is missing."""
         if not self._link.is_symlink():
             raise ConfigError(
-                f"{self._link}: no such link; upgrade an installation of devices/install.sh with its own "
-                "current/bin/edgeasync, or install again"
+                f"{self._link}: no such link; run the upgrade with current/bin/edgeasync in the folder that "
+                "devices/install.sh created, or install again"
             )
         return self.home / self._link.readlink().name
 

@@ -18,7 +18,7 @@ USER = "edgeasync"
 class Unit(msgspec.Struct, frozen=True):
     """A systemd unit: the program, its kind, its folder, and the user that runs it.
 
-    Without `user` it is a unit of a user's own systemd, which cannot drop privileges. An agent
+    Without `user`, it is a unit of a user's own systemd, which cannot drop privileges. An agent
     waits for its hub's next run, so it restarts until someone stops it. A hub or peer that exits
     normally is not restarted.
     """

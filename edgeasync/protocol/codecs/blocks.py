@@ -27,7 +27,10 @@ SCALE_MIN = np.float32(2.0**-126)
 _MAGNITUDE = 0x7FFF_FFFF
 _INFINITY = 0x7F80_0000
 _ROUNDING = np.float32(1.5 * 2**23)
-"""The low bits of the sum of this and a small number are the nearest integer, ties to even."""
+"""Adding this constant to a small number rounds it to the nearest integer, ties to even.
+
+The low bits of the sum contain that integer.
+"""
 
 Rows = npt.NDArray[np.float32]
 

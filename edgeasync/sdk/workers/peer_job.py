@@ -16,7 +16,7 @@ INITIAL_FILE = "initial.npy"
 
 
 class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
-    """Which worker trains with which others; `secret` is the worker's own secret key."""
+    """Which worker trains with which others; `secret` is the worker's own private key."""
 
     number: int
     incarnation: int

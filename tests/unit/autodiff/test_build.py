@@ -119,7 +119,7 @@ def test_running_statistics_that_an_exporter_merged(first, second):
         for name, value in parameters.items()
         if name in text.replace(",", " ").replace(")", " ").split()
     }
-    refused(model(text, used), "uses the running statistic '[a-z0-9]+', which another node uses differently")
+    refused(model(text, used), "shares the running statistic '[a-z0-9]+' with another node")
 
 
 def test_statistics_by_another_name_move_too():

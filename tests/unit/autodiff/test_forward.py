@@ -58,7 +58,7 @@ def test_a_cast_like_a_tensor_of_the_batch():
 def test_a_free_size_besides_the_batch():
     refused(
         model(x=("length", 4)),
-        r"input 'x' has a free size 'length' at axis 1, but only axis 0, the batch, may be free",
+        r"input 'x' has the dynamic axis 1 \('length'\), but only axis 0, the batch, may be dynamic",
     )
 
 

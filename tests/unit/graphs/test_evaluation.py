@@ -238,7 +238,7 @@ def test_the_output_that_the_loss_reads():
     assert found.loss == pytest.approx(judged(x @ vector.reshape(8, 3), LABELS)[0], abs=1e-5)
     with pytest.raises(GraphError, match="the model has 2 outputs"):
         evaluation_graph(model, graph.spec, None)
-    with pytest.raises(GraphError, match="no free size except the batch"):
+    with pytest.raises(GraphError, match="whose only dynamic axis is the batch"):
         evaluator(model, graph, x, LABELS, output="z")
 
 
@@ -362,7 +362,7 @@ def test_a_size_that_is_free_besides_the_batch():
     proto = onnx.load_model_from_string(forward("y = MatMul(x, w)", {"w": numbers((8, 3))}, (2, 8)))
     proto.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "time"
     spec = ParameterSpec((Parameter("w", (8, 3)),))
-    with pytest.raises(GraphError, match="no free size except the batch"):
+    with pytest.raises(GraphError, match="whose only dynamic axis is the batch"):
         OnnxEvaluator(proto.SerializeToString(), spec, GraphSettings(), Dataset.of(numbers((9, 16)), LABELS[:9]))
 
 

@@ -65,8 +65,8 @@ def test_who_is_known_stays_when_the_hub_does_not_know_it_yet(hear):
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        (FoundPeers((listed(1), listed(2))), "it lacks pi-0 with this device's address and key"),
-        (FoundPeers((listed(0, key=KEYS[3]), listed(1))), "it lacks pi-0 with"),
+        (FoundPeers((listed(1), listed(2))), "pi-0 is missing, or has another address or key than this device"),
+        (FoundPeers((listed(0, key=KEYS[3]), listed(1))), "pi-0 is missing, or has another address or key"),
         (FoundPeers((listed(0), listed(2), listed(3, name="pi-2"))), "duplicate name pi-2"),
         (FoundPeers((listed(0), listed(2), listed(3, key=KEYS[2]))), "duplicate"),
         (FoundPeers((listed(0), listed(2), listed(3, address=listed(2).address))), "duplicate"),

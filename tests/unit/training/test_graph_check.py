@@ -212,7 +212,7 @@ HOSTILE = {
             [helper.make_node("Evil", ["x"], ["y"])]).graph)]),
         "Evil",
     ),
-    "graphs too deep": (lambda: model([scan(DEPTH_MAX)]), f"more than {DEPTH_MAX} deep"),
+    "graphs too deep": (lambda: model([scan(DEPTH_MAX)]), f"more than {DEPTH_MAX} levels deep"),
     "functions": (with_function, "functions of its own"),
     "training_info": (with_training_info, "training_info"),
     "an external tensor": (lambda: model(initializers=[external(data_location=1)]), "another file"),

@@ -337,7 +337,7 @@ def text_input(graph):
         (without_target, GraphError, "no 'target', so it is not a training graph"),
         (lambda graph: graph.output.pop(1), GraphError, "no 'loss_weight', so it is not a training graph"),
         (lambda graph: graph.output.pop(2), GraphError, "no 'scores', so it is not a training graph"),
-        (free_features, GraphError, r"'x' is .*no free size except the batch"),
+        (free_features, GraphError, r"'x' is .*whose only dynamic axis is the batch"),
         (no_dimension, GraphError, "."),
         (text_input, GraphError, "."),
         (lambda graph: graph.output.pop(), ModelMismatchError, "'2.bias.grad' is missing"),
