@@ -51,7 +51,7 @@ def test_a_tree_is_trained_and_given_back_as_one():
 
 def test_data_of_several_inputs_is_refused():
     x, y = data(8)
-    with pytest.raises(DataError, match="the data has the inputs a, b, but the model expects one array x"):
+    with pytest.raises(DataError, match="the data has the inputs a, b, but needs a single array x"):
         train(model(tree(), loss, optax.sgd(0.1)), ({"a": x, "b": x}, y), until=Stop(updates=1))
 
 

@@ -167,7 +167,12 @@ def test_no_loss_overflows(loss):
             "has one score .* or loss='bce_with_logits' for",
         ),
         ("y = Transpose(h)", (3,), "cross_entropy", "needs scores of shape"),
-        ("y = Identity(h)", (3,), CrossEntropy(class_weights=(1.0, 2.0)), "2 class weights, but the output has 3"),
+        (
+            "y = Identity(h)",
+            (3,),
+            CrossEntropy(class_weights=(1.0, 2.0)),
+            "2 class weights for an output with 3 classes",
+        ),
     ],
 )
 def test_what_a_loss_cannot_read_is_refused(text, shape, setting, why):

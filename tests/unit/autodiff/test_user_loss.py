@@ -137,7 +137,7 @@ def test_what_is_no_loss_is_refused(loss, words):
 
 def test_a_loss_has_a_file_or_a_graph():
     for given in ({}, {"file": "loss.onnx", "graph": b""}):
-        with pytest.raises(ConfigError, match="needs either file or graph; set exactly one"):
+        with pytest.raises(ConfigError, match="needs either file or graph; set one of the two"):
             OnnxLoss(**given)
 
 

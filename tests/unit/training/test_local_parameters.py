@@ -93,9 +93,9 @@ def test_without_patterns_nothing_is_touched(tmp_path):
 @pytest.mark.parametrize(
     ("content", "hint"),
     [
-        ({**OWN, "head.w": np.zeros((3, 3), np.float32)}, "of other arrays"),
-        ({"head.b": OWN["head.b"]}, "of other arrays"),
-        ({**OWN, "body": np.zeros(4, np.float32)}, "of other arrays"),
+        ({**OWN, "head.w": np.zeros((3, 3), np.float32)}, "contains other arrays"),
+        ({"head.b": OWN["head.b"]}, "contains other arrays"),
+        ({**OWN, "body": np.zeros(4, np.float32)}, "contains other arrays"),
         ({**OWN, "head.w": np.zeros((2, 2))}, "by another version"),
     ],
     ids=["another shape", "fewer", "more", "another dtype"],

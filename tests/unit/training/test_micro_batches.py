@@ -150,11 +150,15 @@ def test_batches_of_any_stream_are_added_up():
 
 
 WHOLE_ONLY = {
-    "a batch norm": (NORMED, "cross_entropy", r"the model has a batch norm \('1.running_mean'\)"),
+    "a batch norm": (
+        NORMED,
+        "cross_entropy",
+        r"batch norm '1.running_mean' computes different statistics on parts",
+    ),
     "smooth labels of classes that weigh nothing": (
         LAYERS,
         CrossEntropy(class_weights=(1.0, 0.0, 3.0, 1.0), label_smoothing=0.1),
-        "label_smoothing and a class weight of 0, which",
+        "label_smoothing and a class weight of 0, so",
     ),
 }
 
@@ -300,7 +304,10 @@ def test_a_whole_batch_that_has_no_memory_is_computed_in_parts_from_then_on(fits
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("a batch norm", "is not the same for a batch in parts"), (list(WHOLE_ONLY)[1], "takes no parts")],
+    [
+        ("a batch norm", "the model has a batch norm, which needs the whole batch"),
+        (list(WHOLE_ONLY)[1], "the model cannot be computed in parts"),
+    ],
 )
 def test_what_cannot_be_in_parts_and_does_not_fit_is_refused_before_a_step(kind, words):
     built = graph_of(*WHOLE_ONLY[kind][:2])

@@ -258,7 +258,7 @@ def test_a_fixed_batch_takes_full_batches_only():
     ("x", "y", "words"),
     [
         (numbers((50, 9)), LABELS, r"examples of shape \(9,\).* expects \(8,\)"),
-        (numbers((50, 8)), np.arange(50) % 4, "label 3 is not under 3 classes"),
+        (numbers((50, 8)), np.arange(50) % 4, "label 3 is too large for the 3 classes"),
         (numbers((50, 8)), numbers(50), "class numbers"),
         (numbers((50, 8)), numbers((50, 3)), "class numbers"),
     ],
@@ -270,22 +270,22 @@ def test_data_that_does_not_fit(x, y, words):
 
 def test_axes_in_another_order_do_not_fit():
     graph = built(nn.Sequential(nn.Conv2d(3, 3, 3), nn.GlobalAvgPool()), (3, 8, 8))
-    with pytest.raises(DataError, match=r"\(8, 8, 3\).* expects \(3, 8, 8\); reorder the axes"):
+    with pytest.raises(DataError, match=r"\(8, 8, 3\).* expects \(3, 8, 8\); reorder their axes"):
         trainer(graph, numbers((50, 8, 8, 3)), LABELS)
     trainer(graph, numbers((50, 192)), LABELS)
     places = built(nn.Conv1d(2, 3, 1), (2, 5), loss="mse")
-    with pytest.raises(DataError, match=r"targets of shape \(5, 3\).* expects \(3, 5\); reorder the axes"):
+    with pytest.raises(DataError, match=r"targets of shape \(5, 3\).* expects \(3, 5\); reorder their axes"):
         trainer(places, numbers((50, 2, 5)), numbers((50, 5, 3)))
 
 
 @pytest.mark.parametrize("no", [-1.0, 2.0])
 def test_answers_that_are_neither_yes_nor_no(no):
     graph = built(nn.Linear(8, 1), (8,), loss="bce_with_logits")
-    with pytest.raises(DataError, match=r"bce_with_logits expects 0 \(no\) to 1 \(yes\); replace -1 by 0"):
+    with pytest.raises(DataError, match=r"expects answers from 0 \(no\) to 1 \(yes\); use 0 instead of -1"):
         trainer(graph, numbers((50, 8)), np.where(LABELS, 1.0, no))
     trainer(graph, numbers((50, 8)), np.where(LABELS, 0.9, 0.1))
     own = built(nn.Linear(8, 8), (8,), loss="bce_with_logits", target="input")
-    with pytest.raises(DataError, match="bce_with_logits expects 0"):
+    with pytest.raises(DataError, match="bce_with_logits expects answers from 0"):
         trainer(own, numbers((50, 8)), LABELS)
     trainer(own, np.eye(8), LABELS[:8])
 

@@ -83,13 +83,16 @@ def test_each_input_has_a_type_of_its_own():
     [
         (
             ONE,
-            "the data has one array x, but the hub's model has the inputs image, age; pass one array for each",
+            "the data has one array x, but the hub's model expects image, age; pass an array for each",
         ),
         (
             Dataset.of({"image": IMAGE}, LABELS),
-            "has the inputs image, but the hub's model has the inputs image, age",
+            "has the inputs image, but the hub's model expects image, age",
         ),
-        (Dataset.of({"image": IMAGE, "sex": AGE}, LABELS), "has the inputs image, sex, but the hub's model has"),
+        (
+            Dataset.of({"image": IMAGE, "sex": AGE}, LABELS),
+            "has the inputs image, sex, but the hub's model expects",
+        ),
         (
             Dataset.of({"image": AGE, "age": IMAGE}, LABELS),
             r"examples of shape \(2,\), but the hub's model expects \(4,\)",
@@ -120,7 +123,7 @@ def test_a_model_of_one_input_takes_it_by_its_name_too():
 
 
 def test_models_in_numpy_take_one():
-    with pytest.raises(DataError, match="the data has the inputs age, image, but the model expects one array x"):
+    with pytest.raises(DataError, match="the data has the inputs age, image, but needs a single array x"):
         SoftmaxModel(inputs=6, classes=3).check_data(TWO)
 
 
@@ -134,7 +137,7 @@ def test_a_file_has_an_array_for_each_input(tmp_path):
     assert list(found.features.arrays) == ["image", "age"]
     np.testing.assert_array_equal(found.features.arrays["age"], AGE)
     for arrays, words in (
-        ({"x": IMAGE, "x.age": AGE, "y": LABELS}, r"contains both x and x\.age; save x for one input, or x\.NAME"),
+        ({"x": IMAGE, "x.age": AGE, "y": LABELS}, r"has both x and x\.age; use x for one input, or x\.NAME"),
         ({"x.image": IMAGE, "x.age": AGE}, "array 'y' is missing"),
     ):
         np.savez(path, **arrays)
@@ -145,11 +148,11 @@ def test_a_file_has_an_array_for_each_input(tmp_path):
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        ({}, "x is an empty dict; pass an array for each input"),
-        ({"a": IMAGE, "b": AGE[1:]}, r"39 examples in x\['b'\] but 40 targets"),
+        ({}, "x is empty; pass an array for each input"),
+        ({"a": IMAGE, "b": AGE[1:]}, r"39 examples in x\['b'\] but 40 labels"),
         ({"a": IMAGE, "b": AGE[:, 0]}, r"x\['b'\] has 1 dimensions; pass one row of features"),
         ({"a": IMAGE * np.nan}, r"x\['a'\] has values that are not finite"),
-        ({"a": IMAGE.astype(str)}, r"x\['a'\] has dtype .*; use real numbers"),
+        ({"a": IMAGE.astype(str)}, r"x\['a'\] has type .*; use real numbers"),
     ],
 )
 def test_inputs_that_are_no_examples(x, words):

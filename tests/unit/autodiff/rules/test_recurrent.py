@@ -349,5 +349,5 @@ def test_two_free_sizes_are_refused(kind):
     weights = {"W": numbers((1, 2 * GATES[kind], 1), 1), "R": numbers((1, 2 * GATES[kind], 2), 2)}
     places = {"two": np.array([2]), "zero": np.array([0])}
     model = forward(f"{text}\ny = Squeeze(last, zero)", weights | places, (3,))
-    with pytest.raises(GraphError, match="both free"):
+    with pytest.raises(GraphError, match="both time and batch sizes are free"):
         build_training_graph(model, GraphSettings(loss="mse"))
