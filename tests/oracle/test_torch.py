@@ -272,7 +272,7 @@ def test_a_loss_of_torch_says_that_it_takes_one_tensor():
     ("mistake", "told"),
     [
         (lambda: edgeasync.torch.model(3), "module is int; pass a torch.nn.Module"),
-        (lambda: edgeasync.torch.model(nn.ReLU()), "ReLU has no parameters that can be trained"),
+        (lambda: edgeasync.torch.model(nn.ReLU()), "ReLU has no trainable parameters"),
         (
             lambda: edgeasync.torch.model(module(), optimizer=0.1),
             "optimizer is float; pass a torch.optim optimizer",
