@@ -272,9 +272,12 @@ def test_a_loss_of_torch_says_that_it_takes_one_tensor():
     ("mistake", "told"),
     [
         (lambda: edgeasync.torch.model(3), "module is int; pass a torch.nn.Module"),
-        (lambda: edgeasync.torch.model(nn.ReLU()), "ReLU has no parameters that can be trained"),
-        (lambda: edgeasync.torch.model(module(), optimizer=0.1), "optimizer is float; give one of torch.optim"),
-        (lambda: join("tcp://127.0.0.1:9", module(), 0.1), "optimizer is float; give one of torch.optim"),
+        (lambda: edgeasync.torch.model(nn.ReLU()), "ReLU has no trainable parameters"),
+        (
+            lambda: edgeasync.torch.model(module(), optimizer=0.1),
+            "optimizer is float; pass a torch.optim optimizer",
+        ),
+        (lambda: join("tcp://127.0.0.1:9", module(), 0.1), "optimizer is float; pass a torch.optim optimizer"),
     ],
 )
 def test_mistakes_are_told_in_one_line(mistake, told):
@@ -333,7 +336,7 @@ def test_a_batch_norm_that_cannot_have_two_examples_says_so(count, batch_size):
     [
         (
             {"optimizer": edgeasync.Adam()},
-            "optimizer means nothing to TorchModel: pass one from torch.optim to edge",
+            "optimizer does not apply to TorchModel models: pass one of torch.optim to edge",
         ),
     ],
 )
