@@ -63,7 +63,7 @@ def test_a_delay_over_the_steps_of_an_update_is_refused():
     sentence = r"delay is 6, but must be from 0 to 5 \(update_frequency\): .* only one unanswered update"
     with pytest.raises(ConfigError, match=sentence):
         AsyncWorker("127.0.0.1:5000", update_frequency=5, delay=6)
-    with pytest.raises(ConfigError, match="give local_steps_max, not epochs"):
+    with pytest.raises(ConfigError, match="delay_steps does not work with epochs: use local_steps_max"):
         Agent("tcp://127.0.0.1:5000", (np.eye(4), np.arange(4)), epochs=1, delay_steps=6)
 
 

@@ -46,7 +46,7 @@ def test_agents_wait_for_a_hub_and_training_starts_by_itself(commands):
     agents = [commands.agent(address, name) for name in ("first", "second")]
     for agent in agents:
         assert address in agent.wait_for("waiting")["detail"]
-        assert f"{address}: refused" in agent.wait_for("unreachable")["detail"]
+        assert f"{address}: connection refused" in agent.wait_for("unreachable")["detail"]
     hub, _ = commands.hub(commands.settings(bind=address))
     for agent in agents:
         agent.wait_for("joined")

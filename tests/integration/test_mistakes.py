@@ -269,7 +269,7 @@ def test_a_model_that_differs_from_the_hubs(commands, live):
     (commands.folder / "agent.toml").write_text('[model]\nkind = "softmax"\ninputs = 8\nclasses = 4\n')
     device = ["--data", data, "--device-id", "stubborn", "--state", "state"]
     arguments = ["agent", "agent.toml", "--hub", live, *device]
-    mistake(commands, MISMATCH, "not the hub's", "[model]", arguments=arguments)
+    mistake(commands, MISMATCH, "differs from the hub's", "[model]", arguments=arguments)
 
 
 def test_a_state_that_cannot_be_used(commands):

@@ -65,38 +65,54 @@ class Tensor:
         raise RuntimeError("Use tensor.detach().numpy() instead.")
 
 
-UNREAD = "cannot be converted to a numpy array: Use tensor"
+UNREAD = "cannot be read as a numpy array: Use tensor"
 ARGUMENT = r"^train\(\) got an unexpected keyword argument 'wrkers'; did you mean workers\?"
 
 MISTAKES = {
-    "wrong spec": (wrong_trainer, ModelMismatchError, "is not the hub's .*: give both the same names and shapes"),
-    "empty loader": (lambda _: fit([]), EdgeAsyncError, "a trainer's batches must never end"),
+    "wrong spec": (
+        wrong_trainer,
+        ModelMismatchError,
+        "differs from the hub's .*: use the same parameter names and shapes",
+    ),
+    "empty loader": (
+        lambda _: fit([]),
+        EdgeAsyncError,
+        "the batches have ended; a trainer needs an endless iterator",
+    ),
     "wrong batch": (
         lambda _: fit([NARROW] * 99),
         DataError,
-        "give batches of 4 features an example, and one label",
+        "use batches with 4 features per example, and one label",
     ),
-    "two runs of an object": (run_twice, EdgeAsyncError, "was run before; make another one to run again"),
-    "port taken": (take_a_taken_port, AddressError, "cannot be bound: Address already in use.*; stop what uses"),
+    "two runs of an object": (run_twice, EdgeAsyncError, "has already run; create another one to run again"),
+    "port taken": (
+        take_a_taken_port,
+        AddressError,
+        "cannot listen on .*: Address already in use.*; stop the program",
+    ),
     "unknown name": (lambda _: edgeasync.trian, AttributeError, "no attribute 'trian'; did you mean train?"),
     "negative seed": (
         lambda _: train(MODEL, DATA, seed=-1),
         ConfigError,
-        "seed is -1; give a whole number from 0",
+        "seed is -1; pass an integer from 0",
     ),
-    "seed": (lambda _: train(MODEL, DATA, seed=1.5), ConfigError, "seed is 1.5; give a whole number"),
-    "seed of a hub": (lambda _: Hub(MODEL, run="r", seed=-1).start(), ConfigError, "seed is -1; give a whole"),
+    "seed": (lambda _: train(MODEL, DATA, seed=1.5), ConfigError, "seed is 1.5; pass an integer"),
+    "seed of a hub": (lambda _: Hub(MODEL, run="r", seed=-1).start(), ConfigError, "seed is -1; pass an integer"),
     "tensor": (lambda _: train(MODEL, (Tensor(), DATA[1])), DataError, f"the data: x {UNREAD}"),
     "parameter": (
         lambda _: train({"w": Tensor()}, [Trainer()], until=Stop(updates=1)),
         ConfigError,
         f"'w' {UNREAD}",
     ),
-    "batch": (lambda _: fit([np.eye(3)]), DataError, r"batches gave ndarray; give pairs \(x, y\)"),
+    "batch": (
+        lambda _: fit([np.eye(3)]),
+        DataError,
+        r"expected batches \(x, y\) of arrays, got ndarray; yield such pairs",
+    ),
     "unknown argument": (lambda _: train(MODEL, DATA, wrkers=2), TypeError, ARGUMENT),
     "missing argument": (lambda _: train(MODEL), TypeError, r"^train\(\) missing a required argument: 'data'$"),
-    "no samples": (lambda _: from_iterable([], 9), DataError, "gave no samples; give at least one"),
-    "far away": (lambda _: Agent("tcp://192.0.2.7:1", DATA).start(), AddressError, r"say insecure=True \(--insec"),
+    "no samples": (lambda _: from_iterable([], 9), DataError, "has no samples; it needs at least one"),
+    "far away": (lambda _: Agent("tcp://192.0.2.7:1", DATA).start(), AddressError, r"set insecure=True \(--insec"),
 }
 
 

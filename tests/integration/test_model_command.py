@@ -343,7 +343,9 @@ def test_runs_that_cannot_be_exported(commands):
     arguments = ["export", "run", "--out", "out.onnx"]
     mistake(commands, FILES, "run: no such folder", arguments=arguments)
     (commands.folder / "run").mkdir()
-    mistake(commands, CONFIG, "out.onnx: this model has no ONNX graph", "out.npz", "--model", arguments=arguments)
+    mistake(
+        commands, CONFIG, "out.onnx: only ONNX and edgeasync.nn models", "out.npz", "--model", arguments=arguments
+    )
     for name in ("out.pt", "out"):
         mistake(commands, CONFIG, name, ".onnx, .safetensors or .npz", arguments=["export", "run", "--out", name])
     arrays_alone = ["export", "run", "--model", "forward.onnx", "--out", "out.npz"]

@@ -106,7 +106,7 @@ def test_a_fleet_of_daemons_trains_a_model_of_the_users_own(commands, importable
     assert resumed.wait() == 0
     for command in (["runs", "."], ["replay", run, "--export", "w.safetensors"], ["hub", "--check", settings]):
         assert commands.run(*command).returncode == 0
-    hint = "to export its arrays, use x.safetensors or x.npz"
+    hint = "for the arrays alone use x.safetensors or x.npz"
     mistake(commands, CONFIG, hint, arguments=["export", "run-hub", "--out", "x.onnx"])
     told = commands.run("export", "run-hub", "--out", "x.npz", "--json")
     newest = load_file(run / "model.safetensors")

@@ -485,9 +485,9 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
             "none.toml: no such file; create it with equal content on every device: peer = [",
         ),
         (("--out", "no/such/folder.safetensors"), "no/such"),
-        (("--out", "model.onnx"), "forward model of ONNX"),
-        (("--epochs", 2, "--steps-max", 3), "one of the two"),
-        (("--loss", "mse"), "--loss, --train and the like are for an ONNX model; give --model FILE.onnx"),
+        (("--out", "model.onnx"), "has no ONNX forward model to export; choose model.safetensors"),
+        (("--epochs", 2, "--steps-max", 3), "--steps-max and --epochs both limit the training; set only one"),
+        (("--loss", "mse"), "--loss, --train and similar flags need an ONNX model; add --model FILE.onnx"),
     ],
 )
 def test_mistakes_of_the_command(commands, settings, flags, hint):
@@ -498,10 +498,10 @@ def test_mistakes_of_the_command(commands, settings, flags, hint):
 @pytest.mark.parametrize(
     ("out", "hint"),
     [
-        ("notes.txt", "notes.txt: write a name that ends in .onnx or .safetensors"),
+        ("notes.txt", "notes.txt: unknown file type; choose a name that ends in .onnx or .safetensors"),
         ("folder.onnx", "folder.onnx: is a folder"),
-        ("model.onnx", "model.onnx: is read here: its old content would be lost"),
-        (f"{name_of(0)}/{PEER_MODEL_FILE}", "is read here"),
+        ("model.onnx", "model.onnx: is also an input file and would be overwritten"),
+        (f"{name_of(0)}/{PEER_MODEL_FILE}", "is also an input file"),
     ],
 )
 def test_a_trained_model_takes_the_place_of_nothing_that_is_read(commands, tmp_path, settings, out, hint):

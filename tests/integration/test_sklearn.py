@@ -121,7 +121,7 @@ def test_examples_that_are_read_when_they_are_drawn_can_evaluate():
 
 def test_an_estimator_takes_one_input():
     two = Dataset.of({"a": np.eye(3), "b": np.eye(3)}, [0, 1, 0])
-    with pytest.raises(DataError, match="the data has the inputs a, b, but the model expects one array x"):
+    with pytest.raises(DataError, match="the data has the inputs a, b, but needs a single array x"):
         model(SGDClassifier(), 3, 2).prepare(LocalTraining()).make_trainer(two, 0, 1)
 
 
@@ -145,11 +145,11 @@ def test_an_agent_trains_a_regressor(tmp_path):
     ("mistake", "told"),
     [
         (lambda: model(SVC(), 3, 2), "estimator is SVC; pass one of SGDClassifier"),
-        (lambda: model(SGDClassifier(), 3), "set classes, the number of classes, for a classifier"),
-        (lambda: model(SGDClassifier(average=True), 3, 2), "average and early_stopping are not supported"),
+        (lambda: model(SGDClassifier(), 3), "classes is required for classifiers, and only for them"),
+        (lambda: model(SGDClassifier(average=True), 3, 2), "average and early_stopping work only in one process"),
         (
             lambda: model(SGDRegressor().partial_fit([[1]], [1]), 3),
-            "features is 3, but the estimator was fitted with 1 features",
+            "features is 3, but the estimator is fitted to 1",
         ),
     ],
 )
@@ -161,10 +161,16 @@ def test_mistakes_are_told_in_one_line(mistake, told):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"optimizer": Adam()}, "optimizer means nothing to SklearnModel: set the arguments of the estimator"),
-        ({"accumulation_steps": 4}, "accumulation_steps means nothing to SklearnModel: give a larger batch_size"),
-        ({"micro_batch_size": "auto"}, "micro_batch_size means nothing to SklearnModel: give a smaller batch"),
-        ({"metrics": ["accuracy"]}, "metrics means nothing to SklearnModel: leave them out, or evaluate"),
+        ({"optimizer": Adam()}, "optimizer does not apply to SklearnModel models: the estimator's arguments"),
+        (
+            {"accumulation_steps": 4},
+            "accumulation_steps does not apply to SklearnModel models: use a larger batch_size",
+        ),
+        (
+            {"micro_batch_size": "auto"},
+            "micro_batch_size does not apply to SklearnModel models: use a smaller batch",
+        ),
+        ({"metrics": ["accuracy"]}, "metrics does not apply to SklearnModel models: remove them, or use evaluate"),
     ],
 )
 def test_what_would_be_ignored_is_refused(given, told):

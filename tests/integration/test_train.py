@@ -229,10 +229,10 @@ def test_a_model_of_ones_own(tmp_path):
     run = train(Own(64, 10), rest, evaluate=held_out, until=Stop(epochs=10), optimizer=SGD(learning_rate=0.2))
     assert run.accuracy > 0.85
     assert run.model.keys() == {"weight", "bias"}
-    with pytest.raises(ConfigError, match=r"has no ONNX graph; .* model\.safetensors or model\.npz"):
+    with pytest.raises(ConfigError, match=r"only ONNX and .* as ONNX; .* model\.safetensors or model\.npz"):
         run.export(tmp_path / "model.onnx")
     for name in ("m.pt", "m"):
-        with pytest.raises(ConfigError, match=r"m.*: use a name that ends in \.onnx, \.safetensors or \.npz"):
+        with pytest.raises(ConfigError, match=r"m.*: the file name must end in \.onnx, \.safetensors or \.npz"):
             run.export(tmp_path / name)
     for found in (np.load(run.export(tmp_path / "m.npz")), load_file(run.export(tmp_path / "m.safetensors"))):
         assert {name: array.tolist() for name, array in found.items()} == {
@@ -431,9 +431,9 @@ def test_a_parameter_may_be_a_single_number():
 MISTAKES = {
     "no method": ({"model": NoGradient()}, ConfigError, r"has no method `gradient\(arrays, x, y\)`"),
     "wrong gradient": ({"model": Wrong()}, ConfigError, r"the gradient of 'bias' has shape \(3,\), not \(2,\)"),
-    "missing gradient": ({"model": Missing()}, ConfigError, "returned no gradient of 'bias'"),
+    "missing gradient": ({"model": Missing()}, ConfigError, "returned no gradient for 'bias'"),
     "integers": ({"model": Integers()}, ConfigError, "'weight' is int64; only floats"),
-    "no model": ({"model": 3}, ConfigError, "the model int is no model; give layers of edgeasync.nn"),
+    "no model": ({"model": 3}, ConfigError, "the model int is not a supported model; pass layers of edgeasync.nn"),
     "no file": ({"model": "missing.onnx"}, ConfigError, r"missing\.onnx: no such file"),
     "no data file": ({"data": "missing.npz"}, DataError, r"missing\.npz: no such file"),
     "empty": ({"data": []}, ConfigError, "the list is empty"),
@@ -457,7 +457,7 @@ MISTAKES = {
     "loss": ({"loss": "mse"}, ConfigError, "always uses the loss cross_entropy"),
     "metrics": ({"metrics": ["precision"]}, ConfigError, "precision"),
     "metric of values": ({"metrics": [MAE()]}, ConfigError, "mae does not apply to the loss cross_entropy"),
-    "metrics of one's own": ({"model": Own(), "metrics": ["f1"]}, ConfigError, "the model Own tells no scores"),
+    "metrics of one's own": ({"model": Own(), "metrics": ["f1"]}, ConfigError, "the model Own reports no scores"),
     "parts": ({"micro_batch_size": "small"}, ConfigError, "micro_batch_size"),
     "accumulation": ({"accumulation_steps": 0}, ConfigError, "accumulation_steps"),
     "batch norm": (
@@ -483,10 +483,10 @@ MISTAKES = {
     "policy": ({"policy": "quorum"}, ConfigError, "policy is str; pass a Policy"),
     "settings": ({"settings": "hub.toml"}, ConfigError, "settings is str; pass a dict of tables"),
     "unknown loss": ({"loss": "nll"}, ConfigError, "loss"),
-    "optimizer": ({"optimizer": SGD}, ConfigError, "optimizer is <class .*; give SGD"),
-    "callbacks": ({"callbacks": print}, ConfigError, "callbacks is builtin_function_or_method; give a list"),
-    "callback": ({"callbacks": [3]}, ConfigError, "the callback int has none of the methods that are called here"),
-    "run": ({"run": 5}, ConfigError, "run is 5; give the path of a folder"),
+    "optimizer": ({"optimizer": SGD}, ConfigError, "optimizer is <class .*; pass an optimizer such as SGD"),
+    "callbacks": ({"callbacks": print}, ConfigError, "callbacks is builtin_function_or_method; pass a list"),
+    "callback": ({"callbacks": [3]}, ConfigError, "the callback int has none of these methods: on_join, "),
+    "run": ({"run": 5}, ConfigError, "run is 5; pass the path of a folder"),
     "arrays alone": ({"model": ARRAYS}, ConfigError, "named arrays alone cannot be trained on data"),
     "trainer": (
         {"model": ARRAYS, "data": [trainer_of(SoftmaxModel(inputs=4, classes=3), DATA)]},

@@ -177,7 +177,7 @@ def test_a_file_system_without_modes_costs_a_warning(wide, monkeypatch, error):
     monkeypatch.setattr(os, "chmod", refuse)
     monkeypatch.setattr(os, "fchmod", refuse)
     (warning,) = warnings(run_hub(wide / "run"))
-    assert "others" in warning
+    assert "other users may read it" in warning
     assert os.strerror(error) in warning
 
 
@@ -185,7 +185,7 @@ def test_a_file_system_that_ignores_modes_costs_a_warning(wide, monkeypatch):
     monkeypatch.setattr(os, "chmod", lambda *_, **__: None)
     monkeypatch.setattr(os, "fchmod", lambda *_: None)
     (warning,) = warnings(run_hub(wide / "run"))
-    assert "others" in warning
+    assert "other users may read it" in warning
 
 
 def test_a_folder_that_all_share_is_left_as_it_is(tmp_path):
@@ -196,7 +196,7 @@ def test_a_folder_that_all_share_is_left_as_it_is(tmp_path):
     lock = FolderLock(shared, "--run")
     lock.take("taken")
     lock.close()
-    assert "others" in lock.remarks[0]
+    assert "all users share this folder" in lock.remarks[0]
     assert modes(shared)[shared] == 0o1777
     assert modes(shared)[shared / "other"] == 0o644
 
