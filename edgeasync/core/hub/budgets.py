@@ -65,11 +65,10 @@ class Budgets:
         measurements.period_s_min = self._period_s(member, now_s, is_learning) if limited else 0.0
 
     def judge_shares(self, member: Member) -> list[HubEffect]:
-        """Return a warning if the hub's quota is too small for the fleet; the warning appears only
-        once.
+        """Return a warning if the hub's quota is too small for the fleet.
 
-        The quota must be large enough for the pings of every live device, including this one, and
-        for one exchange a day.
+        The warning is returned only once. The quota must be large enough for the pings of every
+        live device, including this one, and for one exchange a day.
         """
         if self._hub_max is None or self._has_warned:
             return []

@@ -216,12 +216,11 @@ class Gathering:
         return weights, tuple([row_of[one.voter] for one in contributions])
 
     def _share_of_voters(self, contributions: Sequence[Contribution]) -> float:
-        """Return the fraction of all votes that belongs to these updates, which are folded
-        together.
+        """Return the fraction of all votes that belongs to these updates.
 
-        In an idle fleet, only a few devices may be active. Each of them then has the same weight as
-        in the whole fleet. Otherwise, a device that exchanges alone would replace the model by its
-        own.
+        The updates are folded together. In an idle fleet, only a few devices may be active. Each of
+        them then has the same weight as in the whole fleet. Otherwise, a device that exchanges
+        alone would replace the model by its own.
         """
         if folds_one_by_one(self._in_force.aggregate):
             return 1.0

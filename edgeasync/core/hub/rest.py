@@ -167,12 +167,12 @@ class Rest:
         return self._judge(times, "the evaluation on held-out data improved", now_s, pace_s)
 
     def told(self, losses: Votes, voters_live: int, now_s: float, pace_s: float, *, judges: bool) -> bool:
-        """Check by the losses of voters whether the model improves; return whether to wake the
-        fleet.
+        """Check by the losses of voters whether the model improves.
 
-        More than half of the voters must report a loss. The model is better once most voters reach
-        a lower loss, and worse once most voters have a higher loss, so a single key cannot decide
-        either. If `judges` is false, the check only detects that the model has become worse.
+        Return whether to wake the fleet. More than half of the voters must report a loss. The model
+        is better once most voters reach a lower loss, and worse once most voters have a higher
+        loss, so a single key cannot decide either. If `judges` is false, the check only detects
+        that the model has become worse.
         """
         ordered = losses.ordered
         if 2 * len(ordered) <= min(voters_live, WINDOW):
