@@ -152,10 +152,10 @@ class Admission:
         self._policy_engine.forget(member)
 
     def renew_lease(self, member: Member, peer: Peer, now_s: float) -> list[HubEffect]:
-        """Renew the lease of the member that sent a message. If its connection has changed, rebind
-        it.
+        """Renew the lease of the member that sent a message.
 
-        Raises `RefusalError` while the member is in quarantine.
+        If its connection has changed, rebind it. Raises `RefusalError` while the member is in
+        quarantine.
         """
         if member.state == "quarantined":
             if now_s < member.quarantined_until_s:

@@ -46,9 +46,7 @@ class Assignments:
         return self._assign(member, None, now_s)
 
     def assign_or_defer(self, member: Member, ack: Ack | None, now_s: float, *, can_send: bool) -> list[HubEffect]:
-        """Answer with the newest model or, if it cannot be sent now, with the time after which to
-        retry.
-        """
+        """Answer with the newest model or, if it cannot be sent now, with a time to retry."""
         rest = self._rest(member, self._policy_engine.pacing.rest_s(member, now_s), now_s)
         if can_send and rest is None:
             return self._assign(member, ack, now_s)

@@ -90,8 +90,9 @@ class Budgets:
         ]
 
     def rest_s(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> float:
-        """Return how many seconds a device must wait before its next exchange; 0 if it need not
-        wait.
+        """Return how many seconds a device must wait before its next exchange.
+
+        0 if it need not wait.
         """
         if not self._limited and member.own_day is None:
             return 0.0  # the usual case, checked for every answer

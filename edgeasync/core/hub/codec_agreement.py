@@ -19,8 +19,9 @@ ASKED_AGAIN_MIN = 32
 
 
 class CodecAgreement:
-    """Selects the codecs of each device: the configured ones if it supports them, else
-    `identity`.
+    """Selects the codecs of each device.
+
+    A codec that the device does not support is replaced by `identity`.
     """
 
     def __init__(self, settings: CodecSettings, policy: PolicySet, values: int) -> None:
@@ -39,9 +40,7 @@ class CodecAgreement:
         self._wanted = [rung.codec for rung in self._ladder] or [settings.push]
 
     def greet(self, member: Member, stages: Collection[str]) -> None:
-        """Set the codecs of a device in both directions, based on the codec stages that it
-        supports.
-        """
+        """Set the codecs of a device in both directions, based on the stages that it supports."""
         known, settings = set(stages), self._settings
         member.codecs_push = tuple([name for name in self._wanted if stages_of(name) <= known])
         member.codec_model = settings.model if stages_of(settings.model) <= known else "identity"
@@ -61,8 +60,9 @@ class CodecAgreement:
             member.codec_asked, member.codec_changed = 0, False
 
     def choose(self, member: Member) -> str | None:
-        """Select the codec of a device's next updates by its link; return `None` if the codec is
-        fixed.
+        """Select the codec of a device's next updates by its link.
+
+        Return `None` if the codec is fixed.
         """
         if not self._ladder:
             return None

@@ -12,10 +12,10 @@ def describe_devices(
     is_quarantined: Callable[[Member], bool],
     budget_of: Callable[[Member, float], dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return the devices' entries of the status.
+    """Return the entries of the devices in the status.
 
-    `is_quarantined` returns whether an operator excluded a member; `budget_of` returns its quota
-    fields.
+    `is_quarantined` returns whether an operator excluded a member. `budget_of` returns the fields
+    of a member's quota.
     """
     return [
         {

@@ -252,8 +252,9 @@ class DivergenceGuard:
             self.state.unbounded[device_id] = None
 
     def count_folded(self, updates: int, members: int) -> bool:
-        """Count folded updates; return whether to keep the version that contains them for a
-        rollback.
+        """Count folded updates.
+
+        Return whether to keep the version that contains them for a rollback.
         """
         state = self.state
         # Device alarms do not matter here, because each update is clipped.
@@ -281,8 +282,9 @@ class DivergenceGuard:
     # -- devices ---------------------------------------------------------------------------------------------
 
     def order(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
-        """Exclude a voter by an operator's order; return a report if the voter was not excluded
-        before.
+        """Exclude a voter by an operator's order.
+
+        Return a report if the voter was not excluded before.
         """
         if voter in self.state.orders:
             return []
@@ -290,8 +292,9 @@ class DivergenceGuard:
         return [HubReport("excluded", device_id, "by an operator's order; its updates no longer count")]
 
     def release(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
-        """End the order about a voter and the alarms of its devices; return a report if there were
-        any.
+        """End the order about a voter and the alarms of its devices.
+
+        Return a report if there were any.
         """
         ordered = self.state.orders.pop(voter, None)
         alarming = [name for name, alarm in self.state.devices.items() if alarm.voter == voter]
@@ -318,9 +321,7 @@ class DivergenceGuard:
         state.counted = {device_id: None for device_id in state.counted if device_id in members}
 
     def revoke(self, voter: str, device_id: str, now_s: float) -> None:
-        """Drop the entries of a device whose key is no longer valid, including an order about
-        it.
-        """
+        """Drop the entries of a device whose key is no longer valid, and the order about it."""
         self._end(device_id, now_s)
         self.state.counted.pop(device_id, None)
         self.state.orders.pop(voter, None)
@@ -406,8 +407,9 @@ class DivergenceGuard:
         *,
         calms: bool,
     ) -> list[HubEffect]:
-        """Start, continue or end the cause that a detector found; return a report if it starts or
-        ends.
+        """Start, continue or end the cause that a detector found.
+
+        Return a report if it starts or ends.
         """
         state, of_device = self.state, detector.scope == "device"
         device_id = update.device_id if of_device else ""

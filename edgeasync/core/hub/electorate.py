@@ -52,9 +52,7 @@ class Electorate:
         return sum(1.0 / shared.get(member.voter, 1) for member in refused if member.voter not in orders)
 
     def _votes_of_the_pausing(self, waiting: Waiting) -> int:
-        """Return the number of voters that have a buffered update, but whose devices are all paused
-        now.
-        """
+        """Return the number of voters with a buffered update, but only paused devices."""
         first = waiting.of_device
         spoken = {first[device_id].voter for device_id in self.members.pausing if device_id in first}
         return len(spoken - self.members.voters.keys())

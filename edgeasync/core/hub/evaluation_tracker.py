@@ -122,8 +122,9 @@ class EvaluationTracker:
         return [HubReport("warning", detail=detail)]
 
     def _stood_still(self, plateau: StopPlateau, evaluation: Evaluated, updates: int, now_s: float) -> str:
-        """Return for how long no evaluation has improved, as text; return "" if that is not long
-        enough.
+        """Return for how long no evaluation has improved, as text.
+
+        Return "" if that is not long enough.
         """
         state = self.state
         if state.mark is None or _improves(evaluation, state.mark, plateau.improvement):

@@ -179,9 +179,7 @@ class Gathering:
     def _shares(
         self, contributions: Sequence[Contribution], fleet: Fleet
     ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Return the weights of the updates before clipping, and their rows for a robust
-        combiner.
-        """
+        """Return the updates' weights before clipping, and their rows for a robust combiner."""
         weights = self._in_force.aggregate.weights(contributions, fleet)
         if self._policy.take == "best":
             weights = _only_best(contributions, weights, self.state.fleet.scores.least_credible)
@@ -230,8 +228,9 @@ class Gathering:
         return min(1.0, votes / max(1, self._electorate.voters_live))
 
     def _clips(self, contributions: Sequence[Contribution]) -> list[float]:
-        """Return the factor by which each update is clipped, and record devices whose update is not
-        clipped.
+        """Return the factor by which each update is clipped.
+
+        Also record the devices whose update is not clipped.
         """
         fleet, monitor, divergence = self.state.fleet, self._policy.monitor, self._divergence
         centred = self._policy.combine.centred

@@ -259,8 +259,9 @@ class HubCore:
         return self.members.by_session(message.session or b"", event.key)
 
     def _answer_anybody(self, event: HubReceived | PushArrived | Heard, now_s: float) -> list[HubEffect]:
-        """Process a message that does not require a session; raises `RefusalError` like
-        `_answer`.
+        """Process a message that does not require a session.
+
+        Raises `RefusalError` like `_answer`.
         """
         message = event.message if isinstance(event, HubReceived) else None
         match message:
@@ -336,8 +337,9 @@ class HubCore:
         return effects
 
     def _on_malformed(self, event: HubReceivedMalformed, now_s: float) -> list[HubEffect]:
-        """Count a message that cannot be decoded, and refuse it unless its sender has sent too many
-        of them.
+        """Count a message that cannot be decoded, and refuse it.
+
+        Do not answer if its sender has sent too many such messages.
         """
         self.messages_refused += 1
         if not event.strike:
@@ -351,8 +353,9 @@ class HubCore:
         )
 
     def _on_revoked(self, event: Revoked, now_s: float) -> list[HubEffect]:
-        """Expel the devices of a key, and drop their buffered updates. Updates already applied
-        remain.
+        """Expel the devices of a key, and drop their buffered updates.
+
+        Updates already applied remain.
         """
         effects: list[HubEffect] = []
         for member in self.members.of_key(event.key):
@@ -369,8 +372,9 @@ class HubCore:
         return effects + self.assignments.answer_waiting(now_s, can_send=event.can_send)
 
     def _resume(self, resumed: Resumed, now_s: float) -> None:
-        """Renew all leases, since the hub received no messages; after a restart, drop all
-        connections.
+        """Renew all leases, since the hub received no messages.
+
+        After a restart, drop all connections.
         """
         self.lifecycle.state.stopped = self.lifecycle.state.evaluates_last = False
         if resumed.lineage:

@@ -169,8 +169,9 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
 
     @property
     def shown_state(self) -> DeviceState:
-        """The state as shown to users. A device that said goodbye because of a pause is shown as
-        `paused`.
+        """The state as shown to users.
+
+        A device that said goodbye because of a pause is shown as `paused`.
         """
         return "paused" if self.state == "left" and not self.pace_percent else self.state
 
@@ -186,8 +187,9 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.link.begin_cycle()
 
     def observe(self, push: Push, now_s: float, *, overlap_steps_max: int, slack_s: float) -> ReportedStats:
-        """Record statistics and timing of a device's training; return the statistics limited to
-        plausible values.
+        """Record statistics and timing of a device's training.
+
+        Return the statistics limited to plausible values.
         """
         cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
         # An assignment sent before the last push may have arrived after it.

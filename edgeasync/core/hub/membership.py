@@ -152,8 +152,9 @@ class Membership:
         self._leases[member.device_id] = member
 
     def retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
-        """End a member's lease. The hub still remembers the member and the number of its last
-        push.
+        """End a member's lease.
+
+        The hub still remembers the member and the number of its last push.
         """
         self.set_pace(member, 100, "")
         if member.live:
@@ -199,9 +200,7 @@ class Membership:
         return waiting
 
     def _count(self, member: Member, change: int) -> None:
-        """Update the number of its voter's live devices when a device becomes live or stops being
-        live.
-        """
+        """Count a device when it becomes live, or stops being live."""
         self.live_count += change
         if not member.pauses:
             self._count_vote(member, change)
@@ -310,8 +309,9 @@ class Membership:
         return [member for member in self._in_order[turn % stride :: stride] if member.state in LIVE]
 
     def live_measurements(self, members: Iterable[Member]) -> list[DeviceMeasurements]:
-        """Return the measurements of one member per voter, among those that are live and not
-        paused.
+        """Return the measurements of one member per voter.
+
+        Only members that are live and not paused are considered.
         """
         if not self.shared:
             return [member.measurements for member in members if member.state in ("training", "joining")]

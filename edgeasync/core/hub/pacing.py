@@ -113,8 +113,9 @@ class Pacing:
         return self._rouse(now_s) if woken else []
 
     def judge(self, now_s: float) -> list[HubEffect]:
-        """Check by the devices' reports whether the model improves; if the fleet goes idle, report
-        it.
+        """Check by the devices' reports whether the model improves.
+
+        If the fleet goes idle, report it.
         """
         if (adaptive := self._in_force.adaptive) is None:
             return []

@@ -166,8 +166,9 @@ class PolicyEngine:
         return [] if due_s is None or due_s > now_s else self.fold(now_s)
 
     def fold(self, now_s: float) -> list[HubEffect]:
-        """Create the next version from all buffered updates; if an evaluation is due, request
-        it.
+        """Create the next version from all buffered updates.
+
+        If an evaluation is due, request it.
         """
         state = self.state
         contributions, fold = self.gathering.fold(self.learning_rate_factor)
@@ -204,8 +205,9 @@ class PolicyEngine:
     # -- evaluations -----------------------------------------------------------------------------------------
 
     def _evaluate_if_due(self, updates: int, now_s: float) -> list[HubEffect]:
-        """Count applied updates. If an evaluation is due, request it, or evaluate by the devices'
-        losses.
+        """Count applied updates.
+
+        If an evaluation is due, request it, or evaluate by the devices' losses.
         """
         before, evaluations = self.state.updates_applied, self.state.evaluations
         self.state.updates_applied += updates
@@ -225,8 +227,9 @@ class PolicyEngine:
 
     @property
     def wants_last_evaluation(self) -> bool:
-        """Whether the newest version needs an evaluation, because there was none since the hub
-        started.
+        """Whether the newest version must be evaluated, because the hub has not done so yet.
+
+        Evaluations from before the hub's last start do not count.
         """
         state, last = self.state, self.state.evaluations.last
         # The evaluation data may have changed at the restart.
@@ -255,8 +258,9 @@ class PolicyEngine:
         self.withdraw(member.voter)
 
     def pause(self, member: Member) -> None:
-        """Record that a device has paused: no version waits for it, and its link is not
-        measured.
+        """Record that a device has paused.
+
+        No version waits for it, and its link is not measured.
         """
         member.assigned = None
         self.electorate.forget_infrequent(member.device_id)

@@ -92,8 +92,9 @@ class Track(msgspec.Struct):
         return times if times >= 1.0 else 0.0
 
     def note(self, loss: float, worse: float, *, better: bool) -> None:
-        """Record a loss and its upper estimate `worse`; if `better` is set, both become the
-        reference.
+        """Record a loss and its upper estimate `worse`.
+
+        If `better` is set, both become the reference.
         """
         if math.isnan(self.first):
             self.first = loss
@@ -109,9 +110,7 @@ class Track(msgspec.Struct):
 
     @property
     def learnt(self) -> float:
-        """`RISE_SHARE` of the decrease of the loss so far, or of its best value if that is
-        larger.
-        """
+        """`RISE_SHARE` of the loss's decrease so far, or of its best value if that is larger."""
         return RISE_SHARE * max(abs(self.first - self.best), abs(self.best))
 
 
@@ -242,8 +241,9 @@ class Rest:
         state.since_s = now_s - still_s
 
     def period_s(self, pace_s: float, longest_s: float) -> float:
-        """Return the time between two exchanges, between `pace_s` (the normal pace) and
-        `longest_s`.
+        """Return the time between two exchanges.
+
+        It is at least `pace_s`, the normal pace, and at most `longest_s`.
         """
         state = self.state
         if state.judged < JUDGED_MIN:

@@ -28,8 +28,9 @@ class Survey:
     def take(
         self, fleet: FleetMeasurements, turn: int, updates_applied: int
     ) -> tuple[list[Member], list[DeviceMeasurements]]:
-        """Survey the fleet; return the sampled members, and the measurements of one member per
-        voter.
+        """Survey the fleet.
+
+        Return the sampled members, and the measurements of one member per voter.
         """
         state, devices_live = self.state, self._members.live_count
         sample = self._members.sample(turn)
@@ -49,9 +50,7 @@ class Survey:
         return sample, measurements
 
     def credible_examples(self, told: int) -> int:
-        """Limit the number of examples that a device reports to a multiple of the fleet's
-        median.
-        """
+        """Limit a device's reported number of examples to a multiple of the fleet's median."""
         most = EXAMPLES_RATIO_MAX * self.state.examples_median
         return min(told, int(most)) if most else told
 

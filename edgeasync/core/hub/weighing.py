@@ -19,9 +19,7 @@ from edgeasync.protocol.messages import Push, Rejected
 
 
 class Weighed(NamedTuple):
-    """The weight of an update or the reason for its rejection, alarm reports, and a rollback's
-    cause.
-    """
+    """An update's weight or rejection, alarm reports, and the cause of a rollback."""
 
     weight: float | Rejected
     effects: list[HubEffect]
@@ -113,8 +111,9 @@ class Weighing:
         )
 
     def _refuse_base(self, push: Push, measurements: DeviceMeasurements) -> Rejected | None:
-        """Record the staleness of an update; return its rejection if its base version is not
-        valid.
+        """Record the staleness of an update.
+
+        Return its rejection if its base version is not valid.
         """
         if not self.state.ancestry.knows(push.base):
             return Rejected("foreign_lineage")
