@@ -216,9 +216,7 @@ class Admission:
         return [HubReport("training", member.device_id, "takes local steps again")] if paused else []
 
     def is_muted(self, peer: Peer, now_s: float, key: Key) -> bool:
-        """Return whether to leave a connection without an answer, because it sent too many
-        malformed messages.
-        """
+        """Return whether a connection gets no answer, because it sent too many invalid messages."""
         member = self._members.by_peer(peer)
         if member is None:
             return self._strangers.remaining_s(key or peer, now_s) > 0

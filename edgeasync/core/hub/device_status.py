@@ -54,7 +54,7 @@ def describe_devices(
 
 
 def _quarantine(member: Member, now_s: float, *, ordered: bool) -> dict[str, Any]:
-    """Return a member's state, and the cause and end of its quarantine if any."""
+    """Return a member's state and, if it is in quarantine, the cause and end of the quarantine."""
     if ordered:
         ends = f"by 'edgeasync device release {member.device_id}'"
         return {"state": "quarantined", "quarantine": {"cause": "an operator's order", "ends": ends}}

@@ -39,8 +39,9 @@ class Electorate:
         return Fleet(voters, state.cadence.period_s, members.shared, state.electorate.infrequent)
 
     def _votes_of_the_refused(self, waiting: Waiting) -> float:
-        """Return the number of votes of devices whose update for the next version does not
-        count.
+        """Return how many votes belong to devices whose update does not count.
+
+        Only updates for the next version are considered.
         """
         # Paused and excluded devices have no vote to subtract.
         heard = (self.state.electorate.infrequent, waiting.of_device, self.members.pausing)

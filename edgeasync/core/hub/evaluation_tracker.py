@@ -105,8 +105,9 @@ class EvaluationTracker:
         return [HubReport("warning", detail=detail)]
 
     def _warn_of_rise(self, loss: float, *, best: bool) -> list[HubEffect]:
-        """Warn if the held-out loss stays well above its lowest value, and no new best version is
-        found.
+        """Warn if the held-out loss stays well above its lowest value.
+
+        Any new best version resets the warning.
         """
         state = self.state
         state.lowest_held_out = min(state.lowest_held_out, loss)  # NaN is never lower

@@ -54,7 +54,7 @@ class Lifecycle:
         return state.stop_at_s
 
     def save_or_stop(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        """Return an event's last effects: the end of training or a checkpoint, if due."""
+        """Return the last effects of an event: the end of training or a checkpoint, if due."""
         save = self._save_if_due(event, now_s)
         if self.state.stopped:
             return []  # `stop` has requested a checkpoint
