@@ -99,7 +99,7 @@ class Deliveries:
         self._announce(member, message, offer.payload)
 
     def prepare(self, effect: Assign) -> Callable[[], None] | None:
-        """Return the slow encoding that an assignment needs first, or `None`."""
+        """Return the slow encoding that must run before an assignment, or `None`."""
         member = self._core.members.by_peer(effect.peer)
         if member is None or self.outgoing.can_resume(member):
             return None

@@ -428,7 +428,7 @@ class HubEngine:
         return Heard(peer, kind, *self._stamp(member))
 
     def _stamp(self, member: Member | None) -> tuple[Key, Moved]:
-        """Return the message's key, and the bytes to count for its sender."""
+        """Return the key of the message, and the bytes to count for its sender."""
         return self._sender.key, moved_by(member)
 
     def _malformed(self, peer: Peer, reason: str, *, strike: bool = True) -> HubReceivedMalformed:
