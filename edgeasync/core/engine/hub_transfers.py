@@ -25,7 +25,7 @@ SUSPENDED_S = 600.0
 
 
 class _HubTransfer(msgspec.Struct, kw_only=True):
-    """A transfer, its owner, the voter whose share it uses, and its last progress."""
+    """A transfer with its owner, the voter whose slots it uses, and its last progress."""
 
     owner: Owner
     voter: str

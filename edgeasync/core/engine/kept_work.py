@@ -61,7 +61,7 @@ class KeptWork:
     def begin_write(self, push: Push) -> bool:
         """Record that an update is being written.
 
-        Return whether no write with this number has begun.
+        Return whether no write with this number is in progress yet.
         """
         begins, self._keeping_seq = self._keeping_seq != push.seq, push.seq
         return begins

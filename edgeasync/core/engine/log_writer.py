@@ -56,7 +56,7 @@ class LogWriter:
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether the log has grown enough since the last checkpoint for another one."""
+        """Whether the log has grown enough since the last checkpoint to write another one."""
         return self._log is not None and self._log.bytes_appended - self._covered_bytes > self._since_bytes_max
 
     def overfull(self, answers: int) -> str:

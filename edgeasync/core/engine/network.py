@@ -18,10 +18,10 @@ class HubReceiver(Protocol):
         """Process a message."""
 
     def on_idle(self) -> None:
-        """Called after all messages that have arrived were delivered."""
+        """Handle the end of a batch: all messages that have arrived were delivered."""
 
     def on_sweep(self) -> None:
-        """Called once a second, after the sweep of connections has updated `kept_off`."""
+        """Handle the sweep of connections, once a second, after it has updated `kept_off`."""
 
     def on_revoked(self, keys: set[Key]) -> None:
         """Expel the devices of revoked keys. Their connections are closed afterwards."""

@@ -39,7 +39,7 @@ class Recorder:
         self._effects[-1] = effects
 
     def lines(self) -> list[str]:
-        """Return a line for each event, oldest first, and a line for each of its effects."""
+        """Return one line for each event and for each of its effects, oldest first."""
         found = []
         for (now_s, event), effects in zip(self._events, self._effects, strict=True):
             found.append(f"{now_s:.3f} s {_text(event)}")
