@@ -20,7 +20,7 @@ class AnswerReports:
         self._diverged = self._in_quarantine = self._preempted = False
 
     def reports(self, ack: Ack) -> list[DeviceReport]:
-        """Return the reports of an answer, without repeating those of the last answer."""
+        """Return the reports of an answer, without repeating those of the previous answer."""
         outcome = ack.outcome
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
         before = self._diverged, self._preempted, self._in_quarantine

@@ -34,7 +34,7 @@ class HubRotation:
 
     @property
     def is_news(self) -> bool:
-        """Whether a failure is this hub's first since the last welcome, so worth a report."""
+        """Whether a failure is this hub's first since the last welcome, so that it is reported."""
         return self.attempts == 0 or 1 < self._hubs >= self.attempts
 
     def welcomed(self) -> None:

@@ -91,9 +91,9 @@ class PendingPush:
         """Return the number of the last answered push, for a `Hello`.
 
         A hub adopts this number only if it does not know the device. Such a hub may have counted
-        the pending update before it evicted the device, so if there is a pending update, return its
-        number. The hub's record in the welcome then shows whether it knew the device, and no update
-        counts twice.
+        the pending update before it evicted the device. So if the pending update was sent, return
+        the number that follows its number. The hub's record in the welcome then shows whether it
+        knew the device, and no update counts twice.
         """
         return self.push.seq + 1 if self._said and self.push is not None else self.seq_last
 

@@ -386,7 +386,10 @@ class WorkCycle:
         return decided + self._train_on()
 
     def _overlap_trained(self, result: events.Trained, now_s: float) -> list[DeviceEffect]:
-        """Count the steps; continue if more are allowed, or use the model that waited."""
+        """Count the steps of overlap.
+
+        If a model waits for them, use it; otherwise, continue to train if allowed.
+        """
         self.overlap.add(result)
         return self._use_model(now_s) if self._arrived else self._train_on()
 
