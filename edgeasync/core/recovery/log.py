@@ -96,7 +96,10 @@ class Log(Protocol):
 
     @property
     def durable(self) -> int:
-        """The last entry that, with all before it, would survive a power cut."""
+        """The number of the last durable entry.
+
+        This entry and all entries before it would survive a power cut.
+        """
 
     @property
     def failing(self) -> str:
