@@ -1,4 +1,4 @@
-"""Limits how often a peer accepts proposals of a proposer whose rounds keep failing.
+"""Determines how long a peer declines proposals by a proposer whose rounds keep failing.
 
 A failed round may cost its members as many bytes as a complete round. The back-off limits what a
 member sends between two complete rounds, whatever a proposer does. If two proposers preempt each

@@ -36,7 +36,10 @@ class Neighbour:
         """Whether the other peer was live in the last report about it."""
 
     def has_completed(self, round_id: RoundId) -> bool:
-        """Return whether it reported the mean of this round or of a later one."""
+        """Return whether the other peer reported that it has the mean of this round.
+
+        A report about a later round counts as well.
+        """
         return self.ping.completed is not None and self.ping.completed >= round_id
 
     def has_taken(self, round_id: RoundId) -> bool:

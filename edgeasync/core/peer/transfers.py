@@ -153,7 +153,7 @@ class OutgoingPayloads:
         ]
 
     def leave_behind(self, name: str) -> None:
-        """Stop sending to a member that has abandoned the round, or has ended after it."""
+        """Stop sending to a member that has abandoned the round, or has ended."""
         self.gone.add(name)
         for payload in self._payloads.values():
             if payload.receiver == name:
