@@ -174,7 +174,10 @@ class Throttle:
         return readings.throttled[:REASON_LENGTH_MAX]
 
     def _is_over(self, name: str, value: float | None, limit: float | None, hysteresis: float) -> bool:
-        """Return whether a value has reached its limit, with hysteresis."""
+        """Return whether a value has reached its limit.
+
+        Once reached, the limit stays reached until the value recovers by `hysteresis`.
+        """
         if value is None or limit is None:
             self._over.discard(name)
         elif value >= limit:
@@ -184,7 +187,10 @@ class Throttle:
         return name in self._over
 
     def _is_under(self, name: str, value: float | None, limit: float | None, hysteresis: float) -> bool:
-        """Return whether a value is below its limit, with hysteresis."""
+        """Return whether a value is below its limit.
+
+        Once below, it stays below until the value recovers by `hysteresis`.
+        """
         if value is None or limit is None:
             return self._is_over(name, None, None, hysteresis)
         return self._is_over(name, -value, math.nextafter(-limit, math.inf), hysteresis)

@@ -81,8 +81,8 @@ class DeviceShell(Protocol):
     Call the engine from one thread: first `begin`, then
 
     - `on_message` for every message from the hub,
-    -  `handle` with `Connected`, `Disconnected` and users' requests (`PersonsEvent`),
-    -  `tick` at the time that `next_deadline_s` returns, which may change with every call.
+    - `handle` with `Connected`, `Disconnected` and users' requests (`PersonsEvent`),
+    - `tick` at the time that `next_deadline_s` returns, which may change with every call.
     """
 
     def connect(self) -> None:
@@ -119,7 +119,7 @@ class DeviceShell(Protocol):
         """
 
     def report(self, report: DeviceReport) -> None:
-        """Report an event to the person at the device."""
+        """Report an event to the user of the device."""
 
     def stop(self, stop: EndAgent) -> None:
         """End the agent."""

@@ -22,8 +22,8 @@ class HubShell(Protocol):
     call:
 
     - `on_message` for every message, `request_stop` to end,
-    -  `tick` at the time that `next_deadline_s` returns, which may change with every call,
-    -  with a log, `on_durable` when more of the log is durable, and `on_failing` when a write
+    - `tick` at the time that `next_deadline_s` returns, which may change with every call,
+    - with a log, `on_durable` when more of the log is durable, and `on_failing` when a write
       fails.
 
     Call each `then` on the engine's thread, and never inside a call of the engine.

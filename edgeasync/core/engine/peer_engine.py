@@ -27,8 +27,8 @@ class PeerShell(Protocol):
     Call the engine from one thread: first `begin`, then
 
     - `on_message` for every message,
-    -  `handle` with requests of users and the trainer,
-    -  `tick` at the time that `next_deadline_s` returns, which may change with every call.
+    - `handle` with requests of users and the trainer,
+    - `tick` at the time that `next_deadline_s` returns, which may change with every call.
 
     Call each `then` on the engine's thread, and never inside a call of the engine.
     """

@@ -22,7 +22,7 @@ more.
 """
 
 CAUTION_MIN = 1 / 64
-"""The lowest factor that rollbacks apply to the hub's learning rate."""
+"""The lowest factor to which rollbacks reduce the hub's learning rate."""
 
 FIRST_RATIO = 4.0
 """If the norm of an unclipped first update exceeds the peak norm by this factor, it corrupted the
@@ -46,7 +46,9 @@ PAST_MAX = 32
 """Number of past alarms in the status."""
 
 Fault = Literal["alarm", "first"]
-"""Why the hub rolls back: an alarm of the fleet, or a corrupting first update."""
+"""The reason for a rollback: an alarm about the fleet, or a first update that corrupted the
+model.
+"""
 
 _BEGUN: dict[Remedy, str] = {
     "alert": "no action was taken",

@@ -86,9 +86,9 @@ class Fold(msgspec.Struct, frozen=True, gc=False):
     Then drop the updates.
 
     - `measure`: whether the engine reports the norm of the weighted sum in a `Folded` event.
-    -  `rows`: the row of each update. A robust combiner first sums the updates that have the same
+    - `rows`: the row of each update. A robust combiner first sums the updates that have the same
       row. If `rows` is empty, each update has its own row.
-    -  `norm_usual`: the median norm of the devices' updates, for a `centred` combiner. It is
+    - `norm_usual`: the median norm of the devices' updates, for a `centred` combiner. It is
       infinite while the median is unknown, and for other combiners.
     """
 

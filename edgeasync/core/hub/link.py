@@ -37,13 +37,13 @@ class LinkEstimate:
 
     - `bytes_up` counts the bytes sent from the device to the hub, and `bytes_down` the bytes sent
       to the device.
-    -  `round_trip_s` is the median round trip of the last five pings, as measured by the device.
-    -  `bandwidth_bytes_per_s` is the larger of two measurements. The first is the median bandwidth
+    - `round_trip_s` is the median round trip of the last five pings, as measured by the device.
+    - `bandwidth_bytes_per_s` is the larger of two measurements. The first is the median bandwidth
       of the last five full windows of transfers to the device. The second is the highest bandwidth
       of the last `CYCLES` cycles that transferred at least `MEASURED_BYTES_MIN`. Cycles include
       other work, so the bandwidths measured by them are too low.
-    -  `is_sure` is true once enough cycles were measured to rule out a faster link.
-    -  `window` returns the credit window of transfers to the device.
+    - `is_sure` is true once enough cycles were measured to rule out a faster link.
+    - `window` returns the credit window of transfers to the device.
     """
 
     __slots__ = (

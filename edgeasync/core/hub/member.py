@@ -52,9 +52,9 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
 
     - `link`, `codec_push` and the counters used to select the codec: after a restart, the hub
       measures the link again.
-    -  `held`, the checksum that the device reported for `version`, and `coarse`, which determines
+    - `held`, the checksum that the device reported for `version`, and `coarse`, which determines
       whether the device may get a coarse whole model: both belong to a session.
-    -  `voter`, which is derived from the key.
+    - `voter`, which is derived from the key.
     """
 
     device_id: str

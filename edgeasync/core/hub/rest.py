@@ -118,11 +118,11 @@ class RestState(msgspec.Struct):
     """The durable fields of `Rest`.
 
     - `since_s` is the time at which the model last improved or new data arrived.
-    -  `judged_s` is the time of the last check. `judged` counts the checks since `since_s`.
-    -  `evaluated` tracks the losses of evaluations. `told` tracks the losses that most voters
+    - `judged_s` is the time of the last check. `judged` counts the checks since `since_s`.
+    - `evaluated` tracks the losses of evaluations. `told` tracks the losses that most voters
       reach, and `told_by_half` the losses that at least half of the voters reach.
-    -  `known` lists the voters whose first losses were checked.
-    -  `cause` is the reason why the fleet last returned to its normal pace.
+    - `known` lists the voters whose first losses were checked.
+    - `cause` is the reason why the fleet last returned to its normal pace.
     """
 
     since_s: float = 0.0

@@ -16,9 +16,10 @@ EXAMPLES_RATIO_MAX = 10.0
 
 
 class Survey:
-    """Surveys the fleet, or a sample of a large one.
+    """Surveys the fleet or, if the fleet is large, a sample of it.
 
-    The next survey is due after half as many updates as the sample has devices.
+    After a survey, the next one is due when the hub has processed half as many updates as the
+    sample has devices.
     """
 
     def __init__(self, members: Membership, state: SurveyState) -> None:

@@ -10,17 +10,17 @@ class PeerCoreSettings(msgspec.Struct, frozen=True, gc=False):
     """The settings of a peer's core.
 
     - `lease_s`: for how long a peer may send no message, or a step of a round make no progress.
-    -  `ping_s`: time between pings, and approximate time before unanswered messages are repeated.
-    -  `piece_bytes`: size of a piece. The slowest link must be able to transfer a piece in half of
+    - `ping_s`: time between pings, and approximate time before unanswered messages are repeated.
+    - `piece_bytes`: size of a piece. The slowest link must be able to transfer a piece in half of
       a lease.
-    -  `round_every_s`: time between rounds. If `round_steps` is set, a round is due after this
+    - `round_every_s`: time between rounds. If `round_steps` is set, a round is due after this
       number of local steps instead, as reported by `RoundHalfDue` and `RoundDue`. All peers must
       use the same interval.
-    -  `codec`: codec of the rounds that this peer proposes. `codecs`: all supported codecs.
-    -  `payload_bytes_max`: maximum size of an encoded model.
-    -  `window_bytes`: maximum number of bytes of a payload in flight.
-    -  `begins_ready`: if not set, the peer joins no round before `TrainingBegun`.
-    -  `frozen`: what to do with a peer whose frozen arrays differ from this device's
+    - `codec`: codec of the rounds that this peer proposes. `codecs`: all supported codecs.
+    - `payload_bytes_max`: maximum size of an encoded model.
+    - `window_bytes`: maximum number of bytes of a payload in flight.
+    - `begins_ready`: if not set, the peer joins no round before `TrainingBegun`.
+    - `frozen`: what to do with a peer whose frozen arrays differ from this device's
       `frozen_arrays`.
     """
 
