@@ -18,8 +18,9 @@ more.
 """
 
 MEASURED_BYTES = TRAIN_BYTES - PIECE_BYTES_MIN
-"""The rate is measured from the end of the first piece to this byte. The first piece is not delayed
-by full buffers, and the last piece may remain in a buffer, because no other piece follows it.
+"""The rate is measured from the end of the first piece to this byte. The first piece is not
+representative, because the buffers are empty when it is sent. The last piece may remain in a
+buffer, because no other piece follows it.
 """
 
 TRAINS = 15

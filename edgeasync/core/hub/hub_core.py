@@ -202,7 +202,7 @@ class HubCore:
         return effects + self.lifecycle.save_or_stop(event, now_s)
 
     def decides(self, push: Push, key: Key, now_s: float, *, can_answer: bool) -> bool:
-        """Return whether the core will decide about an update that arrives now.
+        """Return whether the core will decide on an update that arrives now.
 
         The engine computes the norms of these updates only.
         """

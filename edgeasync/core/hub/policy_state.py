@@ -40,8 +40,8 @@ class GatheringState(msgspec.Struct):
 class WarmUpState(msgspec.Struct):
     """The progress of the warm-up.
 
-    `updates` counts the updates folded under this policy. `examples_seen` is a float, because
-    devices report the numbers that are added: an integer sum could become too large to encode.
+    `updates` counts the updates folded under this policy. `examples_seen` is a sum of numbers that
+    devices report. It is a float, because an integer sum could become too large to encode.
     """
 
     over: bool

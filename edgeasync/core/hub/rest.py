@@ -29,8 +29,8 @@ JUDGED_MIN = 5
 
 BETTER_SHARE = 0.01
 BETTER_SHARE_FIRST = 0.001
-"""A loss is an improvement if it is below the best loss by at least 1 % of the best loss, and by at
-least 0.1 % of the first loss.
+"""An improvement must lower the best loss by at least 1 % of the best loss, and by at least 0.1 %
+of the first loss.
 """
 
 BETTER_ACCURACY = 0.001
@@ -49,8 +49,8 @@ total decrease of the loss.
 """
 
 NEWS_SHARE = 0.5
-"""A new voter's losses wake the fleet if they have risen by this fraction of such a rise. They are
-checked only once.
+"""The losses of a new voter wake the fleet if they exceed the worst loss by this fraction of such a
+rise. They are checked only once.
 """
 
 NEW_UPDATES = 3
@@ -70,7 +70,7 @@ is at most this value.
 """
 
 KNOWN_MAX = 4096
-"""Maximum number of voters remembered as no longer new."""
+"""Maximum number of voters that are stored so that they do not count as new again."""
 
 
 class Track(msgspec.Struct):

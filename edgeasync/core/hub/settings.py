@@ -195,9 +195,9 @@ class CheckpointSettings(Section, frozen=True):
     the flag for a single start. The hub does not start if the folder has no checkpoint.
     """
     journal_bytes_max: ByteCount = ByteCount(256 << 20)
-    """Size by which the journal may grow before the hub writes a checkpoint. If eight models are
-    larger, their size applies instead. After the checkpoint, the hub deletes the part of the
-    journal that precedes the second newest checkpoint.
+    """Size by which the journal may grow before the hub writes a checkpoint, but at least eight
+    times the size of the model. After the checkpoint, the hub deletes the part of the journal that
+    precedes the second newest checkpoint.
     """
 
     def __post_init__(self) -> None:
@@ -240,9 +240,9 @@ class EvaluationSettings(Section, frozen=True):
 class StopPlateau(Section, frozen=True):
     """`[hub.stop.plateau]`: end training when evaluations stop improving.
 
-    With held-out data, an evaluation improves if its accuracy rises; without, if its loss falls. If
-    both `updates` and `minutes` are set, training ends only after both limits have passed without
-    an improvement.
+    With held-out data, an evaluation improves if its accuracy rises. Without held-out data, it
+    improves if its loss falls. If both `updates` and `minutes` are set, training ends only after
+    both limits have passed without an improvement.
     """
 
     updates: Annotated[int, Meta(ge=1)] | None = None
@@ -252,8 +252,8 @@ class StopPlateau(Section, frozen=True):
     count.
     """
     improvement: Annotated[float, Meta(ge=0, lt=1)] = 0.001
-    """Minimum improvement: the absolute increase of the accuracy, or the relative decrease of the
-    loss.
+    """Minimum improvement of an evaluation: the absolute increase of the accuracy, or the relative
+    decrease of the loss.
     """
 
     def __post_init__(self) -> None:

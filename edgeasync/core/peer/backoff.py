@@ -37,5 +37,5 @@ class Backoff:
             self._until_s.pop(name, None)
 
     def until_s(self, proposer: str) -> float:
-        """Return the time from which on the proposals of this proposer are accepted."""
+        """Return the earliest time at which the proposals of this proposer are accepted."""
         return self._until_s.get(proposer, 0.0)

@@ -1,4 +1,4 @@
-"""The listed peers as this peer knows them: which are live, and which hear each other."""
+"""What a peer knows about the listed peers: which are live, and which hear each other."""
 
 import math
 from collections.abc import Iterator
