@@ -1,4 +1,4 @@
-"""Reuse of large buffers, because fresh memory costs a page fault for every 4 KiB."""
+"""Reuses large buffers, because newly allocated memory costs a page fault for every 4 KiB."""
 
 import weakref
 
@@ -8,13 +8,13 @@ import numpy.typing as npt
 from edgeasync.parameters import Vector
 
 POOLED_BYTES_MIN = 1 << 16
-"""Snapshots of at least this size are sent without a copy, and their buffers are reused."""
+"""Minimum size of snapshots that are sent without a copy and whose buffers are reused."""
 
 
 class BufferPool:
-    """Buffers of one size.
+    """A pool of buffers of one size.
 
-    A buffer returns to the pool when nothing references the array from `take` any more.
+    A buffer returns to the pool when nothing references the array returned by `take` any more.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -28,13 +28,16 @@ class BufferPool:
         return self._made - len(self._free)
 
     def take_vector(self) -> Vector:
-        """Return a vector with arbitrary contents to overwrite; a small one is not pooled."""
+        """Return a vector with arbitrary contents, to be overwritten.
+
+        Small vectors do not come from the pool.
+        """
         if self._nbytes < POOLED_BYTES_MIN:
             return np.empty(self._nbytes // 4, np.float32)
         return self.take().view(np.float32)
 
     def take(self) -> npt.NDArray[np.uint8]:
-        """Return a writable array over a buffer, with the contents of its last use."""
+        """Return a writable array over a buffer, with the contents from its last use."""
         try:
             buffer = self._free.pop()  # the newest, which may still be in the processor's cache
         except IndexError:

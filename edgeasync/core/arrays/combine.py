@@ -1,4 +1,4 @@
-"""Combine scaled updates slice by slice, and compute an update's norm."""
+"""Combines scaled updates slice by slice, and computes the norm of an update."""
 
 import math
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from edgeasync.protocol.codecs import Source
 
 
 def norm_of(update: Source, trained: int | None = None, origin: Vector | None = None) -> float:
-    """Return the L2 norm of an update's first `trained` values, or of their change.
+    """Return the L2 norm of the first `trained` values of an update.
 
-    With `origin`, it is the norm of their difference from `origin`. The norm is not finite if any
-    value of the whole update, or the sum of `ROW` squares, is not finite.
+    If `origin` is passed, return the norm of their difference from `origin`. The norm is not finite
+    if any value of the whole update is not finite, or if the sum of `ROW` squares overflows.
     """
     length = update.length
     trained = length if trained is None else trained
@@ -40,10 +40,10 @@ def norm_of(update: Source, trained: int | None = None, origin: Vector | None = 
 
 
 class Term(msgspec.Struct, frozen=True):
-    """An update and its factor.
+    """An update, and the factor by which it is scaled.
 
     A robust combiner first sums the updates that have the same `row`. If `row` is -1, the update
-    has its own row.
+    has a row of its own.
     """
 
     update: Source
@@ -52,22 +52,22 @@ class Term(msgspec.Struct, frozen=True):
 
 
 class Mixer:
-    """Sums scaled updates, or passes them to a robust combiner, chunk by chunk."""
+    """Sums scaled updates or passes them to a robust combiner, chunk by chunk."""
 
     def __init__(self, policy: PolicySet, spec: ParameterSpec) -> None:
         self._combine = policy.combine
         self._differences = spec.trained_length if policy.aggregate.update == "delta" else 0
-        """The number of leading values of an update that are differences; the rest are plain
-        values.
+        """The number of leading values of an update that are differences from the current model.
+        The other values are plain values.
         """
         self._scratch = np.empty(min(CHUNK, spec.length), np.float32)
         self._rows: npt.NDArray[np.float32] = np.empty((0, 0), np.float32)
 
     def distances(self, terms: Sequence[Term], current: Vector, centre: Vector) -> list[float]:
-        """Return each update's distance from a centre in the trained values.
+        """Return the distance of each update from a centre, considering only trained values.
 
-        It is infinite if the sum overflows. The sums use numpy's own order, so that a replay on
-        another machine computes the same bits.
+        The distance is infinite if the sum overflows. The values are added in numpy's own order, so
+        that a replay on another machine computes the same bits.
         """
         found = []
         for term in terms:
@@ -82,10 +82,10 @@ class Mixer:
         return found
 
     def mix(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> Vector:
-        """Combine the terms' values in the slice `at`, in order; write them to `target`.
+        """Combine the values of the terms in the slice `at`, in order; write them to `target`.
 
-        The slice has at most `CHUNK` values, either all trained or all statistics. `current` is the
-        model to which the updates are added. Return the slice of `target`.
+        The slice has at most `CHUNK` values, which are either all trained or all statistics.
+        `current` is the model to which the updates are added. Return the slice of `target`.
         """
         total = target[at]
         if self._combine.robust and not self._combine.centred and len(terms) > 1:
@@ -100,7 +100,10 @@ class Mixer:
         return total
 
     def _mix_side_by_side(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> None:
-        """Combine all rows at once, in slices of `CHUNK` values divided by their number."""
+        """Combine all rows at once.
+
+        Each slice is shorter than `CHUNK`, so that all rows together have `CHUNK` values.
+        """
         count = _rows_of(terms)
         width = max(1, CHUNK // count)
         if self._rows.shape != (count, width):
@@ -120,9 +123,9 @@ class Mixer:
         self._combine.combine(rows, target[at])
 
     def _fill(self, rows: npt.NDArray[np.float32], terms: Sequence[Term], current: Vector, part: slice) -> None:
-        """Write the terms' values in a slice to their rows.
+        """Write the values of the terms in a slice to the rows of the terms.
 
-        They are scaled so that the mean of the rows is their sum.
+        The values are scaled so that the mean of the rows equals the sum of the scaled updates.
         """
         count, begun = len(rows), set[int]()
         for position, term in enumerate(terms):
@@ -136,9 +139,9 @@ class Mixer:
             begun.add(place)
 
     def _delta(self, term: Term, current: Vector, at: slice) -> Vector:
-        """Return what an update adds to a slice of the current model.
+        """Return the values that an update adds to a slice of the current model.
 
-        The result may be a scratch vector.
+        The returned array may be a scratch vector.
         """
         values = term.update.read(at.start, at.stop, self._scratch)
         if at.start < self._differences:
@@ -147,5 +150,5 @@ class Mixer:
 
 
 def _rows_of(terms: Sequence[Term]) -> int:
-    """Return the number of rows of the terms."""
+    """Return the number of rows that the terms need."""
     return 1 + max(position if term.row < 0 else term.row for position, term in enumerate(terms))

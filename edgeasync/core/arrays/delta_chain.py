@@ -1,4 +1,4 @@
-"""Differences between models, which hub and devices apply bit-identically."""
+"""Differences between models, which the hub and the devices apply bit-identically."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,10 @@ from edgeasync.protocol.codecs import Source, VectorCodec, chunks, copy_range
 
 
 class Difference:
-    """A `Source`: `values - base` in the first `differences` values, then `values`."""
+    """A `Source` of differences and plain values.
+
+    The first `differences` values are `values - base`, and the rest are `values`.
+    """
 
     def __init__(self, values: Vector, base: Vector, differences: int) -> None:
         self._values = values
@@ -18,7 +21,7 @@ class Difference:
         self.length = values.size
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
-        """Return values `start` to `stop`, as a view or in the front of `scratch`."""
+        """Return the values from `start` to `stop`, as a view or in the first part of `scratch`."""
         middle = min(max(start, self._differences), stop)
         if middle == start:
             return self._values[start:stop]
@@ -31,10 +34,10 @@ class Difference:
 
 
 def follow(base: Vector, steps: Iterable[Source], rounding: VectorCodec, trained: int, out: Vector) -> None:
-    """Apply the published chain's `steps` to `base`; write the result to `out`.
+    """Apply the `steps` of the published chain to `base`; write the result to `out`.
 
-    The result has the same bits on every machine. `out` may be `base`. Each step has encoded
-    differences of the `trained` values, and the plain values of statistics. Only one step is
+    The result has the same bits on every machine. `out` may be `base`. Each step contains encoded
+    differences of the `trained` values, and the statistics as plain values. Only one step is
     decoded at a time.
     """
     scratch = np.empty(min(CHUNK, trained), np.float32)

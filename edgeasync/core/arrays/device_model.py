@@ -18,39 +18,43 @@ class DeviceModel:
     """The trained `parameters` and their base, the hub's model, as float32 vectors.
 
     With error feedback (Seide et al. 2014, Karimireddy et al. 2019), a third vector is the
-    residual, the part that codecs dropped. With overlap, a fourth vector contains the parameters as
-    pushed.
+    residual, which is the part that codecs dropped. With overlap, a fourth vector contains the
+    parameters at the time of the last push.
 
-    In each exchange call `install` or `install_deltas`, train, and call `encode_update`. If the hub
-    rejects the update, call `resolve`.
+    In each exchange, call `install` or `install_deltas`, train, and call `encode_update`. If the
+    hub rejects the update, call `resolve`.
     """
 
     def __init__(self, spec: ParameterSpec) -> None:
         self.parameters: Vector = np.zeros(spec.length, np.float32)
         self.base: Vector = np.zeros(spec.length, np.float32)
-        """The hub's model from which training started; read-only for others."""
+        """The hub's model from which training started. Other objects must not change it."""
         self.version: ModelVersion | None = None
-        """The base's version. The caller of `install` sets it, and clears it while it installs a
-        model.
+        """The version of the base. The caller of `install` sets it, and sets it to `None` while it
+        installs a model.
         """
         self.checksum = 0
-        """The base's checksum."""
+        """The checksum of the base."""
         self._trained_length = spec.trained_length
         self.residual: Vector | None = None
-        """The part of earlier updates that codecs dropped and that was not sent since, or `None`.
+        """The part of earlier updates that codecs dropped and that has not been sent since, or
+        `None`.
         """
         self._at_push: Vector | None = None
         self.overlaps = False
         """Whether training may continue on the parameters before the next model is installed."""
 
     def restore_residual(self, residual: Vector) -> None:
-        """Restore the residual from before a restart; raises `ValueError` for a wrong length."""
+        """Restore the residual from before a restart.
+
+        Raises `ValueError` if its length is wrong.
+        """
         if residual.shape != (self._trained_length,) or residual.dtype != np.float32:
             raise ValueError(f"the residual has shape {residual.shape}, expected {self._trained_length} values")
         self.residual = residual
 
     def restore_base(self, held: HeldModel) -> None:
-        """Restore the base from before a restart; raises `ValueError` for a wrong length."""
+        """Restore the base from before a restart; raises `ValueError` if its length is wrong."""
         if held.values.shape != self.base.shape or held.values.dtype != np.float32:
             raise ValueError(f"the model has shape {held.values.shape}, expected {len(self.base)} values")
         self.base[:] = held.values
@@ -62,8 +66,8 @@ class DeviceModel:
     def install(self, source: Source) -> None:
         """Install the hub's whole model as the new base.
 
-        Raises `ProtocolError` if a value is not finite. `parameters` are then unchanged, but have
-        no base until another model is installed.
+        Raises `ProtocolError` if a value is not finite. In this case, `parameters` are unchanged,
+        but have no base until another model is installed.
         """
         for start in range(0, len(self.base), CHUNK):
             # With the base's own slice as scratch, most codecs decode in place.
@@ -73,10 +77,10 @@ class DeviceModel:
         self._start_from_base()
 
     def install_deltas(self, steps: Iterable[Source], rounding: VectorCodec, checksum: int) -> None:
-        """Install a new base by adding the hub's deltas to the old one.
+        """Install a new base by adding the hub's deltas to the old base.
 
-        Raises `ProtocolError` as `install` does, and if the new base's checksum differs from
-        `checksum`.
+        Raises `ProtocolError` for the same reasons as `install`, and if the new base does not have
+        the checksum `checksum`.
         """
         follow(self.base, steps, rounding, self._trained_length, self.base)
         if wire.checksum(self.base.data.cast("B")) != checksum:
@@ -93,7 +97,7 @@ class DeviceModel:
             self.parameters[:] = self.base
 
     def _rebase(self, at_push: Vector) -> None:
-        """Apply the training since the last push to the new base: w_new + (x - x_at_push)."""
+        """Add the training since the last push to the new base: w_new + (x - x_at_push)."""
         parameters = self.parameters
         with np.errstate(over="ignore", invalid="ignore"):
             np.subtract(parameters, at_push, out=parameters)
@@ -113,12 +117,12 @@ class DeviceModel:
         overlap: bool = False,
         random: np.random.Generator | None = None,
     ) -> wire.Buffer:
-        """Encode the difference from the base or, for the kind "model", the whole model.
+        """Encode the difference from the base or, if `kind` is "model", the whole model.
 
-        Statistics are always sent as plain values, because the hub's value may have changed before
-        it could add a difference. With `feedback` a delta includes the residual, and the part that
-        the codec drops becomes the new residual. With `feedback=None` this happens only if an
-        earlier codec left a residual. With `overlap` the caller may continue training before it
+        Statistics are always sent as plain values, because the hub's value may have changed by the
+        time it could add a difference. With `feedback`, a delta includes the residual, and the part
+        that the codec drops becomes the new residual. If `feedback` is `None`, this happens only if
+        an earlier codec left a residual. With `overlap`, the caller may continue to train before it
         installs the next model.
         """
         self.overlaps = overlap
@@ -139,15 +143,18 @@ class DeviceModel:
         return payload
 
     def begin_overlap(self) -> None:
-        """Allow overlap after an update encoded without it, before any further training."""
+        """Allow overlap after an update was encoded without it.
+
+        Call this before any further training.
+        """
         if not self.overlaps:
             self.overlaps, self._at_push = True, self.parameters.copy()
 
     def resolve(self, codec: VectorCodec, payload: wire.Buffer, decay: float | None) -> None:
-        """Undo a rejected update's effect on the residual, then scale it by `decay`.
+        """Undo the effect of a rejected update on the residual, then scale it by `decay`.
 
-        `decay=None` drops the residual and all training since, because the update was not finite.
-        Call it before the next model is installed.
+        If `decay` is `None`, drop the residual and all training since then, because the update was
+        not finite. Call this before the next model is installed.
         """
         if decay is None:
             self.overlaps = False
@@ -169,7 +176,7 @@ class DeviceModel:
             np.multiply(self.residual, np.float32(factor), out=self.residual)
 
     def _accumulate(self, source: Source, operation: np.ufunc) -> None:
-        """Add a source to the residual, or subtract it."""
+        """Add a source to the residual, or subtract the source from it."""
         assert self.residual is not None
         with np.errstate(over="ignore", invalid="ignore"):
             for start, values in chunks(source, self._trained_length):

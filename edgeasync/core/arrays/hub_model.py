@@ -1,8 +1,8 @@
 """The hub's model: buffered updates, folds and immutable snapshots.
 
 A fold multiplies and adds elementwise in cache-sized chunks, and writes into the buffer of the next
-snapshot. It uses no BLAS: a fused multiply-add rounds differently on different machines, and a
-replay must compute the same bits.
+snapshot. It does not use BLAS, because a fused multiply-add rounds differently on different
+machines, and a replay must compute the same bits.
 """
 
 import math
@@ -31,7 +31,7 @@ CURRENT = ""
 
 
 class Snapshot:
-    """An immutable version of the model, with a cached payload for each codec."""
+    """An immutable version of the model, with one cached payload for each codec."""
 
     __slots__ = ("_payloads", "number", "vector")
 
@@ -56,7 +56,7 @@ class Snapshot:
 
 
 class WaitingUpdate(msgspec.Struct, frozen=True, gc=False):
-    """A buffered update: a source of its values, and its payload and codec."""
+    """A buffered update: the source of its values, its codec and its payload."""
 
     source: Source
     codec: str
@@ -64,7 +64,7 @@ class WaitingUpdate(msgspec.Struct, frozen=True, gc=False):
 
 
 class WaitingUpdates(msgspec.Struct, frozen=True):
-    """The buffered updates at one moment, by handle, and the next handle."""
+    """The buffered updates at one moment, by handle, and the next unused handle."""
 
     updates: dict[int, WaitingUpdate]
     handle_next: int
@@ -78,7 +78,7 @@ class UpdateState(msgspec.Struct, array_like=True):
 
 
 class SnapshotState(msgspec.Struct, array_like=True):
-    """A version's number and the name of its array.
+    """The number of a version, and the name of its array.
 
     `CURRENT` stands for the arrays of the parameters.
     """
@@ -99,9 +99,10 @@ class ModelState(msgspec.Struct):
 
 
 class HubModel:
-    """The current and kept snapshots, the optimizer's state, and buffered updates.
+    """The current and the kept snapshots, the state of the optimizer, and buffered updates.
 
-    `fold` may run in another thread than the other methods, one fold at a time.
+    `fold` may run in a different thread than the other methods, but only one fold may run at a
+    time.
     """
 
     def __init__(self, spec: ParameterSpec, initial: Vector, number: int, policy: PolicySet) -> None:
@@ -127,7 +128,7 @@ class HubModel:
     def snapshots_alive(self) -> int:
         """The number of snapshots in use: the current one and those being sent.
 
-        Versions that are only kept for a rollback do not count.
+        Versions that are kept only for a rollback do not count.
         """
         if not self._pool.in_use:
             return 0  # small vectors are not counted
@@ -147,16 +148,16 @@ class HubModel:
         return handle
 
     def hold(self, handle: int, update: WaitingUpdate) -> None:
-        """Buffer an update under its earlier handle."""
+        """Buffer an update under the handle that it had before."""
         self._updates[handle] = update
         self._handle_next = max(self._handle_next, handle + 1)
 
     def holds(self, handle: int) -> bool:
-        """Return whether this handle has a buffered update."""
+        """Return whether there is a buffered update with this handle."""
         return handle in self._updates
 
     def payload(self, handle: int) -> wire.Buffer:
-        """Return the payload in which an update arrived."""
+        """Return the payload that was received for an update."""
         return self._updates[handle].payload
 
     def release(self, handle: int) -> Source:
@@ -164,16 +165,19 @@ class HubModel:
         return self._updates.pop(handle).source
 
     def norm(self, update: Source) -> float:
-        """Return the norm of an update's trained values; not finite if any value is not."""
+        """Return the norm of an update's trained values.
+
+        The norm is not finite if any value is not finite.
+        """
         origin = self.current.vector if self._takes_models else None
         return norm_of(update, self.spec.trained_length, origin)
 
     def keep_current(self) -> None:
-        """Keep the current and the last kept version for a rollback; drop older ones."""
+        """Keep the current version and the last kept version for a rollback; drop older ones."""
         self._kept, self._kept_last = self._kept_last, self.current
 
     def restore(self, number: int) -> Snapshot:
-        """Return the older kept version under a new number; reset the optimizer."""
+        """Return the older of the kept versions under a new number; reset the optimizer."""
         for vector in self._state:
             vector.fill(0.0)
         if self._kept is None:
@@ -182,10 +186,10 @@ class HubModel:
         return Snapshot(number, self._kept.vector)
 
     def fold(self, fold: Fold, updates: Sequence[Source]) -> tuple[Snapshot, float]:
-        """Compute the next version; the caller makes it current with `advance`.
+        """Compute the next version; the caller makes it the current one with `advance`.
 
-        Also return the norm of the updates' weighted sum. It is 0 unless the fold has `measure`,
-        and NaN if a learning rate of 0 hides the sum.
+        Also return the norm of the weighted sum of the updates. The norm is 0 unless the fold has
+        `measure` set. It is NaN if the learning rate is 0, because the sum cannot be computed then.
         """
         if fold.number != self.current.number + 1:
             raise ValueError(
@@ -227,7 +231,7 @@ class HubModel:
     # -- durable state ---------------------------------------------------------------------------------------
 
     def waiting(self, handles: Sequence[int]) -> WaitingUpdates:
-        """Return the buffered updates with these handles for a checkpoint.
+        """Return the buffered updates with these handles, for a checkpoint.
 
         They may be folded before the checkpoint is written.
         """
@@ -236,10 +240,10 @@ class HubModel:
     def dump_state(self, waiting: WaitingUpdates) -> tuple[ModelState, dict[str, Array]]:
         """Return the durable state and its arrays, with the updates of `waiting`.
 
-        Call this when exactly the folds decided before `waiting` was captured are done. The current
-        version is not among the arrays; write it under the names of `spec.views`. Only the
-        optimizer's vectors are copied, since the other vectors never change. Versions that share a
-        vector share its array.
+        Call this when all folds decided before `waiting` was captured are done, and no later one
+        is. The current version is not among the arrays; write it under the names of `spec.views`.
+        Only the optimizer's vectors are copied, since the other vectors never change. If versions
+        share a vector, they share an array, too.
         """
         arrays: dict[str, Array] = {
             f"optimizer/{place}": vector.copy() for place, vector in enumerate(self._state)
@@ -266,9 +270,9 @@ class HubModel:
         return state, arrays
 
     def load_state(self, state: ModelState, parameters: Mapping[str, Array], arrays: Mapping[str, Array]) -> None:
-        """Restore a durable state, with `parameters` as the current version; copies arrays.
+        """Restore a durable state, with `parameters` as the current version.
 
-        Raises `StorageError` if an array is missing or has the wrong length.
+        The arrays are copied. Raises `StorageError` if an array is missing or has the wrong length.
         """
         rolls_back = self._kept is not None
         kept = [snapshot for snapshot in (state.kept, state.kept_last) if snapshot is not None]
@@ -323,9 +327,9 @@ class HubModel:
         return list(map(Term, updates, scales, fold.rows or repeat(-1)))
 
     def _combine_whole(self, terms: Sequence[Term], current: Vector, target: Vector, factor: float) -> None:
-        """Combine updates and their statistics with a whole-update combiner.
+        """Combine the updates, including their statistics, with a whole-update combiner.
 
-        The trained values are multiplied by `factor`.
+        The trained values of the result are multiplied by `factor`.
         """
         trained, length = self.spec.trained_length, self.spec.length
         self._mixer.mix_whole(terms, current, slice(0, trained), target)
@@ -336,9 +340,9 @@ class HubModel:
     def _fold_statistics(
         self, fold: Fold, updates: Sequence[Source], weights: Sequence[float], target: Vector, *, combined: bool
     ) -> None:
-        """Write the next statistics, as a convex combination, without the optimizer.
+        """Compute the next statistics, as a convex combination, without the optimizer.
 
-        With `combined`, `target` already contains the combination of the updates.
+        If `combined` is set, `target` already contains the combination of the updates.
         """
         current, share = self.current.vector, max(1.0, sum(fold.weights))
         terms = self._terms(fold, updates, [-weight / share for weight in weights])
@@ -352,7 +356,7 @@ class HubModel:
             np.subtract(current[at], step, out=step)
 
     def _weights(self, fold: Fold, updates: Sequence[Source], current: Vector) -> Sequence[float]:
-        """Return the updates' weights after clipping by a combiner with a centre."""
+        """Return the weights of the updates after clipping by a combiner with a centre."""
         if not isinstance(self._combine, CentredClipCombiner) or not math.isfinite(fold.norm_usual):
             return fold.weights
         terms = self._terms(fold, updates, fold.weights)
@@ -363,7 +367,8 @@ class HubModel:
     def _centre(self, step: Vector, at: slice, factor: float, weight: float, told: float) -> None:
         """Add the centre's share to a step, then move the centre towards the result.
 
-        `told` is the sum of the clipped weights of the updates.
+        `told` is the sum of the clipped weights of the updates. The centre's share is the rest of
+        `weight`.
         """
         centre = self._state[-1][at]
         rest = np.multiply(centre, np.float32(-(weight - told) * factor))

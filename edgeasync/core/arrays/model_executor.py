@@ -24,7 +24,7 @@ class ModelExecutor:
         self.publisher = publisher
 
     def apply(self, effect: ModelEffect) -> Folded | None:
-        """Execute an effect; return the resulting event, if any."""
+        """Execute an effect; if this results in an event, return it."""
         match effect:
             case Fold():
                 return self._end_fold(effect, self.model.fold(effect, self._release(effect)))
@@ -37,9 +37,10 @@ class ModelExecutor:
         return None
 
     def begin(self, effect: Fold | Publish) -> tuple[Work, Finish]:
-        """Return work for any thread, and a function for its result on the hub's thread.
+        """Return the work of an effect, and a function that processes its result.
 
-        Nothing else may change the model in between.
+        The work may run in any thread, the function must run on the hub's thread. Nothing else may
+        change the model between the two calls.
         """
         if isinstance(effect, Publish):
             return partial(self.publisher.publish, whole=effect.whole), lambda _: None

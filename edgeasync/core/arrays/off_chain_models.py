@@ -1,10 +1,11 @@
 """Coarse models that some devices have instead of the published chain's model.
 
-A device that the chain's differences cannot update gets the whole model in a coarse codec. The
-device's model then differs from the chain's, and the hub stores a copy of it. The next difference
-for this device starts there, and so contains what the codec dropped: this is error feedback at the
-hub. An update is relative to the device's own model, so it is as good as any other. After some
-differences, the device gets the exact whole model, and follows the chain.
+A device whose version the chain's differences cannot update gets the whole model in a coarse codec.
+The device's model then differs from the chain's model, and the hub stores a copy of it. The next
+difference for this device starts from that copy, and so contains what the codec dropped: this is
+error feedback at the hub. An update is relative to the device's own model, so the coarse error does
+not reduce its quality. After some differences, the device gets the exact whole model, and then
+follows the chain.
 """
 
 from collections.abc import Hashable
@@ -20,23 +21,25 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import VectorCodec, VectorSource, copy_range
 
 OFF_CHAIN_MAX = 8
-"""How many devices' models are stored, each a vector. Other devices get the exact whole model."""
+"""Maximum number of devices whose models are stored, with one vector for each. Other devices get
+the exact whole model.
+"""
 
 DIFFERENCES_MAX = 8
-"""After this number of differences, a device gets the exact whole model and frees its slot."""
+"""Number of differences after which a device gets the exact whole model, and frees its slot."""
 
 UNUSED_MAX = 64
-"""A model is dropped if its device has not named it for this number of publications."""
+"""A model is dropped if its device has not reported it during this number of publications."""
 
 ERROR_MAX = 0.02
-"""Maximum relative error of a coarse model; above it, the exact model is sent."""
+"""Maximum relative error of a coarse model. If the error is larger, the exact model is sent."""
 
 
 class OffChainModel(NamedTuple):
-    """A device's model off the chain.
+    """The model of a device that does not follow the chain.
 
-    `differences` counts the differences applied to it. `since` is the publication at which it was
-    sent.
+    `differences` counts the differences applied to it. `since` is the number of the publication at
+    which it was sent.
     """
 
     number: int
@@ -47,7 +50,7 @@ class OffChainModel(NamedTuple):
 
 
 class Coarse(NamedTuple):
-    """An encoded whole model or difference, and the model that results from it."""
+    """An encoded whole model or difference, and the model that results from decoding it."""
 
     payload: wire.Buffer
     vector: Vector
@@ -55,7 +58,10 @@ class Coarse(NamedTuple):
 
 
 class OffChainModels:
-    """The models of devices off the chain, by the owner of the device's transfers."""
+    """The models of devices that do not follow the chain.
+
+    Each model is stored for the owner of the device's transfers.
+    """
 
     def __init__(self, spec: ParameterSpec) -> None:
         self._trained = spec.trained_length
@@ -66,7 +72,7 @@ class OffChainModels:
         return len(self._held)
 
     def advance(self) -> None:
-        """Count a publication, and drop models that are unused for too long."""
+        """Count a publication, and drop models that have not been used for too long."""
         self._publications += 1
         oldest = self._publications - UNUSED_MAX
         for owner in [owner for owner, off_chain in self._held.items() if off_chain.since < oldest]:
@@ -77,30 +83,30 @@ class OffChainModels:
         self._held.clear()
 
     def find(self, owner: Hashable, number: int | None, checksum: int | None) -> OffChainModel | None:
-        """Return the model last sent to a device, if the device reports that one."""
+        """Return the model that was last sent to a device, if the device reports the same model."""
         held = self._held.get(owner)
         return held if held is not None and (held.number, held.checksum) == (number, checksum) else None
 
     def may_hold(self, owner: Hashable, off_chain: OffChainModel | None) -> bool:
-        """Return whether a device may get a coarse model or difference now.
+        """Return whether a device may get a coarse model or another difference now.
 
-        `off_chain` is its current model off the chain, if any.
+        `off_chain` is the device's current model that is not part of the chain, if any.
         """
         if off_chain is None:
             return owner in self._held or len(self._held) < OFF_CHAIN_MAX
         return off_chain.differences < DIFFERENCES_MAX
 
     def put(self, owner: Hashable, number: int, sent: Coarse, before: OffChainModel | None) -> None:
-        """Store the model that a device is sent, in place of its last one."""
+        """Store the model that is sent to a device, and drop the previous one."""
         differences = 0 if before is None else before.differences + 1
         self._held[owner] = OffChainModel(number, sent.checksum, sent.vector, differences, self._publications)
 
     def drop(self, owner: Hashable) -> None:
-        """Drop a device's model, because it is sent the chain's."""
+        """Drop the model of a device, because the chain's model is sent to it."""
         self._held.pop(owner, None)
 
     def code_whole(self, published: Snapshot, codec: VectorCodec) -> Coarse | None:
-        """Encode the whole model in a coarse codec; `None` if the error is too large."""
+        """Encode the whole model in a coarse codec; return `None` if the error is too large."""
         model = VectorSource(published.vector)
         payload = codec.encode(model)
         coded = codec.open(payload)
@@ -114,7 +120,7 @@ class OffChainModels:
     def lead_on(
         self, off_chain: OffChainModel, published: Snapshot, delta: VectorCodec, rounding: VectorCodec
     ) -> Coarse | None:
-        """Encode the difference from a device's model to the published one.
+        """Encode the difference from a device's model to the published model.
 
         Return `None` if the result is not finite.
         """

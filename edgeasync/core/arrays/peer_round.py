@@ -1,4 +1,4 @@
-"""One member's arrays in a round of peers: the snapshot and the sum in segments."""
+"""The arrays of one member in a round of peers: the snapshot, and the sum in segments."""
 
 import math
 
@@ -12,21 +12,22 @@ from edgeasync.protocol.codecs import VectorCodec, VectorSource, chunks, copy_ra
 from edgeasync.protocol.wire import Buffer
 
 EMPTY = b"\0"
-"""The payload of an empty segment, in a model with fewer values than members; it must not be empty.
+"""The payload of an empty segment, in a model with fewer values than there are members. A payload
+must not be empty.
 """
 
 
 class NotFiniteError(Exception):
-    """This device's model, or a sum of models, has values that are not finite."""
+    """This device's model, or a sum of models, contains values that are not finite."""
 
 
 class PeerRound:
-    """The arrays of one round. Its slow methods run one at a time, in any thread.
+    """The arrays of one round. Its slow methods run in any thread, but only one at a time.
 
-    In a `ring` the sum starts as the snapshot, otherwise as zeros. The snapshot never changes. Its
-    first `trained_length` values are trained, and the rest are statistics; `norms` has the norms of
-    both. Raises `NotFiniteError` for a model whose norm overflows, since no payload could be
-    compared with it.
+    In a `ring`, the sum is initialized with the snapshot, otherwise with zeros. The snapshot never
+    changes. Its first `trained_length` values are trained parameters, and the rest are statistics.
+    `norms` contains the norm of each of these two parts. Raises `NotFiniteError` for a model whose
+    norm overflows, since the norms of payloads could not be compared with it.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class PeerRound:
     def encode(self, segment: int, source: str, random: np.random.Generator) -> Buffer:
         """Encode a segment; raises `NotFiniteError`.
 
-        For the source `"mean"`, the segment of the sum is replaced by the decoded payload.
+        If the source is `"mean"`, the segment of the sum is replaced by the decoded payload.
         """
         values = (self.snapshot if source == "snapshot" else self._sum)[self._range(segment)]
         if not values.size:
@@ -69,10 +70,10 @@ class PeerRound:
         return payload
 
     def decode(self, payload: Buffer, segment: int, way: str) -> tuple[float, float] | None:
-        """Decode a payload into a segment of the sum: add it, or replace the segment.
+        """Decode a payload, and add it to a segment of the sum, or replace the segment.
 
-        Return the norms of its trained parameters and of its statistics, or `None` if it is
-        invalid.
+        Return the norms of the payload's trained parameters and statistics, or `None` if the
+        payload is invalid.
         """
         where = self._range(segment)
         values = self._sum[where]
@@ -97,9 +98,9 @@ class PeerRound:
         return norms
 
     def apply(self, parameters: Vector) -> None:
-        """Add the mean minus the snapshot to the parameters; replace the statistics.
+        """Add the mean minus the snapshot to the parameters, and replace the statistics.
 
-        Parameters that have diverged since the snapshot are set to the mean. Raises
+        If parameters have diverged since the snapshot, they are set to the mean. Raises
         `NotFiniteError` if the mean is not finite.
         """
         mean = self._sum
@@ -122,14 +123,14 @@ class PeerRound:
 
 
 def _norms(values: Vector, trained: int) -> tuple[float, float]:
-    """Return the norm of the first `trained` values, and of the rest."""
+    """Return the norm of the first `trained` values, and the norm of the rest."""
     trained = min(max(trained, 0), values.size)
     with np.errstate(over="ignore"):
         return math.sqrt(square_sum_of(values[:trained])), math.sqrt(square_sum_of(values[trained:]))
 
 
 def check_peer_codec(name: str) -> None:
-    """Raise `ValueError` for a codec that is unknown or too lossy to average models."""
+    """Raise `ValueError` for a codec that is unknown, or too lossy to average models with it."""
     if _codec_of(name, 1).needs_feedback or name.startswith("top_k"):
         raise ValueError(
             f"codec = {name!r} is too lossy: peers send whole models; use identity, float16, bfloat16, int8 or "
@@ -142,5 +143,5 @@ def _codec_of(name: str, length: int) -> VectorCodec:
 
 
 def _spec_of(length: int) -> ParameterSpec:
-    """Return the layout of a segment, regardless of the model's arrays."""
+    """Return a layout for a segment, regardless of the arrays of the model."""
     return ParameterSpec((Parameter("segment", (length,)),))

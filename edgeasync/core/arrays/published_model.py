@@ -1,10 +1,11 @@
 """The model as sent to devices: a whole version, or the differences to it.
 
-All devices follow one published chain, so the hub needs no copy of the model for each device. The
-published model p moves by the encoded difference w - p. The next difference contains what the codec
-dropped from this one. Every sum is rounded to values that the model's codec can represent. So a
-device with the whole model has the same bits as a device that applied the differences. A few
-devices have a coarse model instead (`off_chain_models.py`).
+All devices follow one published chain, so the hub does not need a copy of the model for each
+device. The published model p moves by the encoded difference w - p, where w is the hub's model. The
+next difference contains what the codec dropped from this one. Every sum is rounded to values that
+the model's codec can represent. So a device that receives the whole model has the same bits as a
+device that applied the differences. A few devices have a coarse model instead
+(`off_chain_models.py`).
 """
 
 import weakref
@@ -30,13 +31,13 @@ from edgeasync.protocol.codecs import ELEMENTWISE, VectorSource, make_codec
 from edgeasync.protocol.messages import DELTAS_MAX, Deltas
 
 _Living = weakref.WeakValueDictionary[int, npt.NDArray[Any]]
-"""Arrays, by `id`, that are still referenced."""
+"""Maps the `id` of each array to the array, as long as it is referenced elsewhere."""
 
 
 class PublishedPayload(msgspec.Struct, frozen=True, gc=False):
     """A payload for one device, with its checksum and codec.
 
-    With `deltas`, it contains differences from a version.
+    If `deltas` is set, the payload contains differences from an earlier version.
     """
 
     payload: wire.Buffer
@@ -48,8 +49,9 @@ class PublishedPayload(msgspec.Struct, frozen=True, gc=False):
 class PublisherState(msgspec.Struct):
     """The durable fields of `Publisher`; its vectors and payloads are saved as arrays.
 
-    `steps` lists the versions at which the chain's steps start. `codec` encodes whole models: the
-    configured codec, or `identity` if the model had values too large for it.
+    `steps` lists the versions at which the steps of the chain start. `codec` encodes whole models.
+    It is the configured codec, or `identity` if the model contained values that are too large for
+    that codec.
     """
 
     number: int
@@ -59,11 +61,11 @@ class PublisherState(msgspec.Struct):
 
 
 class MadeOffers(msgspec.Struct):
-    """Payloads encoded from one published version; dropped with that version.
+    """Payloads encoded from one published version, which are dropped with that version.
 
-    `differences` maps a start version to its payload; `joined` has the chain's steps in one buffer.
-    `led_on` has the differences for single devices off the chain. `coarse` is the coarse whole
-    model, if it is precise enough.
+    `differences` maps a start version to its payload. `joined` contains the steps of the chain in
+    one buffer. `led_on` contains the differences for single devices that do not follow the chain.
+    `coarse` is the coarse whole model, if it is precise enough.
     """
 
     differences: dict[int, PublishedPayload] = {}
@@ -74,9 +76,10 @@ class MadeOffers(msgspec.Struct):
 
 
 class SentPayloads:
-    """Counts large payloads that are still being sent, as long as they are referenced.
+    """Counts large payloads that are still being sent, for as long as they are referenced.
 
-    Views and slices of an array count with it; `bytes` cannot be tracked, and do not count.
+    A view or slice of an array counts as the array. Objects of type `bytes` do not count, because
+    they cannot be tracked.
     """
 
     def __init__(self) -> None:
@@ -85,11 +88,11 @@ class SentPayloads:
 
     @property
     def outdated(self) -> int:
-        """The number of payloads of earlier publications."""
+        """The number of payloads from earlier publications that are still being sent."""
         return len(self._outdated)
 
     def watch(self, payload: wire.Buffer, *, outdated: bool = False) -> None:
-        """Count a payload of the current or of an earlier publication."""
+        """Count a payload of the current publication or, if `outdated`, of an earlier one."""
         if isinstance(payload, memoryview) and len(payload) >= POOLED_BYTES_MIN:
             array = payload.obj
             assert isinstance(array, np.ndarray)
@@ -106,8 +109,8 @@ class SentPayloads:
 class Publisher:
     """The published model and the latest steps of its chain.
 
-    The steps together take fewer bytes than the whole model. Without a codec for differences there
-    is no chain, and every device gets the newest model as a whole.
+    The steps together take fewer bytes than the whole model. If no codec for differences is
+    configured, there is no chain, and every device gets the newest model as a whole.
     """
 
     def __init__(self, spec: ParameterSpec, model: HubModel, settings: CodecSettings) -> None:
@@ -130,7 +133,7 @@ class Publisher:
 
     @property
     def published(self) -> Snapshot:
-        """The version that devices are sent now."""
+        """The version that is sent to devices now."""
         return self._published or self._model.current
 
     @property
@@ -139,9 +142,9 @@ class Publisher:
         return max(0, self._pool.in_use - 1) + self._sent.outdated
 
     def publish(self, *, whole: bool = False) -> None:
-        """Move the published model to the current version.
+        """Make the current version the published version.
 
-        With `whole`, the chain starts over without a difference.
+        If `whole` is set, the chain starts again, without a difference from the previous version.
         """
         assert self._delta is not None
         self._withdraw_offers()
@@ -179,10 +182,11 @@ class Publisher:
         owner: Hashable = None,
         coarse: bool = False,
     ) -> PublishedPayload:
-        """Return the payload for a device with version `base`, if any.
+        """Return the payload for a device that has the version `base`, if any.
 
         `codec` encodes a whole model. `held` is the checksum that the device reports for its
-        version. With `coarse` the `owner` may get a coarse whole model, and differences from there.
+        version. If `coarse` is set, the `owner` may get a coarse whole model, and later the
+        differences from it.
         """
         found = None if base is None else self._deltas_from(base, held)
         if coarse and (found is None or len(found.payload) > self._coarse_bytes):
@@ -208,14 +212,14 @@ class Publisher:
         return PublishedPayload(payload, checksum, used.name)
 
     def code(self, snapshot: Snapshot, codec: str) -> None:
-        """Encode a version before a device needs it; may run in any thread."""
+        """Encode a version before a device requests it; may run in any thread."""
         used = codec if self._fits(snapshot, codec) else "identity"
         snapshot.payload(make_codec(used, self._spec))
 
     def _fits(self, snapshot: Snapshot, codec: str) -> bool:
-        """Return whether a codec can represent a version, by encoding it.
+        """Return whether a codec can represent a version. This is tested by encoding the version.
 
-        For example, float16 ends at 65,504.
+        For example, the largest value in float16 is 65,504.
         """
         if codec == "identity":
             return True
@@ -226,7 +230,10 @@ class Publisher:
         return self._fitting[2]
 
     def dump_state(self) -> tuple[PublisherState | None, dict[str, Array]]:
-        """Return the durable state and immutable arrays; `None` and empty without a chain."""
+        """Return the durable state and immutable arrays.
+
+        If there is no chain, return `None` and no arrays.
+        """
         if self._published is None:
             return None, {}
         arrays: dict[str, Array] = {"published": self._published.vector}
@@ -253,7 +260,7 @@ class Publisher:
         self._off_chain.clear()
 
     def needs_coding(self, base: int | None, held: int | None, owner: Hashable, *, coarse: bool) -> bool:
-        """Return whether the offer for a device must be encoded first."""
+        """Return whether the payload for a device must be encoded before it can be sent."""
         if not coarse or (base is not None and self._deltas_from(base, held) is not None):
             return False
         off_chain = self._off_chain.find(owner, base, held)
@@ -266,7 +273,7 @@ class Publisher:
         )
 
     def prepare(self, base: int | None, held: int | None, owner: Hashable) -> None:
-        """Encode an offer if `needs_coding` is true for it; runs in the background."""
+        """Encode a payload for which `needs_coding` returns true; runs in the background."""
         off_chain = self._off_chain.find(owner, base, held)
         if off_chain is None:
             self._make_coarse(self.published)
@@ -274,11 +281,14 @@ class Publisher:
             self._lead_on(owner, off_chain)
 
     def _may_be_off_chain(self, owner: Hashable, off_chain: OffChainModel | None) -> bool:
-        """Return whether a device may leave the chain; never before its first step."""
+        """Return whether a device may get a model that is not part of the chain.
+
+        This is never the case before the chain has its first step.
+        """
         return bool(self._steps) and self._off_chain.may_hold(owner, off_chain)
 
     def _offer_off_chain(self, owner: Hashable, off_chain: OffChainModel | None) -> PublishedPayload | None:
-        """Return the difference from a device's model off the chain, or a coarse model.
+        """Return the difference from a device's off-chain model, or a coarse model.
 
         Return `None` if neither is possible.
         """
@@ -298,7 +308,7 @@ class Publisher:
         return offer
 
     def _lead_on(self, owner: Hashable, off_chain: OffChainModel) -> tuple[PublishedPayload, Coarse] | None:
-        """Return the difference for a device off the chain, which is encoded once."""
+        """Return the difference for an off-chain device. It is encoded only once."""
         assert self._delta is not None
         before, made = self._made.led_on.get(owner, (None, None))
         if before is not off_chain or made is None:
@@ -325,13 +335,14 @@ class Publisher:
 
     @property
     def _coarse_bytes(self) -> int:
-        """The size of a coarse whole model."""
+        """The size of the coarse whole model in bytes."""
         return make_codec(COARSE, self._spec).payload_bytes_max
 
     def _deltas_from(self, base: int, held: int | None) -> PublishedPayload | None:
-        """Return the steps from a version to the published one.
+        """Return the steps from a version to the published version.
 
-        Return `None` if the chain no longer has them, or if the device has other values.
+        Return `None` if the chain no longer contains them, or if the device's values differ from
+        the chain's.
         """
         if self._delta is None or (held is not None and self._checksums.get(base, held) != held):
             return None
@@ -345,7 +356,7 @@ class Publisher:
         return offer
 
     def _join(self, newest: list[wire.Buffer]) -> wire.Buffer:
-        """Return the newest steps as one payload; all devices get parts of one buffer."""
+        """Return the newest steps as one payload. All devices get parts of the same buffer."""
         if len(newest) <= 1:
             return newest[0] if newest else b""
         if self._made.joined is None:
@@ -354,7 +365,7 @@ class Publisher:
         return self._made.joined[-sum(len(step) for step in newest) :]
 
     def _trim_steps(self, nbytes: int) -> None:
-        """Drop the oldest steps until the rest take less than `nbytes` and fit a message."""
+        """Drop the oldest steps until the rest take less than `nbytes` and fit into one message."""
         total = sum(len(step) for _, step in self._steps)
         while self._steps and (total >= nbytes or len(self._steps) > DELTAS_MAX):
             _, step = self._steps.popleft()
@@ -362,6 +373,9 @@ class Publisher:
             self._sent.watch(step, outdated=True)
 
     def _withdraw_offers(self) -> None:
-        """Drop the published version's offers; its payloads in transfer become outdated."""
+        """Drop the payloads encoded from the published version.
+
+        Those still being sent become outdated.
+        """
         self._sent.outdate()
         self._made = MadeOffers()

@@ -1,4 +1,4 @@
-"""The state that a device may save to disk to limit the loss of a power cut."""
+"""The state that a device may save to disk to limit the loss from a power cut."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,15 +12,15 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import ModelVersion, Push
 
 TrainerState = Mapping[str, npt.NDArray[Any]]
-"""A trainer's own arrays by name, such as its optimizer's vectors and its position in the data."""
+"""A trainer's own arrays by name, such as the optimizer's vectors and the position in the data."""
 
 
 class Spool(msgspec.Struct, frozen=True):
-    """An update as first sent, and the state from which training resumes after it.
+    """An update as it was first sent, and the state from which training resumes after it.
 
-    It contains no parameters: the next assignment brings them, or a `HeldModel` and differences. So
-    after a restart, a device cannot undo a rejected update's effect on the residual, and drops the
-    residual instead.
+    It does not contain parameters, which the device gets with the next assignment, or from a
+    `HeldModel` and differences. So after a restart, a device cannot undo the effect of a rejected
+    update on the residual, and drops the residual instead.
     """
 
     model: ModelKey
@@ -31,7 +31,7 @@ class Spool(msgspec.Struct, frozen=True):
 
 
 class HeldModel(msgspec.Struct, frozen=True):
-    """The device's copy of the hub's model at a version, to which differences apply."""
+    """The device's copy of a version of the hub's model, to which differences are applied."""
 
     model: ModelKey
     version: ModelVersion

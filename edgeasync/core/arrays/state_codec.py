@@ -1,4 +1,4 @@
-"""Encodes durable state with a checksum, and validates it when decoding. No I/O."""
+"""Encodes durable state with a checksum, which is verified when decoding. No I/O."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -13,7 +13,8 @@ from edgeasync.protocol import wire
 from edgeasync.structs import resolve_type
 
 FORMAT = 1
-"""The format number. Increase it when a field of a state changes, so that other versions refuse it.
+"""The number of the format. Increase it when a field of a state changes, so that other versions
+refuse the state.
 """
 
 Array = npt.NDArray[np.float32] | npt.NDArray[np.uint8]
@@ -29,7 +30,7 @@ _WRONG = (
     ArithmeticError,
     RecursionError,
 )
-"""Exceptions from decoding a state with a valid checksum, which somebody may have forged."""
+"""Exceptions raised when decoding a state that has a valid checksum, but was forged."""
 
 _FORMAT_BYTES, _CHECKSUM_BYTES = 2, 8
 _FRONT_BYTES = _FORMAT_BYTES + _CHECKSUM_BYTES
@@ -60,7 +61,10 @@ def decode_state(sealed: bytes, kind: type[State]) -> State:
 
 
 def take_values(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Vector:
-    """Return a float32 array; raises `StorageError` if missing or of another shape."""
+    """Return a float32 array.
+
+    Raises `StorageError` if the array is missing or has another shape.
+    """
     array = arrays.get(name)
     if array is None or array.dtype != np.float32 or array.shape != shape:
         found = "missing" if array is None else f"{array.dtype} {array.shape}"
@@ -71,7 +75,7 @@ def take_values(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) 
 def take_payload(arrays: Mapping[str, Array], name: str) -> memoryview:
     """Return a copy of a byte array.
 
-    Raises `StorageError` if it is missing or has another type.
+    Raises `StorageError` if the array is missing or has another type.
     """
     array = arrays.get(name)
     if array is None or array.dtype != np.uint8 or array.ndim != 1:

@@ -1,4 +1,4 @@
-"""Reports of the hub's answers to updates, for the person at the device."""
+"""Reports the hub's answers to updates to the user of the device."""
 
 import msgspec
 
@@ -20,7 +20,7 @@ class AnswerReports:
         self._diverged = self._in_quarantine = self._preempted = False
 
     def reports(self, ack: Ack) -> list[DeviceReport]:
-        """Return the reports of an answer, without repeating those of the last answer."""
+        """Return the reports of an answer, without repeating those of the previous answer."""
         outcome = ack.outcome
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
         before = self._diverged, self._preempted, self._in_quarantine
@@ -40,7 +40,7 @@ class AnswerReports:
 
 
 def is_preempted(outcome: Outcome) -> bool:
-    """Return whether an outcome, or a repeated one, asks the device to start over."""
+    """Return whether an outcome, possibly a repeated one, asks the device to start over."""
     first = outcome.first if isinstance(outcome, Duplicate) else outcome
     return isinstance(first, Rejected) and first.preempted
 
@@ -50,7 +50,7 @@ def _is(outcome: Outcome, reason: str) -> bool:
 
 
 def describe(outcome: Outcome) -> str:
-    """Format an outcome as text."""
+    """Return a text that describes an outcome."""
     if isinstance(outcome, Duplicate):
         return f"duplicate of: {describe(outcome.first)}"
     if isinstance(outcome, Rejected):

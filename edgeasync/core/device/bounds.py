@@ -1,8 +1,8 @@
 """Limits on what a hub may request of a device.
 
-A hub may be faulty or of another implementation, and an unauthenticated peer may not be a hub. An
-invalid `Welcome` is refused. Excessive times and steps are clamped: the device keeps working, but
-requests, pings or answers more often than it was told.
+A hub may be faulty or another implementation of the protocol, and an unauthenticated peer may not
+be a hub at all. An invalid `Welcome` is refused. Excessive times and numbers of steps are clamped.
+The device then continues to work, but requests, pings or answers more often than the hub specified.
 """
 
 import msgspec
@@ -12,21 +12,29 @@ from edgeasync.protocol.messages import Welcome
 
 SETTINGS_DEPTH_MAX = 16
 SETTINGS_ITEMS_MAX = 4096
-"""Maximum nesting of the hub's settings, and maximum number of their values."""
+"""Maximum nesting depth of the hub's settings (`SETTINGS_DEPTH_MAX`), and maximum number of their
+values.
+"""
 
 SEQ_MAX = 2**52
-"""The highest valid number of a last push, which leaves enough numbers for later ones."""
+"""Maximum number of the last push. It leaves enough numbers for later pushes."""
 
 HEADER_BYTES_MAX = 1 << 14
-"""Maximum header of all messages but `Welcome`, which names all parameters."""
+"""Maximum header length of all messages except `Welcome`, which contains the names of all
+parameters.
+"""
 
 HEARTBEAT_S_MIN = 0.05
 LEASE_S_MAX = 3600.0
-"""Maximum lease. A device considers its hub lost after this time, even if the hub set more."""
+"""Maximum lease in seconds. After this time without a message, a device considers its hub lost,
+even if the hub set a longer lease.
+"""
 
 RETRY_AFTER_S_MAX = 3600.0
 LOCAL_STEPS_MAX = 1_000_000
-"""Between two exchanges, unless the device has a lower limit of its own."""
+"""Maximum number of local steps between two exchanges, unless the device has a lower limit of its
+own.
+"""
 
 
 def check_welcome(welcome: Welcome) -> None:
@@ -49,7 +57,10 @@ def check_welcome(welcome: Welcome) -> None:
 
 
 def clamp_times(welcome: Welcome) -> Welcome:
-    """Limit the lease and the heartbeat of a welcome; the heartbeat must be shorter."""
+    """Limit the lease and the heartbeat of a welcome.
+
+    The heartbeat must be shorter than the lease.
+    """
     lease_s = min(max(welcome.lease_s, 4 * HEARTBEAT_S_MIN), LEASE_S_MAX)
     heartbeat_s = max(welcome.heartbeat_s, HEARTBEAT_S_MIN)
     if heartbeat_s >= lease_s:
@@ -60,5 +71,5 @@ def clamp_times(welcome: Welcome) -> Welcome:
 
 
 def clamp_retry(retry_after_s: float | None) -> float | None:
-    """Limit the time after which to retry."""
+    """Limit the time to wait before a retry."""
     return None if retry_after_s is None else min(retry_after_s, RETRY_AFTER_S_MAX)

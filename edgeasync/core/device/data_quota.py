@@ -1,7 +1,8 @@
 """A device's own daily quota, and its records on disk. Part of `DeviceCore`.
 
-The device counts for itself, whatever its hub reports or sends. A day is 24 hours in which the
-agent runs. Time without the agent does not count, since a device may lack a clock that measures it.
+The device counts its own traffic, whatever its hub reports or sends. A day is a period of 24 hours
+during which the agent runs. Time without the agent does not count, since a device may lack a clock
+that measures it.
 """
 
 import math
@@ -12,40 +13,42 @@ from edgeasync.protocol.messages import COUNT_MAX, DAY_S, HEADERS_BYTES, HEARTBE
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 
 SPARE_BYTES = PIECE_BYTES_MIN + HEADERS_BYTES
-"""Bytes that no exchange may use, because a hub may send one piece of an unrequested model."""
+"""Bytes that no exchange may use, because a hub may send one piece of a model without a request."""
 
 HEADERS_SHARE = 256
-"""The headers of a payload's pieces take at most 1/256 of it: two messages of 64 bytes per piece.
+"""Inverse of the maximum share of a payload's size that the headers of its pieces take: 1/256. Each
+piece needs two messages of 64 bytes.
 """
 
 BYTES_PER_DAY_MIN = 2 * PIECE_BYTES_MIN
-"""Below this quota, no exchange fits besides `SPARE_BYTES`."""
+"""Minimum quota. A smaller one would not be enough for `SPARE_BYTES` and an exchange."""
 
 RECORDS_A_DAY = 128
-"""A record is at most 1/128 of the quota ahead of the count.
+"""A record on disk exceeds the actual count by at most 1/128 of the quota.
 
 So a day has at most twice as many records.
 """
 
 RECORD_EVERY_S = 3600.0
 RECORD_EVERY_S_MIN = 60.0
-"""Maximum and minimum time between two records while few bytes move."""
+"""Maximum and minimum time between two records while there is little traffic."""
 
 
 class QuotaRecord(msgspec.Struct, frozen=True):
-    """The durable state of the quota: used bytes, and remaining seconds of the day."""
+    """The durable state of the quota: the bytes used, and the remaining seconds of the day."""
 
     used_bytes: int = 0
     remaining_s: float = DAY_S
 
 
 class DataQuota:
-    """The device's daily quota. Without `bytes_per_day_max`, it counts nothing.
+    """The device's daily quota. If `bytes_per_day_max` is not set, it counts nothing.
 
-    After a crash the day continues from the last record. A record is ahead of the count, and the
-    next one is due before the count reaches it, so a crash never loses used bytes. It is ahead by
-    at most a piece, or by the bytes used since the start. At first, records follow quickly, so that
-    the days of a board that often loses its power end, too.
+    After a crash, the day continues from the last record. Each record contains a higher count than
+    the actual one, and the next record is due before the actual count reaches it. So no used bytes
+    are forgotten in a crash. The record exceeds the count by at most a piece, or by the bytes used
+    since the start. After a start, records are written at shorter intervals, so that days also end
+    on a board that often loses its power.
     """
 
     def __init__(self, bytes_per_day_max: int | None = None) -> None:
@@ -54,12 +57,14 @@ class DataQuota:
         self._used_bytes = self._recorded_bytes = 0
         self._ends_s, self._remaining_s = math.inf, DAY_S
         self._began_s, self._began_bytes = 0.0, 0
-        """When the agent started, and the count at that time or at the start of the day."""
+        """The time at which the agent started, and the count at that time or at the start of the
+        day.
+        """
         self.record_at_s = math.inf if bytes_per_day_max is None else 0.0
-        """When a record is due to save the elapsed time, even without traffic."""
+        """The time at which a record is due to save the elapsed time, even without traffic."""
 
     def recall(self, record: QuotaRecord) -> None:
-        """Continue the day from before a restart; call before `begin`."""
+        """Continue the day that began before a restart; call before `begin`."""
         self._used_bytes, self._remaining_s = record.used_bytes, record.remaining_s
 
     def begin(self, now_s: float) -> None:
@@ -68,35 +73,35 @@ class DataQuota:
         self._began_s, self._began_bytes = now_s, self._used_bytes
 
     def count(self, nbytes: int, now_s: float) -> None:
-        """Count bytes sent or received."""
+        """Count bytes that were sent or received."""
         if self.bytes_per_day_max is not None:
             self._turn(now_s)
             self._used_bytes += nbytes
 
     def left_bytes(self, now_s: float) -> int | None:
-        """Return how many bytes are left for the day; `None` without a quota."""
+        """Return how many bytes are left for the day; `None` if there is no quota."""
         if self.bytes_per_day_max is None:
             return None
         self._turn(now_s)
         return max(0, self.bytes_per_day_max - self._used_bytes)
 
     def ends_s(self, now_s: float) -> float:
-        """Return when the day ends."""
+        """Return the time at which the day ends."""
         self._turn(now_s)
         return self._ends_s
 
     def bears(self, nbytes: int, now_s: float) -> bool:
-        """Return whether the day has enough bytes left for payloads of this size.
+        """Return whether enough bytes are left for the day to transfer payloads of this size.
 
-        Headers and unrequested messages of the hub are included.
+        Headers, and messages that the hub may send without a request, are included.
         """
         left_bytes = self.left_bytes(now_s)
         return left_bytes is None or left_bytes >= needed_bytes(nbytes)
 
     def warning(self, heartbeat_s: float) -> str:
-        """Return a warning if pings need more than half of the quota, or "".
+        """Return a warning if pings use more than half of the quota, or "".
 
-        The hub may then plan no exchange.
+        In this case, the hub may plan no exchange.
         """
         pings_bytes = round(DAY_S / heartbeat_s) * HEARTBEAT_BYTES
         if self.bytes_per_day_max is None or self.bytes_per_day_max >= 2 * pings_bytes:
@@ -120,7 +125,8 @@ class DataQuota:
     def take_due_record(self, now_s: float) -> QuotaRecord | None:
         """Return the record to save now, if one is due.
 
-        It counts bytes in advance, which a crash then wastes.
+        Its count is higher than the actual one. After a crash, the difference is lost from the
+        quota.
         """
         if self.bytes_per_day_max is None:
             return None
@@ -137,7 +143,7 @@ class DataQuota:
         return QuotaRecord(min(used_bytes, COUNT_MAX), min(self.ends_s(now_s) - now_s, self._remaining_s))
 
     def _turn(self, now_s: float) -> None:
-        """Start a new day if this one is over; records of the old day become invalid."""
+        """Start a new day if the current one is over. Records of the old day become invalid."""
         if now_s >= self._ends_s:
             self._ends_s += DAY_S * (math.floor((now_s - self._ends_s) / DAY_S) + 1)
             self._remaining_s = DAY_S
@@ -150,30 +156,32 @@ class ExchangeCost:
 
     def __init__(self, data_quota: DataQuota) -> None:
         self.needs_bytes = 0
-        """Bytes that exceed the daily quota, until the device disconnects."""
+        """The number of bytes required by an exchange for which the quota is too small, until the
+        device disconnects.
+        """
         self.model_bytes: int | None = None
         self.update_bytes: int | None = None
-        """The payload sizes of the last whole model and the last update."""
+        """The payload sizes of the last whole model (`model_bytes`) and of the last update."""
         self._data_quota = data_quota
 
     def bears(self, payload_bytes: int, now_s: float) -> bool:
         """Return whether the daily quota allows these payloads.
 
-        If not, record that, so that the device disconnects.
+        If it does not, record this, so that the device disconnects.
         """
         borne = self._data_quota.bears(payload_bytes, now_s)
         self.needs_bytes = 0 if borne else needed_bytes(payload_bytes)
         return borne
 
     def of_update(self, raw_bytes: int) -> int:
-        """Estimate the next update's size; `raw_bytes` is the model's size in float32."""
+        """Estimate the size of the next update; `raw_bytes` is the size of the model in float32."""
         return self.update_bytes or raw_bytes
 
     def of_exchange(self, raw_bytes: int) -> int:
-        """Estimate the size of a model and its update."""
+        """Estimate the size of an exchange, which consists of a model and an update."""
         return (self.model_bytes or raw_bytes) + self.of_update(raw_bytes)
 
 
 def needed_bytes(payload_bytes: int) -> int:
-    """Return how many bytes must be left for the day to move payloads of this size."""
+    """Return how many bytes must be left for the day to transfer payloads of this size."""
     return payload_bytes + payload_bytes // HEADERS_SHARE + SPARE_BYTES

@@ -1,10 +1,9 @@
 """`DeviceCore`: the device as a deterministic state machine, without I/O or clock.
 
-It consists of two small machines. The *link*, in this file, is `offline`, `handshake` or `joined`.
-It decides when to connect and to which hub, when to ping, and when the hub counts as lost. The
-*work* is in `work_cycle.py`. They interact only when the hub connects or disconnects. In
-`WorkCycle.welcomed` the work repeats unanswered messages, and in `cut_off` it continues without the
-hub.
+It consists of two small state machines. The *link*, in this file, is `offline`, `handshake` or
+`joined`. It decides when to connect and to which hub, when to ping, and when to consider the hub
+lost. The *work* is in `work_cycle.py`. They interact only when the hub connects or disconnects:
+`WorkCycle.welcomed` repeats unanswered messages, and `WorkCycle.cut_off` continues without the hub.
 """
 
 import math
@@ -49,23 +48,24 @@ LINK: Table[LinkState] = {
 }
 """The states of the link to the hub.
 
-`handshake` waits for a `Welcome`; `over` is final.
+In the state `handshake`, the device waits for a `Welcome`. The state `over` is final.
 """
 
 
 class DeviceCore:
     """A device's decisions. Methods return effects to execute in order.
 
-    - `hello` describes the device. The core adds its limits, its session, the number of its last
-      answered update and its remaining quota.
+    - `hello` describes the device. The core adds the device's limits, its session, the number of
+      its last answered update, and its remaining quota.
     - `limits` are the device's own; `throttle` slows it down and pauses it.
-    - `hubs` is the number of addresses to try in turn.
-    - `random` spreads retries and heartbeats.
-    - With `trains_at_rest` the device takes the steps of `limits.alone_steps_max` also while the
-      hub asks it to idle.
+    - `hubs` is the number of hub addresses, which are tried in turn.
+    - `random` adds jitter to the times of retries and heartbeats.
+    - With `trains_at_rest`, the device also takes the steps that `limits.alone_steps_max` allows
+      while the hub asks it to idle.
 
-    `link` changes only by `_move_link`, along its table. `unexpected` counts ignored events that
-    did not fit the state, by a short text such as "Welcome while joined".
+    `link` is changed only by `_move_link`, as the table `LINK` allows. `unexpected` counts events
+    that were ignored because they did not fit the state, by a short text such as "Welcome while
+    joined".
     """
 
     def __init__(
@@ -81,7 +81,9 @@ class DeviceCore:
         self.link: LinkState = "offline"
         self.limits = limits
         self.data_quota = DataQuota(limits.bytes_per_day_max)
-        """The device's own daily quota, in which sender and receiver count bytes."""
+        """The device's own daily quota. The sender and the receiver of messages count their bytes
+        in it.
+        """
         self.throttle = Throttle(throttle)
         self.unexpected = UnexpectedEvents()
         self.work = WorkCycle(limits, self.data_quota, random, self.unexpected, trains_at_rest=trains_at_rest)
@@ -96,12 +98,12 @@ class DeviceCore:
 
     @property
     def random_seed(self) -> int:
-        """The seed of a codec's randomness, fixed for an incarnation of a state id."""
+        """The seed of a codec's random numbers, which is fixed for an incarnation of a state id."""
         return int.from_bytes(self._greeting.own.state_id) + self._greeting.own.incarnation
 
     @property
     def hub(self) -> int:
-        """The position of the current hub in the list, or of the one to try next."""
+        """The position in the list of the current hub or, while offline, of the hub to try next."""
         return self._rotation.hub
 
     def check(self) -> None:
@@ -228,7 +230,7 @@ class DeviceCore:
     def _asked(
         self, event: events.PauseRequested | events.ResumeRequested | events.DeviceStopRequested, now_s: float
     ) -> list[DeviceEffect]:
-        """Process a request of the person at the device."""
+        """Process a request from the user of the device."""
         match event:
             case events.PauseRequested():
                 return self._pause(event, now_s)
@@ -242,7 +244,10 @@ class DeviceCore:
         return self.unexpected.ignore("ResumeRequested without a pause", normal=True)
 
     def _sensed(self, readings: ThrottleReadings, now_s: float) -> list[DeviceEffect]:
-        """Apply the pace that the sensors allow; report a change to hub and people."""
+        """Apply the pace that the sensor readings allow.
+
+        Report a change to the hub and the user.
+        """
         if not self.throttle.observe(readings, now_s):
             return []
         pace = self.throttle.pace
@@ -286,7 +291,7 @@ class DeviceCore:
         return []
 
     def _welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
-        """Join the hub; end the agent if it cannot train the hub's model."""
+        """Join the hub, or end the agent if the device cannot train the hub's model."""
         if self.link != "handshake":
             return self.unexpected.ignore(f"Welcome while {self.link}")
         if (end := refuse_welcome(welcome, self.welcome, self.limits)) is not None:
@@ -303,7 +308,10 @@ class DeviceCore:
         return decided + self.work.welcomed(welcome, now_s)
 
     def _give_up_handshake(self, now_s: float, cause: str) -> list[DeviceEffect]:
-        """Go offline after a failed handshake; report silence at most once a minute."""
+        """Go offline after a failed handshake.
+
+        If no hub answers, report this at most once a minute.
+        """
         decided = self._go_offline(now_s, cause)
         if not self.handshake.answered and self._rotation.is_report_due(now_s):
             decided.append(effects.DeviceReport("unreachable", self.handshake.unreadable, since_s=self._heard_s))
@@ -323,7 +331,7 @@ class DeviceCore:
     ) -> list[DeviceEffect]:
         """Disconnect, and retry later.
 
-        After a failed handshake the next hub is tried, unless `stay`.
+        After a failed handshake, the next hub is tried, unless `stay` is set.
         """
         decided: list[DeviceEffect] = [effects.CloseConnection()]
         if self.link == "joined":
@@ -336,7 +344,7 @@ class DeviceCore:
         return decided + self.work.cut_off()
 
     def _rest_until_tomorrow(self, now_s: float) -> list[DeviceEffect]:
-        """Disconnect until the device's day ends, because the quota is too low."""
+        """Disconnect until the device's day ends, because the remaining quota is too low."""
         left_bytes, ends_s = self.data_quota.left_bytes(now_s), self.data_quota.ends_s(now_s)
         needed_bytes = self.work.cost.needs_bytes or SPARE_BYTES
         told = (
@@ -350,7 +358,7 @@ class DeviceCore:
         return [*decided, effects.DeviceReport("resting", told), *self.work.cut_off()]
 
     def _pause(self, pause: events.PauseRequested, now_s: float) -> list[DeviceEffect]:
-        """Disconnect until the person resumes the device."""
+        """Disconnect until the user resumes the device."""
         self._paused = True
         decided = self._leave_until(math.inf, "paused")
         self._heard_s = now_s
@@ -359,7 +367,7 @@ class DeviceCore:
     def _leave_until(
         self, until_s: float, reason: Literal["stopping", "paused"] = "stopping"
     ) -> list[DeviceEffect]:
-        """Send `Goodbye` if joined, and reconnect at this time."""
+        """Send `Goodbye` if joined, and reconnect at the time `until_s`."""
         decided = self._goodbye(reason)
         if self.link != "offline":
             decided.append(effects.CloseConnection(goodbye=True))

@@ -10,11 +10,11 @@ from edgeasync.protocol.messages import Assignment, GraphHeader, Message, Outcom
 
 
 class Connect(msgspec.Struct, frozen=True, gc=False):
-    """Open a new connection to the hub; transfers on an older one end."""
+    """Open a new connection to the hub. Transfers on an older connection end."""
 
 
 class CloseConnection(msgspec.Struct, frozen=True, gc=False):
-    """Close the connection; with `goodbye`, after queued messages have left."""
+    """Close the connection; if `goodbye` is set, send all queued messages first."""
 
     goodbye: bool = False
 
@@ -26,13 +26,13 @@ class SendToHub(msgspec.Struct, frozen=True, gc=False):
 
 
 class SendPush(msgspec.Struct, frozen=True, gc=False):
-    """Send the update with this header, whole or in pieces."""
+    """Send the update that this header describes, whole or in pieces."""
 
     push: Push
 
 
 class PrepareTraining(msgspec.Struct, frozen=True, gc=False):
-    """Prepare to train what the hub describes."""
+    """Prepare to train the model that the hub's `Welcome` describes."""
 
     welcome: Welcome
 
@@ -55,7 +55,7 @@ class TakeGraph(msgspec.Struct, frozen=True, gc=False):
 class InstallModel(msgspec.Struct, frozen=True, gc=False):
     """Receive and decode the payload of this assignment, then report `ModelInstalled`.
 
-    If the hub delays models, report `ModelArrived` before decoding, and wait for `UseModel`.
+    If the hub has set a delay, report `ModelArrived` before decoding, and wait for `UseModel`.
     """
 
     assignment: Assignment
@@ -68,7 +68,7 @@ class UseModel(msgspec.Struct, frozen=True, gc=False):
 
 
 class ResolvePush(msgspec.Struct, frozen=True, gc=False):
-    """Drop the payload of the push with this outcome.
+    """Drop the payload of the push that was answered with this outcome.
 
     If the push was rejected, undo its effect on the residual.
     """
@@ -79,9 +79,9 @@ class ResolvePush(msgspec.Struct, frozen=True, gc=False):
 class Train(msgspec.Struct, frozen=True, gc=False):
     """Take local steps from the installed model, then report `Trained`.
 
-    With `overlap`, training continues from the current parameters until the next model arrives;
-    then report `OverlapTrained`. `local_steps` may be 0 if the device took all steps during a
-    delay.
+    If `overlap` is set, training continues from the current parameters until the next model
+    arrives. Then report `OverlapTrained`. `local_steps` may be 0 if the device took all steps
+    during a delay.
     """
 
     local_steps: int
@@ -89,25 +89,28 @@ class Train(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetPace(msgspec.Struct, frozen=True, gc=False):
-    """Take local steps at this pace from now on; a running step ends first."""
+    """Take local steps at this pace from now on.
+
+    A step that is already running is completed first.
+    """
 
     pace: Pace
 
 
 class ScaleLearningRate(msgspec.Struct, frozen=True, gc=False):
-    """Multiply the trainer's learning rate by this factor from the next local step on."""
+    """Multiply the trainer's learning rate by this factor, from the next local step on."""
 
     factor: float
 
 
 class PutAside(msgspec.Struct, frozen=True):
-    """Put aside the saved update from before a restart, because it fits another model."""
+    """Put aside the update saved before a restart, because it belongs to another model."""
 
     reason: str
 
 
 FINISHED = "the hub has finished training"
-"""The reason of an agent that ends because its hub has finished."""
+"""The reason why an agent ends when its hub has finished training."""
 
 ReportName = Literal[
     "alone", "answered", "disconnected", "enrolled", "full_pace", "graph", "joined", "paused", "quarantined",
@@ -116,9 +119,9 @@ ReportName = Literal[
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """Report an event to the person at the device.
+    """Report an event to the user of the device.
 
-    `since_s` is its start by the core's clock, if relevant.
+    If relevant, `since_s` is the time at which it began, by the core's clock.
     """
 
     event: ReportName
@@ -127,7 +130,7 @@ class DeviceReport(msgspec.Struct, frozen=True):
 
 
 class EndAgent(msgspec.Struct, frozen=True):
-    """End the agent, with an error if waiting would not fix the cause."""
+    """End the agent; if waiting would not remove the cause, end with an error."""
 
     reason: str
     error: EdgeAsyncError | None = None

@@ -1,4 +1,4 @@
-"""Events of the device's core: messages, results of work, and people's requests."""
+"""Events of the device's core: messages, results of work, and requests of users."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from edgeasync.protocol.messages import Assignment, Message
 
 
 class DeviceReceived(msgspec.Struct, frozen=True, gc=False):
-    """A message from the hub arrived.
+    """A message from the hub was received.
 
     Its payload is received later, by `InstallModel` or `TakeGraph`.
     """
@@ -16,33 +16,33 @@ class DeviceReceived(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeviceReceivedMalformed(msgspec.Struct, frozen=True, gc=False):
-    """A message arrived that cannot be decoded."""
+    """A message was received that cannot be decoded."""
 
     reason: str
 
 
 class ModelArrived(msgspec.Struct, frozen=True, gc=False):
-    """The assigned model's payload arrived, and waits for `UseModel` after the delay."""
+    """The payload of the assigned model has arrived, and waits for `UseModel` after the delay."""
 
     assignment: Assignment
 
 
 class ModelInstalled(msgspec.Struct, frozen=True, gc=False):
-    """The assigned model was decoded and verified; `checksum` is the model's."""
+    """The assigned model was decoded and verified; `checksum` is the checksum of the model."""
 
     assignment: Assignment
     checksum: int | None = None
 
 
 class InstallFailed(msgspec.Struct, frozen=True, gc=False):
-    """The assigned model could not be installed; with `spoilt` the old one is lost."""
+    """The assigned model could not be installed; if `spoilt` is set, the old model is lost, too."""
 
     reason: str
     spoilt: bool = False
 
 
 class GraphHeld(msgspec.Struct, frozen=True, gc=False):
-    """The device has the hub's graph: `fetched`, or stored before a restart."""
+    """The device has the hub's graph; it was `fetched` now, or stored before a restart."""
 
     fetched: bool
 
@@ -58,25 +58,25 @@ class GraphBroken(msgspec.Struct, frozen=True, gc=False):
 
 
 class GraphForged(msgspec.Struct, frozen=True, gc=False):
-    """A complete graph arrived with another fingerprint than announced."""
+    """A complete graph arrived whose fingerprint differs from the announced one."""
 
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
-    """The update with this number may be sent: it is on disk, or the disk has failed."""
+    """The update with this number may be sent, because it is on disk or the disk has failed."""
 
     seq: int
 
 
 class TransferMoved(msgspec.Struct, frozen=True, gc=False):
-    """A piece or credit of the current transfer arrived."""
+    """A piece or a credit of the current transfer was received."""
 
 
 class Trained(msgspec.Struct, frozen=True, gc=False):
     """The assigned local steps are done.
 
-    Losses may be infinite or NaN, and are `None` if unknown: mean, variance, `score`, `base_loss`
-    (of the first step) and `validation_loss` (after the last step). `codec`, `checksum` and
-    `payload_bytes` describe the payload, once the update is encoded.
+    The losses may be infinite or NaN, and are `None` if unknown: mean, variance, `score`,
+    `base_loss` (loss of the first step) and `validation_loss` (loss after the last step). Once the
+    update is encoded, `codec`, `checksum` and `payload_bytes` describe its payload.
     """
 
     local_steps: int
@@ -93,7 +93,10 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
     validation_loss: float | None = None
 
     def after(self, earlier: "Trained") -> "Trained":
-        """Merge this result with an `earlier` one; if only one has a loss, keep that loss."""
+        """Merge this result with an `earlier` result.
+
+        If only one of them has a loss, keep that loss.
+        """
         steps = earlier.local_steps + self.local_steps
         share = self.local_steps / steps
         loss_mean, loss_variance = self._losses_after(earlier, share)
@@ -108,7 +111,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
         )
 
     def _metrics_after(self, earlier: "Trained") -> dict[str, float] | None:
-        """Return the mean metrics of both, weighted by examples."""
+        """Return the mean of each metric over both results, weighted by the number of examples."""
         if self.metrics is None or earlier.metrics is None:
             return earlier.metrics if self.metrics is None else self.metrics
         share = self.examples / ((self.examples + earlier.examples) or 1)
@@ -120,9 +123,9 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
         return self.metrics | both
 
     def _losses_after(self, earlier: "Trained", share: float) -> tuple[float | None, float | None]:
-        """Return mean and variance of both (Chan et al. 1983).
+        """Return the mean and the variance of the losses of both results (Chan et al. 1983).
 
-        `share` is this result's share of the steps.
+        `share` is the fraction of the steps that belongs to this result.
         """
         if self.loss_mean is None or self.loss_variance is None:
             return earlier.loss_mean, earlier.loss_variance
@@ -135,17 +138,17 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
 
 
 class OverlapTrained(msgspec.Struct, frozen=True, gc=False):
-    """The device took steps while it waited; 0 if its trainer has no more."""
+    """The device has taken steps while it waited; 0 steps if its trainer has no more."""
 
     result: Trained
 
 
 class Connected(msgspec.Struct, frozen=True, gc=False):
-    """The hub's machine accepted the connection; the handshake has not started yet."""
+    """The hub's machine has accepted the connection. The handshake has not started yet."""
 
 
 class Disconnected(msgspec.Struct, frozen=True, gc=False):
-    """The connection was lost, and the shell does not open another."""
+    """The connection was lost, and the shell does not open another one."""
 
 
 class DaySpent(msgspec.Struct, frozen=True, gc=False):
@@ -153,20 +156,20 @@ class DaySpent(msgspec.Struct, frozen=True, gc=False):
 
 
 class PauseRequested(msgspec.Struct, frozen=True, gc=False):
-    """A person requested a pause of all traffic until `ResumeRequested`.
+    """A user requested to pause all traffic until `ResumeRequested`.
 
-    `training` may continue.
+    If `training` is set, training may continue.
     """
 
     training: bool
 
 
 class ResumeRequested(msgspec.Struct, frozen=True, gc=False):
-    """The pause is over."""
+    """A user requested to end the pause."""
 
 
 class DeviceStopRequested(msgspec.Struct, frozen=True):
-    """A person requested the agent's end."""
+    """A user requested to end the agent."""
 
 
 GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged

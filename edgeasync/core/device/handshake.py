@@ -1,4 +1,4 @@
-"""A device's handshake: its `Hello`, timeouts, and refusals of a `Welcome`."""
+"""A device's handshake: its `Hello`, timeouts, and the refusal of a `Welcome`."""
 
 import msgspec
 
@@ -11,24 +11,26 @@ from edgeasync.protocol.messages import Hello, Welcome
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 
 CONNECT_S = 3.0
-"""Timeout for a connection to the hub's machine."""
+"""Timeout in seconds for a connection to the hub's machine."""
 
 WELCOME_S = 3.0
-"""Minimum timeout for the `Welcome` after that."""
+"""Minimum timeout in seconds for the `Welcome` after the connection is established."""
 
 WELCOME_ROUND_TRIPS = 8
-"""The timeout on a slow link in round trips; a handshake takes four, with keys six."""
+"""The timeout on a slow link, in round trips. A handshake takes four round trips, and six if keys
+are used.
+"""
 
 
 class Greeting:
-    """The device's `Hello`, completed for every connection."""
+    """The device's `Hello`, which is completed for every connection."""
 
     def __init__(self, hello: Hello, limits: DeviceLimits) -> None:
         own = {"local_steps_max": limits.local_steps_max or 0, "delay_steps": limits.delay_steps or 0}
         self.own = msgspec.structs.replace(hello, profile=msgspec.structs.replace(hello.profile, **own))
 
     def hello(self, welcome: Welcome | None, seq_answered: int, data_quota: DataQuota, now_s: float) -> Hello:
-        """Return the hello to send now, after the last `welcome`."""
+        """Return the hello to send now, after the last `welcome` that was received."""
         session = None if welcome is None else welcome.session
         hello = msgspec.structs.replace(self.own, session=session, seq_answered=seq_answered)
         if (left_bytes := data_quota.left_bytes(now_s)) is None:
@@ -44,27 +46,27 @@ class Greeting:
 
 
 class DeviceHandshake:
-    """The handshake of the current or last connection."""
+    """The state of the handshake on the current or the last connection."""
 
     def __init__(self, now_s: float) -> None:
         self.answered = False
         """Whether the hub has sent anything on this connection."""
         self.unreadable = ""
-        """Why the answer to the `Hello` could not be decoded."""
+        """The reason why the answer to the `Hello` could not be decoded."""
         self.ends_s = now_s + CONNECT_S
-        """When the handshake times out."""
+        """The time at which the handshake times out."""
         self._begun_s = now_s
 
     def connected(self, now_s: float) -> None:
-        """Set the timeout for the answer by the connection's round trip."""
+        """Set the timeout for the answer, based on the round trip of the connection."""
         self.ends_s = now_s + max(WELCOME_S, WELCOME_ROUND_TRIPS * (now_s - self._begun_s))
 
 
 def refuse_welcome(welcome: Welcome, before: Welcome | None, limits: DeviceLimits) -> EndAgent | None:
-    """Return the end of a device that cannot train what the hub offers, or `None`.
+    """Return the effect that ends a device if it cannot train the hub's model, or `None`.
 
-    `before` is an earlier hub's welcome. A changed model or a graph that is too large would not be
-    fixed by waiting.
+    `before` is the welcome of an earlier hub. The device ends because waiting would not help if the
+    model has changed or the graph is too large.
     """
     if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
         return _refuse_model("the hub now trains another model than before; restart the agent")
@@ -83,7 +85,7 @@ def refuse_welcome(welcome: Welcome, before: Welcome | None, limits: DeviceLimit
 
 
 def refuse_graph(sentence: str) -> EndAgent:
-    """Return the end of a device whose hub sent an untrustworthy graph."""
+    """Return the effect that ends a device whose hub sent a graph that cannot be trusted."""
     return EndAgent("graph refused", GraphError(sentence))
 
 

@@ -1,4 +1,4 @@
-"""Retries of a device: the next hub of its list, and repeated messages."""
+"""Retries of a device: which hub of its list to try next, and when to repeat messages."""
 
 from random import Random
 
@@ -9,15 +9,18 @@ UNREACHABLE_EVERY_S = 60.0
 """Minimum time between two reports that no hub is reachable."""
 
 DUPLICATE_REFUSALS_MAX = 3
-"""Refusals as a duplicate device before the agent ends; it waits for a lease after each."""
+"""Number of refusals as a duplicate device after which the agent ends. It waits for the duration of
+a lease after each refusal.
+"""
 
 
 class HubRotation:
-    """The hubs of a list, by position; `hub` is the current one, or the next to try.
+    """The hubs of a list, by position; `hub` is the current hub, or the hub to try next.
 
-    After the connection to a hub is lost, the device tries the same hub again. If a hub does not
-    answer or is full, it tries the next one, but never earlier than that hub requested. All hubs
-    share one back-off, so that a device with several hubs does not connect more often.
+    If the connection to a hub is lost, the device tries the same hub again. If a hub does not
+    answer or is full, the device tries the next hub, but never earlier than that hub has requested.
+    All hubs share one back-off, so that a device with several hubs does not connect more often than
+    one with a single hub.
     """
 
     def __init__(self, hubs: int, random: Random) -> None:
@@ -31,7 +34,7 @@ class HubRotation:
 
     @property
     def is_news(self) -> bool:
-        """Whether a failure is this hub's first since the last welcome, so worth a report."""
+        """Whether a failure is this hub's first since the last welcome, so that it is reported."""
         return self.attempts == 0 or 1 < self._hubs >= self.attempts
 
     def welcomed(self) -> None:
@@ -47,7 +50,7 @@ class HubRotation:
     def is_report_due(self, now_s: float) -> bool:
         """Return whether to report that no hub is reachable.
 
-        It is due if all hubs have failed since the last welcome, at most every
+        The report is due if all hubs have failed since the last welcome, but at most once per
         `UNREACHABLE_EVERY_S`.
         """
         is_due = self.attempts >= self._hubs and now_s >= self._report_at_s
@@ -56,9 +59,9 @@ class HubRotation:
         return is_due
 
     def fail(self, now_s: float, retry_after_s: float | None, *, move_on: bool) -> float:
-        """Record a failure; return when to retry.
+        """Record a failure; return the time at which to retry.
 
-        With `move_on`, first select the next of the hubs that may be tried soonest.
+        If `move_on` is set, first select the next hub among those that may be tried soonest.
         """
         backoff_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(self.attempts, 10))
         self.attempts += 1
@@ -72,34 +75,37 @@ class HubRotation:
 
 
 class Repetition:
-    """Repeats a message without an answer at `due_s`.
+    """Repeats an unanswered message at the time `due_s`.
 
-    `repeated` is set if it was sent twice on this connection, so that two answers may arrive.
+    `repeated` is set if the message was sent twice on this connection, so that two answers may
+    arrive.
     """
 
     def __init__(self, random: Random) -> None:
         self.due_s = 0.0
         self.repeated = False
         self.busy = False
-        """Whether the hub is busy, or asks the device to idle while the device trains on."""
+        """Whether the hub is busy, or has asked the device to idle while the device continues to
+        train.
+        """
         self._random = random
 
     def wait(self, now_s: float, for_s: float) -> None:
-        """Wait this long for the hub's answer."""
+        """Wait for the hub's answer for this number of seconds."""
         self.due_s = now_s + for_s
 
     def soon(self, now_s: float) -> None:
-        """Repeat the message soon, because the answer was useless."""
+        """Repeat the message soon, because the answer could not be used."""
         self.due_s = now_s + BACKOFF_MIN_S
 
     def back_off(self, now_s: float) -> None:
-        """Repeat the message in a few seconds, because it or its answer was malformed."""
+        """Repeat the message in a few seconds, because the message or its answer was malformed."""
         self.due_s = now_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
 
     def wait_for_busy(self, now_s: float, retry_after_s: float) -> None:
-        """Repeat the message when the busy hub requests it, with a random delay.
+        """Repeat the message after the time that the busy hub requested, plus a random delay.
 
-        The delay spreads devices that got the same answer.
+        The delay spreads the retries of devices that got the same answer.
         """
         spread_s = min(retry_after_s, 2.0 * BACKOFF_MAX_S) * self._random.uniform(0.0, 0.5)
         self.due_s = now_s + retry_after_s + spread_s

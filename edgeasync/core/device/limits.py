@@ -10,51 +10,52 @@ from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import COUNT_MAX
 
 BANDWIDTH_BYTES_PER_S_MIN = 1 << 14
-"""Below this cap, a single piece would take longer than the hub's lease."""
+"""Minimum bandwidth cap. Below it, sending one piece would take longer than the hub's lease."""
 
 
 class DeviceLimits(Section, frozen=True):
-    """`[limits]` of an agent: the most that a device does, accepts and sends."""
+    """`[limits]` of an agent: how much work and traffic a device accepts."""
 
     local_steps_max: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-    """Maximum local steps between two exchanges. The agent reports it to the hub. By default only
-    the hub's limit applies.
+    """Maximum number of local steps between two exchanges. The agent reports it to the hub. By
+    default, only the hub's limit applies.
     """
     delay_steps: Annotated[int, Meta(ge=0, le=100_000)] | None = None
-    """Local steps after an update before its answer is used; with 0 the agent waits for the answer.
-    The agent trains meanwhile, and waits if the answer is late. At most `local_steps_max`, and
-    never more than the update had. The default is the hub's `delay_steps`. With this setting the
-    agent takes no steps without a hub.
+    """Number of local steps to take after an update before using the hub's answer. With 0, the
+    agent waits for the answer. Otherwise it continues to train, and waits only if the answer
+    arrives later than that. It may be at most `local_steps_max`, and the agent never takes more of
+    these steps than the update contained. The default is the hub's `delay_steps`. If this is set,
+    the agent does not train while no hub is reachable.
     """
     graph_bytes_max: ByteCount = ByteCount(64 << 20)
-    """Largest training graph that this device accepts. If the hub's graph is larger, the agent ends
-    with exit code 10.
+    """Size of the largest training graph that this device accepts. If the hub's graph is larger,
+    the agent ends with exit code 10.
     """
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] | None = None
-    """Largest number of values of a model that this device accepts. If the hub's model is larger,
-    the agent ends with exit code 5. By default as many as fit into this machine's memory at 16
+    """Maximum number of values in a model that this device accepts. If the hub's model is larger,
+    the agent ends with exit code 5. By default, as many as fit into this machine's memory at 16
     bytes each.
     """
     bandwidth_bytes_per_s_max: ByteCount | None = None
-    """Maximum bytes per second, both directions together, such as `1 MB`; at least 16 KiB. Over ten
-    seconds the agent may exceed the cap by two pieces of 64 KiB: little at 1 MB/s, more at a very
-    low cap. The headers of TCP and IP, some 4 %, do not count.
+    """Maximum bytes per second, adding both directions, such as `1 MB`; at least 16 KiB. Within any
+    ten seconds, the agent may exceed the cap by two pieces of 64 KiB. That is negligible at 1 MB/s,
+    but noticeable at a very low cap. The headers of TCP and IP, about 4 %, do not count.
     """
     link_share: Annotated[float, Meta(ge=0.01, lt=1)] | None = None
-    """Maximum share of the link's bandwidth, both directions together. The agent measures the link:
-    [A share of the link](/devices/network.md#a-share-of-the-link). With
-    `bandwidth_bytes_per_s_max`, the lower limit applies.
+    """Maximum share of the link's bandwidth, adding both directions. The agent measures the
+    bandwidth: [A share of the link](/devices/network.md#a-share-of-the-link). If
+    `bandwidth_bytes_per_s_max` is also set, the lower limit applies.
     """
     bytes_per_day_max: ByteCount | None = None
-    """Daily quota, both directions together, such as `20 MB`; at least 128 KiB. The lower one of
-    this and the hub's quota applies. The agent enforces it whatever the hub sends: [Bytes of a
-    day](/devices/network.md#bytes-of-a-day).
+    """Daily quota, adding both directions, such as `20 MB`; at least 128 KiB. If the hub has a
+    quota too, the lower one applies. The agent enforces its quota regardless of what the hub sends:
+    [Bytes of a day](/devices/network.md#bytes-of-a-day).
     """
     alone_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
-    """Maximum extra local steps while no hub is reachable; with 0 the device pauses. The agent
-    merges the result of these steps with the next model, and sends it in the next update. If the
-    hub sets `overlap_steps_max`, the larger limit applies. It needs memory for one more vector of
-    the model's size.
+    """Maximum number of extra local steps while no hub is reachable; with 0, the device pauses. The
+    agent merges the result of these steps with the next model that it receives, and sends it in the
+    next update. If the hub sets `overlap_steps_max`, the larger of the two limits applies. This
+    needs memory for one more vector of the model's size.
     """
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The local steps that a device takes between an update and the next model."""
+"""The local steps that a device takes after an update until it gets the next model."""
 
 from typing import Literal
 
@@ -12,10 +12,10 @@ from edgeasync.protocol.messages import Welcome
 class OverlapSteps:
     """Limits and counts the local steps between an update and the next model.
 
-    While the hub is reachable, the hub's limit applies. While it is unreachable or busy, the larger
-    of the hub's limit and the device's own `alone_steps_max` applies. In a `pause` training
-    continues without limit, or stops. Limits count from the last update. Only one training call
-    runs at a time, since the shell can pause only one.
+    While the hub is reachable, the hub's limit applies. While the hub is unreachable or busy, the
+    larger of the hub's limit and the device's own `alone_steps_max` applies. During a `pause`,
+    training either continues without a limit, or stops. The limits apply to the steps since the
+    last update. Only one training call runs at a time, since the shell can pause only one.
     """
 
     def __init__(self, limits: DeviceLimits) -> None:
@@ -23,7 +23,7 @@ class OverlapSteps:
         self.pause: Literal["training", "still"] | None = None
         self._limits = limits
         self._assigned_steps = 0
-        """The local steps of the newest assignment that was used since the start."""
+        """The number of local steps in the newest assignment used since the start."""
         self._done: Trained | None = None
         self._asked = self._wanted = 0
         self._running = self._possible = self._dropped = self._told = False
@@ -37,10 +37,10 @@ class OverlapSteps:
 
     @property
     def delay_steps(self) -> int:
-        """How many steps after an update its answer is used.
+        """The number of steps after an update at which its answer is used.
 
-        It is never more than the update had, since the answer is used before the next update
-        leaves.
+        It is never larger than the number of steps in the update, since the answer is used before
+        the next update is sent.
         """
         delay_steps = self._limits.delay_steps
         if delay_steps is None:
@@ -49,7 +49,7 @@ class OverlapSteps:
 
     @property
     def waits_exactly(self) -> bool:
-        """Whether the answer is used after a fixed number of steps, not when it arrives."""
+        """Whether the answer is used after a fixed number of steps, rather than when it arrives."""
         has_own = self._limits.delay_steps is not None
         return has_own or (self.welcome is not None and self.welcome.delay_steps > 0)
 
@@ -60,18 +60,18 @@ class OverlapSteps:
 
     @property
     def awaits_delay(self) -> bool:
-        """Whether steps of the delay are missing and still possible."""
+        """Whether the delay requires more steps, and they are still possible."""
         return self._possible and not self._dropped and self.steps_done < self.delay_steps
 
     def begin(self) -> Trained | None:
-        """Return the steps for the update being made, and allow training to continue."""
+        """Return the result of the steps for the new update, and allow training to continue."""
         done, self._done = self._done, None
         self._asked = 0
         self._possible, self._running, self._told = True, False, False
         return done
 
     def add(self, result: Trained) -> None:
-        """Add the result of a training call; steps that it did not take stay allowed."""
+        """Add the result of a training call. Steps that the call did not take remain allowed."""
         self._running = False
         self._possible = self._possible and result.local_steps > 0  # the trainer has no more steps
         self._asked -= max(0, self._wanted - result.local_steps)
@@ -79,17 +79,17 @@ class OverlapSteps:
             self._done = result if self._done is None else result.after(self._done)
 
     def interrupted(self) -> None:
-        """Record that a training call, if any, was paused before its first step."""
+        """Record that the running training call, if any, was paused before its first step."""
         if self._running:
             self._running = False
             self._asked -= self._wanted
 
     def drop(self) -> None:
-        """Drop the steps done, and allow no more until the next model."""
+        """Drop the steps that were taken, and allow no more steps until the next model."""
         self._done, self._dropped = None, True
 
     def assign(self, local_steps: int) -> int:
-        """Return how many steps of an assignment remain; stop overlap until its update."""
+        """Return how many steps of an assignment remain; allow no overlap until its update."""
         self._possible = self._running = self._dropped = False
         least_steps = 0 if self.delay_steps and self.steps_done else 1
         # Another hub implementation may assign more steps than the device allows.
@@ -97,7 +97,7 @@ class OverlapSteps:
         return max(least_steps, self._assigned_steps - self.steps_done)
 
     def train(self, *, offline: bool) -> list[DeviceEffect]:
-        """Return the effect that takes the steps allowed now, unless a call still runs."""
+        """Return the effect that takes the steps allowed now, unless a training call is running."""
         if self.welcome is None or self.pause == "still":
             return []
         if self.pause == "training":

@@ -6,7 +6,7 @@ from edgeasync.protocol.messages import Ack, ModelVersion, Push, Welcome
 
 
 class ModelKey(msgspec.Struct, frozen=True):
-    """The model of an update: fingerprints of spec and graph, and the kind of update."""
+    """Identifies the model of an update by the spec, the graph and the kind of update."""
 
     fingerprint: str
     graph: str | None
@@ -14,21 +14,26 @@ class ModelKey(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, welcome: Welcome) -> "ModelKey":
-        """Return the key of a hub's model."""
+        """Return the key of the model that a hub's `Welcome` describes."""
         return cls(welcome.spec.fingerprint, welcome.graph, welcome.update)
 
 
 class HeldVersion:
-    """The device's version and its model's checksum; both are `None` without one."""
+    """The version and the checksum of the model that the device has.
+
+    Both are `None` if the device has no model.
+    """
 
     def __init__(self) -> None:
         self.version: ModelVersion | None = None
         self.checksum: int | None = None
         self._recalled: tuple[ModelKey, ModelVersion, int] | None = None
-        """The model from before a restart, until the hub's `Welcome` confirms it."""
+        """The model from before a restart, until the hub's `Welcome` confirms that it is the hub's
+        model.
+        """
 
     def recall(self, model: ModelKey, version: ModelVersion, checksum: int) -> None:
-        """Restore the version from before a restart, if the hub trains that model."""
+        """Restore the version from before a restart, to be used if the hub trains that model."""
         self._recalled = model, version, checksum
 
     def welcomed(self, welcome: Welcome) -> None:
@@ -42,17 +47,18 @@ class HeldVersion:
         self.version, self.checksum = version, checksum
 
     def lose(self) -> None:
-        """Drop the version."""
+        """Drop the version, because its model is lost."""
         self.version = self.checksum = None
 
 
 class PendingPush:
-    """The unanswered `push`, and `seq_last`, the last answered number.
+    """The unanswered `push`, and the number of the last answered push, `seq_last`.
 
-    The hub's record decides: the last number that it answered, and the checksum of that update. The
-    number alone does not identify an update, since devices reuse numbers after a hub was restored
-    to an older state. A hub without a record adopts the device's number. So the device must not
-    report a number under which this update may have counted already.
+    The hub's record is authoritative. It contains the number of the last push that the hub
+    answered, and the checksum of that update. The number alone does not identify an update, since
+    devices reuse numbers after a hub was restored to an older state. A hub without a record adopts
+    the number that the device reports. So the device must not report a number under which its
+    pending update may already have counted.
     """
 
     def __init__(self) -> None:
@@ -63,18 +69,18 @@ class PendingPush:
         self._recalled: ModelKey | None = None
 
     def make(self, push: Push) -> None:
-        """Store a new update, which has the next number."""
+        """Store a new update, which gets the next number."""
         assert push.seq == self.seq_last + 1
         self.push = push
         self._said, self._recalled = False, None
 
     def recall(self, push: Push, model: ModelKey) -> None:
-        """Restore an update from before a restart, which the hub may have answered since."""
+        """Restore an update from before a restart. The hub may have answered it since then."""
         self.push, self.seq_last = push, push.seq - 1
         self._said, self._recalled = True, model
 
     def say(self, session: bytes) -> Push | None:
-        """Return the update with this session, if there is one."""
+        """Return the pending update, with this session, if there is one."""
         if self.push is not None:
             self._said = True
             if self.push.session != session:
@@ -82,25 +88,29 @@ class PendingPush:
         return self.push
 
     def claim(self) -> int:
-        """Return the last answered number for a `Hello`.
+        """Return the number of the last answered push, for a `Hello`.
 
-        Only a hub that does not know the device adopts it. Such a hub may have counted the update
-        before it evicted the device, so return the number after the update's. The hub's record in
-        the welcome then shows whether it knew the device, and no update counts twice.
+        A hub adopts this number only if it does not know the device. Such a hub may have counted
+        the pending update before it evicted the device. So if the pending update was sent, return
+        the number that follows its number. The hub's record in the welcome then shows whether it
+        knew the device, and no update counts twice.
         """
         return self.push.seq + 1 if self._said and self.push is not None else self.seq_last
 
     def drop_foreign(self, welcome: Welcome) -> bool:
-        """Drop an update of another model from before a restart; return whether there was one."""
+        """Drop an update from before a restart if it belongs to another model.
+
+        Return whether an update was dropped.
+        """
         foreign = self._recalled is not None and self._recalled != ModelKey.of(welcome)
         if foreign:
             self.push = None
         return foreign
 
     def agree(self, seq_last: int, checksum_last: int) -> str:
-        """Adopt the hub's record of its last answer.
+        """Adopt the hub's record of the push that it answered last.
 
-        Return why the pending update is dropped, or "".
+        If this means that the pending update must be dropped, return the reason, otherwise "".
         """
         push, self._recalled = self.push, None
         self.seq_last = seq_last
@@ -125,7 +135,7 @@ class PendingPush:
         return ""
 
     def answered(self, ack: Ack) -> bool:
-        """Drop the update if this is its answer; return whether it is."""
+        """Drop the pending update if `ack` is its answer; return whether it is."""
         if self.push is None or ack.seq != self.push.seq:
             return False
         self.seq_last, self._checksum_last = ack.seq, self.push.checksum

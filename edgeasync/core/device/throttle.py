@@ -1,7 +1,8 @@
-"""Training pace by temperature, power, memory and time. Part of `DeviceCore`.
+"""Select the training pace by temperature, power, memory and time. Part of `DeviceCore`.
 
-A governor without I/O: readings and time in, a pace out. A missing sensor limits nothing: a board
-without a battery counts as on mains, and one without a thermometer is never too hot.
+This governor does no I/O: it receives sensor readings and the time, and returns a pace. A missing
+sensor does not limit the pace. A board without a battery is treated as running on mains power, and
+a board without a thermometer is never throttled for its temperature.
 """
 
 import math
@@ -14,38 +15,38 @@ from msgspec import Meta
 from edgeasync.config import ByteCount, Section
 
 HYSTERESIS_C = 5.0
-"""How far the temperature must drop below a limit before the limit is lifted."""
+"""Degrees Celsius by which the temperature must fall below a limit before the limit is lifted."""
 
 BATTERY_HYSTERESIS = 0.05
-"""How far the charge must rise above its limit."""
+"""How far the battery's charge must rise above its limit before the limit is lifted."""
 
 MEMORY_HYSTERESIS = 1.25
-"""Free memory must reach this multiple of its limit."""
+"""The limit on free memory is lifted once free memory reaches this multiple of it."""
 
 PRESSURE_MAX = 0.1
-"""Memory is short if all programs waited for it for this share of the last ten seconds.
+"""Memory is short if all programs were stalled on memory for this fraction of the last 10 s.
 
-It is no longer short at half of that.
+The shortage ends once that fraction falls below half of this value.
 """
 
 SLOW_SHARE = 0.5
-"""The share of time in which a warm or throttled device trains."""
+"""The fraction of time during which a warm or throttled device trains."""
 
 HOLD_S = 5.0
-"""Minimum duration of a slower pace, so that a noisy sensor does not toggle it."""
+"""Minimum duration of a slower pace, so that a noisy sensor does not make the pace oscillate."""
 
 REASON_LENGTH_MAX = 32
-"""Maximum length in a ping."""
+"""Maximum length of the reason for a pace in a ping."""
 
 CELSIUS = (-60.0, 150.0)
-"""Valid readings; a defective sensor reports others."""
+"""Range of valid temperatures. Readings outside it come from a defective sensor."""
 
 
 class ThrottleReadings(msgspec.Struct, frozen=True, gc=False):
-    """Readings of the device's sensors; `None` if missing or unreadable.
+    """Readings of the device's sensors; `None` if a sensor is missing or unreadable.
 
-    `throttled` is why the board has throttled itself. `battery` and `memory_pressure` are shares
-    from 0 to 1. `minute` is the minute of the local day, from 0 to 1439.
+    `throttled` is the reason why the board has throttled itself. `battery` and `memory_pressure`
+    are fractions from 0 to 1. `minute` is the minute of the day in local time, from 0 to 1439.
     """
 
     temperature_c: float | None = None
@@ -59,28 +60,32 @@ class ThrottleReadings(msgspec.Struct, frozen=True, gc=False):
 
 
 class ThrottleSection(Section, frozen=True):
-    """`[throttle]`: when a device pauses, and how fast it trains; `None` means no limit."""
+    """`[throttle]`: when a device pauses or trains slower; `None` means no limit."""
 
     temperature_c_max: Annotated[float, Meta(ge=30, le=150)] = 80.0
-    """Pause when the hottest sensor reaches this temperature in Celsius; 150 means never."""
+    """Pause when the hottest sensor reaches this temperature in degrees Celsius. With 150, never
+    pause.
+    """
     temperature_c_slow: Annotated[float, Meta(ge=30, le=150)] | None = None
-    """Train half of the time from this temperature on. By default 5 C below `temperature_c_max`."""
+    """From this temperature on, train during half of the time. The default is 5 degrees Celsius
+    below `temperature_c_max`.
+    """
     only_on_mains: bool = False
-    """Pause on battery."""
+    """Pause while the device runs on battery power."""
     only_unmetered: bool = False
     """Pause while the default route uses a mobile modem."""
     battery_min: Annotated[float, Meta(gt=0, le=1)] | None = None
-    """Pause while the battery's charge, from 0 to 1, is lower."""
+    """Pause while the battery's charge, from 0 to 1, is below this value."""
     memory_free_bytes_min: ByteCount | None = None
-    """Pause while less memory is free."""
+    """Pause while less memory than this is free."""
     quiet_hours: str | None = None
-    """Pause each day from the first time to the second, such as `22:00-07:00`."""
+    """Pause every day during this time range, such as `22:00-07:00`."""
     cpu_share: Annotated[float, Meta(ge=0.01, le=1)] = 1.0
-    """Share of the time that local steps may take."""
+    """Maximum fraction of the time during which the device takes local steps."""
 
     @property
     def slow_c(self) -> float:
-        """The temperature from which a device trains half of the time."""
+        """The temperature from which on a device trains during half of the time."""
         slow_c = self.temperature_c_slow
         return self.temperature_c_max - HYSTERESIS_C if slow_c is None else slow_c
 
@@ -97,14 +102,17 @@ class ThrottleSection(Section, frozen=True):
 
 
 class Pace(msgspec.Struct, frozen=True, gc=False):
-    """The share of time in which the device trains, 0 if paused, and the reason."""
+    """The fraction of time during which the device trains (0 if paused), and the reason."""
 
     share: float = 1.0
     reason: str = ""
 
 
 class Throttle:
-    """Decides the pace from readings and time; deterministic. `None` means no limits."""
+    """Computes the pace from sensor readings and time. Deterministic.
+
+    Without a `[throttle]` section, there are no limits.
+    """
 
     def __init__(self, limits: ThrottleSection | None) -> None:
         self._limits = limits
@@ -112,11 +120,13 @@ class Throttle:
         self.pace = Pace() if limits is None else Pace(limits.cpu_share)
         self.temperature_c: float | None = None
         self._over: set[str] = set()
-        """The exceeded limits, until readings recover by more than the hysteresis."""
+        """The limits that are exceeded now. A limit is removed once readings recover beyond its
+        hysteresis.
+        """
         self._slowed_s = -math.inf
 
     def observe(self, readings: ThrottleReadings, now_s: float) -> bool:
-        """Record sensor readings; return whether the pace has changed."""
+        """Record sensor readings; return whether they change the pace."""
         self.temperature_c = _within(readings.temperature_c, *CELSIUS)
         before, pace = self.pace, self._pace_by(readings)
         if pace.share < before.share:
@@ -135,7 +145,7 @@ class Throttle:
         return Pace(self._limits.cpu_share * (SLOW_SHARE if slowed else 1.0), slowed)
 
     def _pause(self, readings: ThrottleReadings, limits: ThrottleSection) -> str:
-        """Return why the device must pause, or ""; update which limits are exceeded."""
+        """Return why the device must pause, or "". Also update the set of exceeded limits."""
         hot_c, free_bytes, free_bytes_min = (
             self.temperature_c,
             readings.memory_free_bytes,
@@ -157,14 +167,17 @@ class Throttle:
         return next((reason for reason in found if reason), "")
 
     def _slow(self, readings: ThrottleReadings, limits: ThrottleSection) -> str:
-        """Return why the device should train half of the time, or ""."""
+        """Return why the device should train only half of the time, or ""."""
         hot_c = self.temperature_c
         if self._is_over("warm", hot_c, limits.slow_c, HYSTERESIS_C):
             return f"{hot_c:.0f} C"
         return readings.throttled[:REASON_LENGTH_MAX]
 
     def _is_over(self, name: str, value: float | None, limit: float | None, hysteresis: float) -> bool:
-        """Return whether a value has reached its limit, with hysteresis."""
+        """Return whether a value has reached its limit.
+
+        Once reached, the limit stays reached until the value recovers by `hysteresis`.
+        """
         if value is None or limit is None:
             self._over.discard(name)
         elif value >= limit:
@@ -174,14 +187,17 @@ class Throttle:
         return name in self._over
 
     def _is_under(self, name: str, value: float | None, limit: float | None, hysteresis: float) -> bool:
-        """Return whether a value is below its limit, with hysteresis."""
+        """Return whether a value is below its limit.
+
+        Once below, it stays below until the value recovers by `hysteresis`.
+        """
         if value is None or limit is None:
             return self._is_over(name, None, None, hysteresis)
         return self._is_over(name, -value, math.nextafter(-limit, math.inf), hysteresis)
 
 
 def _within(value: float | None, least: float, most: float) -> float | None:
-    """Return a value within the bounds, or `None`."""
+    """Return the value if it lies within the bounds, else `None`."""
     return value if value is not None and least <= value <= most else None
 
 

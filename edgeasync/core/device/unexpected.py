@@ -6,11 +6,11 @@ from edgeasync.core.device.effects import DeviceEffect, DeviceReport
 
 
 class UnexpectedEvents:
-    """Counts events that do not fit, by a text such as "Assignment while training".
+    """Counts ignored events, by a text such as "Assignment while training".
 
-    The first of each kind since the last welcome is reported. A `normal` event is only counted,
-    such as a second answer to a repeated message, or a result of the device's own work that is
-    outdated.
+    The first event of each kind since the last welcome is reported. A `normal` event is counted,
+    but not reported. Examples are a second answer to a repeated message, or an outdated result of
+    the device's own work.
     """
 
     def __init__(self) -> None:
@@ -18,11 +18,11 @@ class UnexpectedEvents:
         self._reported: set[str] = set()
 
     def welcomed(self) -> None:
-        """Report the first event of each kind again."""
+        """Record a welcome: from now on, the first event of each kind is reported again."""
         self._reported.clear()
 
     def ignore(self, kind: str, *, normal: bool = False) -> list[DeviceEffect]:
-        """Count an ignored event; return a report if it is new and not `normal`."""
+        """Count an ignored event; return a report if its kind is new and it is not `normal`."""
         self.counts[kind] += 1
         if normal or kind in self._reported:
             return []

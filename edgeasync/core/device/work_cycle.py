@@ -1,9 +1,9 @@
 """`WorkCycle`: the device's work for its hub, as a state machine.
 
-It is `idle` (waiting for an assignment), `fetching_graph` (it needs the hub's training graph),
-`installing` (an assignment's payload is arriving), `training`, or `pushing` (an update is
-unanswered). The link may break in any state: training continues, and an update is repeated under
-the same number until it is answered.
+Its state is `idle` (it waits for an assignment), `fetching_graph` (it needs the hub's training
+graph), `installing` (the payload of an assignment is arriving), `training`, or `pushing` (an update
+is unanswered). The connection may be lost in any state. Training then continues, and an update is
+sent again under the same number until it is answered.
 """
 
 import math
@@ -35,7 +35,7 @@ from edgeasync.protocol.messages import (
 from edgeasync.states import Table, check_move
 
 RESTING_S = 10.0
-"""Shorter idle times are not reported."""
+"""Minimum idle time that is reported."""
 
 WorkState = Literal["idle", "fetching_graph", "installing", "training", "pushing"]
 
@@ -46,9 +46,10 @@ WORK: Table[WorkState] = {
     "training": ("pushing",),
     "pushing": ("idle", "fetching_graph"),
 }
-"""The states of the work.
+"""The states of the work, and the allowed changes.
 
-`idle` waits for an assignment, `fetching_graph` for the graph, `pushing` for an answer.
+In the state `idle`, the device waits for an assignment, in `fetching_graph` for the graph, and in
+`pushing` for an answer.
 """
 
 
@@ -56,8 +57,8 @@ class WorkCycle:
     """The graph, the model, training and the update. Part of `DeviceCore`.
 
     Methods return effects to execute in order. `DeviceCore` calls `welcomed` when the hub is
-    reachable and `cut_off` when it is lost, and passes on only messages in between. `state` changes
-    only by `_move`, along its table.
+    reachable, and `cut_off` when it is lost. It forwards messages only between these two calls.
+    `state` is changed only by `_move`, as the table `WORK` allows.
     """
 
     def __init__(
@@ -83,11 +84,12 @@ class WorkCycle:
         self._trains_at_rest = trains_at_rest
         self._learning_rate_factor = 1.0
         self._prepared_for: dict[str, object] | None = None
-        """The hub's settings for which the shell is prepared."""
+        """The hub's settings for which the shell has prepared training."""
         self._has_graph = False
         self._installing: Assignment | None = None
         self._arrived = False
-        """Whether the payload of `_installing` has arrived, and waits for the steps of the delay.
+        """Whether the payload of `_installing` has arrived, and waits until the steps of the delay
+        are done.
         """
 
     @property
@@ -142,7 +144,11 @@ class WorkCycle:
     # -- the link --------------------------------------------------------------------------------------------
 
     def welcomed(self, welcome: Welcome, now_s: float) -> list[DeviceEffect]:
-        """Agree on the last update; repeat unanswered messages or fetch an assignment."""
+        """Process a `Welcome`.
+
+        Agree with the hub on the last update, then repeat unanswered messages or request an
+        assignment.
+        """
         self.overlap.welcome = welcome
         self.connected, self._repetition.repeated = True, False
         self.push_codec = welcome.push_codec
@@ -161,21 +167,24 @@ class WorkCycle:
         return [*decided, effects.FindGraph(welcome.graph)]
 
     def cut_off(self) -> list[DeviceEffect]:
-        """Continue without the hub; abandon a model that was arriving."""
+        """Continue without the hub; abandon a model that has not completely arrived."""
         self.connected, self.cost.needs_bytes, self._arrived = False, 0, False
         if self.state == "installing":
             self._move("idle")
         return self._train_on()
 
     def pause(self, *, training: bool) -> list[DeviceEffect]:
-        """Pause the exchanges; continue `training` without the hub, or stop it."""
+        """Pause the exchanges.
+
+        If `training` is set, continue to train without the hub, otherwise stop.
+        """
         self.overlap.pause = "training" if training else "still"
         return self.cut_off()
 
     def hub_is_busy(self, retry_after_s: float | None, now_s: float, *, rest: str | None) -> list[DeviceEffect]:
-        """Repeat the message later; train meanwhile as without a hub.
+        """Repeat the message later; until then, train as without a hub.
 
-        `rest` is the reason if the hub asks the device to idle instead.
+        If the hub asks the device to idle, `rest` is its reason. Otherwise, `rest` is `None`.
         """
         retry_after_s = retry_after_s or 1.0
         if rest is None:
@@ -191,12 +200,12 @@ class WorkCycle:
         self._repetition.back_off(now_s)
 
     def transfer_moved(self, now_s: float) -> list[DeviceEffect]:
-        """Extend the wait for the answer while a payload moves."""
+        """Extend the wait for the answer, because part of a payload was transferred."""
         self._wait(now_s)
         return []
 
     def next_deadline_s(self) -> float:
-        """Return when `tick` is next due while the hub is reachable; infinity for never."""
+        """Return when `tick` is next due while the hub is reachable; infinity if it is not due."""
         waits_for_itself = self.state == "training" or self._arrived
         return math.inf if waits_for_itself else self._repetition.due_s
 
@@ -208,7 +217,7 @@ class WorkCycle:
         return self._speak(now_s)
 
     def _join(self, now_s: float) -> list[DeviceEffect]:
-        """Prepare for new settings of the hub, then send what is due."""
+        """Prepare for the hub's settings if they are new, then send the message that is due."""
         decided: list[DeviceEffect] = []
         if self._prepared_for != self._hub.settings:
             self._prepared_for = self._hub.settings
@@ -220,7 +229,7 @@ class WorkCycle:
         return decided
 
     def _speak(self, now_s: float) -> list[DeviceEffect]:
-        """Send, or repeat, the message whose answer the work waits for."""
+        """Send or repeat the message whose answer the device waits for."""
         self._wait(now_s)
         if not self.cost.bears(self._bytes_of_next(), now_s):
             return []
@@ -233,7 +242,7 @@ class WorkCycle:
         return [effects.SendToHub(Fetch(self._hub.session, self.held.version, held_checksum=self.held.checksum))]
 
     def _bytes_of_next(self) -> int:
-        """Estimate the bytes of the next message: graph, update, or model with update."""
+        """Estimate the bytes of the next exchange: a graph, an update, or a model and an update."""
         if self.state == "fetching_graph":
             return self._hub.graph_bytes
         if self.pending.push is not None:
@@ -241,13 +250,13 @@ class WorkCycle:
         return self.cost.of_exchange(4 * self._hub.spec.length)
 
     def _wait(self, now_s: float) -> None:
-        """Wait one lease for the answer before the message is repeated."""
+        """Wait for the answer for the duration of a lease before the message is repeated."""
         self._repetition.wait(now_s, self._hub.lease_s)
 
     # -- the graph -------------------------------------------------------------------------------------------
 
     def graph_offered(self, graph: GraphHeader, now_s: float) -> list[DeviceEffect]:
-        """Receive the hub's graph if it is the announced one."""
+        """Receive the hub's graph if it is the one announced in the `Welcome`."""
         if self.state != "fetching_graph":
             return self._ignore("Graph", normal=self._repetition.repeated)
         if (graph.fingerprint, graph.payload_bytes) != (self._hub.graph, self._hub.graph_bytes):
@@ -256,9 +265,10 @@ class WorkCycle:
         return [effects.TakeGraph(graph)]
 
     def _graph_known(self, event: events.GraphEvent, now_s: float) -> list[DeviceEffect]:
-        """Join once the graph is stored, fetch a missing one, end the agent for a forgery.
+        """Process the result of a look-up or a download of the graph.
 
-        The hub may be lost while the shell checks the graph; then `welcomed` joins later.
+        If the graph is stored, join. If it is missing, fetch it. If it is forged, end the agent. If
+        the hub is lost while the shell checks the graph, `welcomed` joins later.
         """
         if self.state != "fetching_graph":
             return self._ignore(type(event).__name__, normal=not isinstance(event, events.GraphForged))
@@ -285,7 +295,7 @@ class WorkCycle:
     # -- the model -------------------------------------------------------------------------------------------
 
     def assigned(self, assignment: Assignment, now_s: float) -> list[DeviceEffect]:
-        """Install an assignment's model, after processing the answer that it may contain."""
+        """Process the answer that an assignment may contain, then install the model."""
         if self.state == "fetching_graph":
             return self._ignore("Assignment")
         decided = self.acknowledged(assignment.ack, now_s) if assignment.ack is not None else []
@@ -312,7 +322,7 @@ class WorkCycle:
         return self._use_model(now_s)
 
     def _use_model(self, now_s: float) -> list[DeviceEffect]:
-        """Use the arrived model, or first take the missing steps of the delay."""
+        """Use the model that has arrived; if the delay requires more steps, take them first."""
         assert self._installing is not None
         if self.overlap.awaits_delay:
             return self._train_on()
@@ -321,7 +331,7 @@ class WorkCycle:
         return [effects.UseModel(self._installing)]
 
     def _model_installed(self, installed: events.ModelInstalled) -> list[DeviceEffect]:
-        """Train from the model."""
+        """Start to train from the installed model."""
         assignment = installed.assignment
         self.held.install(assignment.version, installed.checksum)
         if assignment.deltas is None:
@@ -338,7 +348,7 @@ class WorkCycle:
         return [*decided, effects.Train(local_steps)]
 
     def _install_failed(self, failed: events.InstallFailed, now_s: float) -> list[DeviceEffect]:
-        """Fetch again soon."""
+        """Request an assignment again soon."""
         if failed.spoilt:
             self.held.lose()
         if self.state == "installing":
@@ -349,10 +359,10 @@ class WorkCycle:
     # -- training and the update -----------------------------------------------------------------------------
 
     def _trained(self, result: events.Trained, now_s: float) -> list[DeviceEffect]:
-        """Make an update of the steps, push it if connected, and continue if allowed.
+        """Create an update from the steps, and push it if connected.
 
-        The update includes the overlap steps since the last one. Without the hub, it waits for
-        `welcomed`.
+        Then continue to train if allowed. The update includes the overlap steps taken since the
+        last update. Without a connection, the update is sent by `welcomed`.
         """
         if self.state != "training":
             return self._ignore("Trained")
@@ -376,19 +386,22 @@ class WorkCycle:
         return decided + self._train_on()
 
     def _overlap_trained(self, result: events.Trained, now_s: float) -> list[DeviceEffect]:
-        """Count the steps; continue if more are allowed, or use the model that waited."""
+        """Count the steps of overlap.
+
+        If a model waits for them, use it; otherwise, continue to train if allowed.
+        """
         self.overlap.add(result)
         return self._use_model(now_s) if self._arrived else self._train_on()
 
     def _train_on(self) -> list[DeviceEffect]:
-        """Train while waiting for a model, with more steps if the hub is unreachable."""
+        """Train while waiting for a model; if the hub is unreachable, more steps are allowed."""
         states = ("idle", "pushing", "installing") if self.overlap.waits_exactly else ("idle", "pushing")
         return (
             self.overlap.train(offline=self._repetition.busy or not self.connected) if self.state in states else []
         )
 
     def _kept(self, seq: int, now_s: float) -> list[DeviceEffect]:
-        """Push the update with this number, which is on disk now."""
+        """Push the update with this number, which is now on disk."""
         self.overlap.interrupted()  # training was paused for the write
         push = self.pending.push
         if push is None or push.seq != seq or self.state != "pushing":
@@ -396,7 +409,7 @@ class WorkCycle:
         return (self._speak(now_s) if self.connected else []) + self._train_on()
 
     def acknowledged(self, ack: Ack, now_s: float) -> list[DeviceEffect]:
-        """Process the hub's answer to the update; the assignment follows."""
+        """Process the hub's answer to the update. An assignment follows."""
         if self.state == "fetching_graph":
             return self._ignore("Ack")  # a recalled update is sent again once the graph is stored
         if not self.pending.answered(ack):

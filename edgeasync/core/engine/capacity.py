@@ -1,7 +1,7 @@
-"""Limits on the hub's memory for buffered updates and for payloads being sent.
+"""Limits the hub's memory for buffered updates and for payloads being sent.
 
-Once half of the slots are used, one key's transfers may use only a share of them. A key that
-announces updates but never sends them thus cannot block the others.
+Once half of the slots are used, the transfers of one key may use only a fraction of them. So a key
+that announces updates but never sends them cannot block the other keys.
 """
 
 from edgeasync.core.arrays.hub_model import HubModel
@@ -13,14 +13,14 @@ from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.settings import HubCoreSettings
 
 SHARE = 4
-"""One key's transfers may use at most a quarter of the slots."""
+"""The inverse of the fraction of the slots that the transfers of one key may use: a quarter."""
 
 
 class Capacity:
-    """Compares the hub's memory use with its limits, and drops transfers to make room.
+    """Compares the hub's memory use with its limits, and drops transfers to free memory.
 
-    At a limit, it first drops transfers without progress for a lease, even if their member still
-    pings. Then it drops suspended transfers, oldest first.
+    At a limit, it first drops transfers that have made no progress for the duration of a lease,
+    even if their member still pings. Then it drops suspended transfers, beginning with the oldest.
     """
 
     def __init__(
@@ -35,7 +35,9 @@ class Capacity:
         log_writer: LogWriter,
     ) -> None:
         self.measuring = 0
-        """The number of updates that arrived in pieces and are being verified in the background."""
+        """The number of updates that arrived in pieces, and that the worker is verifying in the
+        background.
+        """
         self._limits = settings.limits
         self._lease_s = settings.liveness.lease_s
         self._model = model
@@ -46,9 +48,10 @@ class Capacity:
         self._log_writer = log_writer
 
     def for_update(self, now_s: float, member: Member | None = None) -> bool:
-        """Return whether the hub can buffer one more update; drop transfers if that helps.
+        """Return whether the hub can buffer one more update.
 
-        `member` is the sender if it announces the update in pieces.
+        Drop transfers if that frees enough memory. `member` is the sender if it announces the
+        update in pieces.
         """
         if self._log_writer.is_behind:
             return False
@@ -69,9 +72,9 @@ class Capacity:
         return True
 
     def for_snapshot(self, now_s: float, member: Member | None = None) -> bool:
-        """Return whether the hub can send one more snapshot; drop transfers if that helps.
+        """Return whether the hub can send one more snapshot; drop transfers if needed.
 
-        `member` is the receiver, if known.
+        `member` is the receiver, if it is known.
         """
         places, held = self._limits.snapshots_max, self._snapshots_held()
         if 2 * held < places:
@@ -87,10 +90,10 @@ class Capacity:
         return True
 
     def for_graph(self, now_s: float, member: Member | None) -> bool:
-        """Return whether the hub can send the graph once more; drop transfers if useful.
+        """Return whether the hub can send the graph once more; drop transfers if needed.
 
-        All these transfers share one payload, so each uses memory only for pieces in libzmq's
-        queue.
+        All transfers of the graph share one payload, so each uses memory only for pieces in
+        libzmq's queue.
         """
         places = self._limits.snapshots_max
         if self._outgoing.graphs >= places:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 class OffsetClock:
     """A clock that starts at `first_s` and advances with `source`, in seconds.
 
-    It adds the time that has passed on `source` to `first_s`. An offset added to the time of
-    `source` could be rounded to less than `first_s`, and the clock would go back.
+    It adds the time elapsed on `source` to `first_s`. If it added a fixed offset to the time of
+    `source`, rounding could make the result smaller than `first_s`, and the clock would go
+    backwards.
     """
 
     def __init__(self, source: Callable[[], float], first_s: float) -> None:
@@ -21,9 +22,9 @@ class OffsetClock:
         return self._shown_at(self.source())
 
     def when(self, time_s: float) -> float:
-        """Return the time on `source` at which this clock shows at least `time_s`.
+        """Return the time on `source` at which this clock returns at least `time_s`.
 
-        The result is exact despite rounding.
+        Rounding does not affect the result.
         """
         source_s = self._began_s + (time_s - self._first_s)
         while (shown_s := self._shown_at(source_s)) < time_s:

@@ -15,14 +15,14 @@ from edgeasync.protocol.messages import Assignment, Credit, Fetch, GraphHeader, 
 
 
 class Send(Protocol):
-    """Sends a message with its payload."""
+    """A function that sends a message and its payload."""
 
     def __call__(self, peer: Peer, message: Message, payload: wire.Buffer | None = None) -> None:
         """Send without blocking."""
 
 
 class Deliveries:
-    """Sends devices the published model in a supported form, within their credit."""
+    """Sends devices the published model in a codec that they support, within their credit."""
 
     def __init__(
         self,
@@ -39,14 +39,20 @@ class Deliveries:
         self._now_s = now_s
 
     def restart(self, peer: Peer, member: Member, fetch: Fetch, now_s: float) -> bool:
-        """Suspend the transfer that a `Fetch` replaces; return whether one will resume."""
+        """Suspend the transfer that a `Fetch` replaces.
+
+        Return whether a transfer will be resumed.
+        """
         self.outgoing.suspend(peer, now_s)
         if fetch.partial is not None:
             self.outgoing.note_partial(peer, fetch.partial)
         return self.outgoing.can_resume(member)
 
     def send_pieces(self, peer: Peer, credit: Credit, now_s: float) -> bool:
-        """Send the pieces that a credit allows; return false if no transfer matches it."""
+        """Send the pieces that a credit allows.
+
+        Return false if the credit belongs to no transfer.
+        """
         credited = self.outgoing.credit(peer, credit, now_s)
         if credited is None:
             return False
@@ -58,10 +64,10 @@ class Deliveries:
         return True
 
     def assign(self, effect: Assign) -> None:
-        """Send an assignment of the published model, or resume a suspended one.
+        """Send an assignment of the published model, or resume a suspended assignment.
 
-        On a bad link, a device that always got the newest model from its start might never receive
-        a whole one.
+        If a device on a bad link always received the newest model from the first byte on, it might
+        never receive a complete model.
         """
         member = self._core.members.by_peer(effect.peer)
         if member is None:
@@ -93,7 +99,7 @@ class Deliveries:
         self._announce(member, message, offer.payload)
 
     def prepare(self, effect: Assign) -> Callable[[], None] | None:
-        """Return the slow encoding that an assignment needs first, or `None`."""
+        """Return the slow encoding that must run before an assignment, or `None`."""
         member = self._core.members.by_peer(effect.peer)
         if member is None or self.outgoing.can_resume(member):
             return None
@@ -111,6 +117,6 @@ class Deliveries:
             self._announce(member, message, graph.payload)
 
     def _announce(self, member: Member, message: Assignment | GraphHeader, payload: wire.Buffer) -> None:
-        """Send a message with its payload, or start to send the payload in pieces."""
+        """Send a message with its payload, or start a transfer of the payload in pieces."""
         message = self.outgoing.announce(member, message, payload, self._now_s())
         self._send(member.peer, message, None if message.transfer else payload)

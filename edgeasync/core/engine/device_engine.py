@@ -1,7 +1,8 @@
 """Connects frames to `DeviceCore`: messages, vectors and effects.
 
-The engine does no I/O. A `DeviceShell` connects and sends. A `DeviceTraining` trains, and runs the
-jobs of `device_jobs.py` in the background. The ZeroMQ agent and the simulator implement both.
+The engine does no I/O. A `DeviceShell` connects to the hub and sends messages. A `DeviceTraining`
+trains, and runs the jobs of `device_jobs.py` in the background. Both interfaces are implemented by
+the ZeroMQ agent and by the simulator.
 """
 
 from collections.abc import Callable
@@ -38,15 +39,15 @@ from edgeasync.protocol.messages import (
 )  # fmt: skip
 
 ObserveDevice = Callable[[events.DeviceEvent], None]
-"""Called with every event that the core has handled; it must not block."""
+"""A function that is called with every event after the core has handled it. It must not block."""
 
 
 class DeviceEngine:
-    """Turns frames into events and effects into frames; the shell creates it.
+    """Converts frames to events, and effects to frames. The shell creates it.
 
-    It reads the time from `now_s`, and no call blocks for longer than a copy. The core's limits cap
-    its traffic. With a `spool`, every update is written to disk before it is sent, and the model at
-    intervals. `observe` gets every event.
+    It reads the time from `now_s`, and no call blocks for longer than it takes to copy a model. The
+    core's limits cap its traffic. If a `spool` is passed, every update is written to disk before it
+    is sent, and the model is written at intervals. `observe` is called with every event.
     """
 
     def __init__(
@@ -72,15 +73,17 @@ class DeviceEngine:
         self._hello = CountedHello(self._count)
         self._inline_payload: wire.Buffer | None = None
         self._arrived: wire.Buffer | None = None
-        """A model's payload that arrived before the steps of a fixed delay are done."""
+        """The payload of a model that arrived before the device has taken the steps of a fixed
+        delay.
+        """
         self._payload: wire.Buffer = b""
         self._codec: VectorCodec | None = None
-        """The payload of the unanswered update, and the codec that encoded it."""
+        """The codec that encoded the payload of the unanswered update."""
         self._random = np.random.Generator(np.random.PCG64(core.random_seed))
         self._kept = KeptWork(spool)
 
     def recall(self, spool: Spool | None, held: HeldModel | None = None) -> None:
-        """Resume with the saved update and model from before a restart; call before `begin`."""
+        """Resume with the update and the model saved before a restart; call before `begin`."""
         if spool is not None:
             self._payload = spool.payload
         self._kept.recall(spool, held, self.core.work)
@@ -92,7 +95,10 @@ class DeviceEngine:
         return self.core.welcome
 
     def held_model(self) -> HeldModel | None:
-        """Return the device's copy of the hub's model, if any; do not change its values."""
+        """Return the device's copy of the hub's model, if any.
+
+        The caller must not change its values.
+        """
         model, welcome = self._model, self.core.welcome
         version = None if model is None else model.version
         if model is None or version is None or welcome is None:
@@ -113,7 +119,7 @@ class DeviceEngine:
         return min(due_s, self.transfers.next_deadline_s(), self.core.data_quota.record_at_s)
 
     def tick(self, steps_total: int) -> None:
-        """Process everything that is due. Call it at the time that `next_deadline_s` returns."""
+        """Process everything that is due. Call it at the time returned by `next_deadline_s`."""
         self.transfers.tick()
         now_s = self._now_s()
         self.recorder.begin(now_s, "tick")
@@ -132,7 +138,7 @@ class DeviceEngine:
         self._execute(decided)
 
     def _sense(self, sensed: events.Sensed, now_s: float) -> None:
-        """Pass sensor values to the core; record the event only if the pace changes."""
+        """Pass sensor readings to the core; record the event only if the pace changes."""
         if decided := self.core.handle(sensed, now_s):
             self.recorder.begin(now_s, sensed)
             self._execute(decided)
@@ -191,7 +197,10 @@ class DeviceEngine:
     # -- daily quota -----------------------------------------------------------------------------------------
 
     def _send(self, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message and count its bytes; a `Hello` counts once the connection is up."""
+        """Send a message and count its bytes.
+
+        Count a `Hello` only once the connection is established.
+        """
         nbytes = len(header) + len(payload or b"")
         if self.core.link == "handshake":
             self._hello.send(nbytes)
@@ -203,7 +212,10 @@ class DeviceEngine:
         self.core.data_quota.count(nbytes, self._now_s())
 
     def _end_connection(self) -> None:
-        """Count an unanswered `Hello` if it was sent, and suspend the transfers."""
+        """Process a closed connection.
+
+        Count an unanswered `Hello` if it was sent, and suspend the transfers.
+        """
         self._hello.settle(has_left=self._shell.has_connected())
         self.transfers.suspend()
 
@@ -222,7 +234,10 @@ class DeviceEngine:
         self._keep_quota()
 
     def _carry_out(self, effect: effects.DeviceEffect) -> None:
-        """Execute an effect on the link immediately, or start one that needs work."""
+        """Execute an effect on the link immediately.
+
+        Start an effect that requires background work.
+        """
         match effect:
             case effects.Connect():
                 self._end_connection()
@@ -292,7 +307,7 @@ class DeviceEngine:
             self._training.submit(partial(self._kept.spool.put_aside, reason))
 
     def _receive_payload(self, message: Assignment | GraphHeader) -> None:
-        """Process the payload that came with the message, or open its transfer."""
+        """Process the payload that was sent with the message, or open its transfer."""
         try:
             if isinstance(message, Assignment):
                 _check_assignment(message, self._hub)
@@ -315,7 +330,7 @@ class DeviceEngine:
             self.handle(events.InstallFailed(f"the hub's model arrived damaged: {reason}"))
 
     def _process_payload(self, message: Assignment | GraphHeader, payload: wire.Buffer) -> None:
-        """Install the model, or store the graph, of a verified payload in the background."""
+        """Install the model or store the graph of a verified payload, in the background."""
         if isinstance(message, GraphHeader):
             keep = partial(keep_graph, self._shell, message.fingerprint, payload)
             self._training.run(keep, self._processed)
@@ -332,13 +347,16 @@ class DeviceEngine:
         self._training.run(install, self._processed)
 
     def _processed(self, event: events.DeviceEvent) -> None:
-        """Pass the event to the core; save an installed model if the one on disk is old."""
+        """Pass the event to the core.
+
+        If a model was installed and the copy on disk is old, write the new model.
+        """
         self.handle(event)
         if isinstance(event, events.ModelInstalled) and self._kept.is_model_due(self._now_s()):
             self._training.submit(self.keep_model)
 
     def keep_model(self) -> None:
-        """Write the hub's model to disk, if the device has it and a spool.
+        """Write the hub's model to disk, if the device has a model and a spool.
 
         Runs in the background.
         """
@@ -347,9 +365,9 @@ class DeviceEngine:
             self._kept.spool.keep_model(held)
 
     def _trained(self, trained: events.Trained) -> None:
-        """Encode the update in the background, then let the core decide when to send it.
+        """Encode the update in the background; then the core decides when to send it.
 
-        If the trainer has no more steps, the agent ends once all its steps are in an update.
+        If the trainer has no more steps, the agent ends once all its steps are part of an update.
         """
         work = self.core.work
         if not trained.local_steps and not work.overlap.steps_done:
@@ -382,7 +400,10 @@ class DeviceEngine:
         self.handle(events.OverlapTrained(trained))
 
     def _resolve(self, outcome: Outcome) -> None:
-        """Drop an answered payload; if it was rejected, undo its effect on the residual."""
+        """Drop the payload of an answered update.
+
+        If the update was rejected, undo its effect on the residual.
+        """
         payload, codec, model = self._payload, self._codec, self._model
         self._payload, self._codec = b"", None
         first = outcome.first if isinstance(outcome, Duplicate) else outcome
@@ -402,7 +423,7 @@ class DeviceEngine:
         self.transfers.push(push, self._payload, self._hub.piece_bytes)
 
     def _keep(self, push: Push, key: ModelKey) -> None:
-        """Write an update to disk under its number, then let the core send it again."""
+        """Write an update to disk under its number; then let the core send the update again."""
         if not self._kept.begin_write(push):
             return
         assert self._kept.spool is not None
@@ -418,9 +439,9 @@ class DeviceEngine:
 
 
 def _to_record(what: events.DeviceEvent | effects.DeviceEffect) -> object:
-    """Return an event or effect to record; as short text if it contains a `Welcome`.
+    """Return an event or effect to record, as a short text if it contains a `Welcome`.
 
-    A hub may have made a `Welcome` large.
+    A `Welcome` from the hub may be large.
     """
     match what:
         case effects.PrepareTraining() | events.DeviceReceived(message=Welcome()):
@@ -429,7 +450,10 @@ def _to_record(what: events.DeviceEvent | effects.DeviceEffect) -> object:
 
 
 def _checked(message: Assignment | GraphHeader, payload: wire.Buffer | None) -> wire.Buffer:
-    """Return a message's payload; raises `ProtocolError` if it was not announced."""
+    """Return the payload of a message.
+
+    Raises `ProtocolError` if the message did not announce it.
+    """
     if payload is None or len(payload) != message.payload_bytes:
         raise ProtocolError("the payload's length differs from its header")
     if wire.checksum(payload) != message.checksum:

@@ -25,12 +25,12 @@ class CodedUpdate(NamedTuple):
 
 
 def find_graph(shell: DeviceShell, fingerprint: str) -> events.DeviceEvent:
-    """Check whether the graph was stored before a restart."""
+    """Check whether a graph was stored before a restart."""
     return events.GraphHeld(fetched=False) if shell.has_graph(fingerprint) else events.GraphMissing()
 
 
 def keep_graph(shell: DeviceShell, fingerprint: str, payload: wire.Buffer) -> events.DeviceEvent:
-    """Store a graph if its fingerprint is the announced one."""
+    """Store a graph if its fingerprint equals the announced fingerprint."""
     if fingerprint_of(payload) != fingerprint:
         return events.GraphForged()
     shell.keep_graph(fingerprint, bytes(payload))
@@ -40,7 +40,7 @@ def keep_graph(shell: DeviceShell, fingerprint: str, payload: wire.Buffer) -> ev
 def install_model(
     model: DeviceModel, assignment: Assignment, payload: wire.Buffer, welcome: Welcome
 ) -> events.DeviceEvent:
-    """Decode an assignment's payload into the device's model."""
+    """Decode the payload of an assignment into the device's model."""
     deltas, before = assignment.deltas, model.version
     model.version = None
     try:
@@ -70,7 +70,7 @@ def code_update(
 ) -> CodedUpdate:
     """Encode the trained update as the hub requests.
 
-    With `overlap`, training may continue immediately.
+    If `overlap` is set, training may continue immediately.
     """
     try:
         codec = make_codec(push_codec, welcome.spec)
@@ -87,7 +87,7 @@ def code_update(
 
 
 def _open_deltas(deltas: Deltas, payload: wire.Buffer, codec: VectorCodec) -> Iterator[Source]:
-    """Yield the differences of a payload; open each one only when needed."""
+    """Yield the differences in a payload; open each one only when it is needed."""
     start = 0
     for length in deltas.lengths:
         yield codec.open(memoryview(payload)[start : start + length])

@@ -19,9 +19,9 @@ Result = TypeVar("Result")
 
 
 class DeviceTraining(Protocol):
-    """A device's background thread, which trains and runs other jobs one at a time.
+    """A device's background thread, which trains, and runs other jobs one at a time.
 
-    Implementations call each `then` on the engine's thread, never inside a call of the engine.
+    Implementations call each `then` on the engine's thread, and never inside a call of the engine.
     """
 
     def train(
@@ -29,16 +29,19 @@ class DeviceTraining(Protocol):
     ) -> None:
         """Train `model.parameters`, then call `then` unless the agent is ending.
 
-        With `overlap`, continue from the current parameters until `pause`. The `first` assignment
-        may start from the device's own parameters. Without remaining steps, the trainer reports 0
-        steps.
+        With `overlap`, continue from the current parameters until `pause` is called. If this is the
+        `first` assignment, training may start from the device's own parameters. If the trainer has
+        no remaining steps, it reports 0 steps.
         """
 
     def pause(self) -> None:
         """End overlapped training after the current step, or before the first one."""
 
     def set_pace(self, pace: Pace) -> None:
-        """Take local steps at this pace from now on; a running step ends first."""
+        """Take local steps at this pace from now on.
+
+        A step that is already running is completed first.
+        """
 
     def reset(self) -> None:
         """Reset the trainer's state, such as momentum; runs in the background."""
@@ -54,19 +57,22 @@ class DeviceTraining(Protocol):
 
 
 class DeviceSpool(Protocol):
-    """Stores what a power cut would lose. All methods run in the background.
+    """Stores the state that a power cut would destroy. All methods run in the background.
 
-    If the disk fails, they report that and return; the device continues.
+    If the disk fails, they report the failure and return, and the device continues.
     """
 
     def keep(self, spool: Spool) -> None:
         """Write an update and the trainer's state."""
 
     def keep_model(self, held: HeldModel) -> None:
-        """Write the model, to resume from it. Its values change after the call."""
+        """Write the model, so that the device can resume from it.
+
+        The values of `held` change after the call.
+        """
 
     def put_aside(self, reason: str) -> None:
-        """Rename the file of an update from before a restart, and report it."""
+        """Rename the file of an update from before a restart, and report this."""
 
 
 class DeviceShell(Protocol):
@@ -75,21 +81,21 @@ class DeviceShell(Protocol):
     Call the engine from one thread: first `begin`, then
 
     - `on_message` for every message from the hub,
-    - `handle` with `Connected`, `Disconnected` and people's requests (`PersonsEvent`),
-    - `tick` at `next_deadline_s`, which every call may change.
+    - `handle` with `Connected`, `Disconnected` and users' requests (`PersonsEvent`),
+    - `tick` at the time that `next_deadline_s` returns, which may change with every call.
     """
 
     def connect(self) -> None:
-        """Open a new connection to hub number `core.hub` of the device's list."""
+        """Open a new connection to the hub with the position `core.hub` in the device's list."""
 
     def disconnect(self, *, goodbye: bool = False) -> None:
-        """Close the connection; with `goodbye`, send queued messages first."""
+        """Close the connection; if `goodbye` is set, send queued messages first."""
 
     def has_connected(self) -> bool:
-        """Return whether the connection was established, so that sent messages have left."""
+        """Return whether the connection has been established, so that sent messages have left."""
 
     def send(self, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message, or drop it if not connected."""
+        """Send a message, or drop it if the device is not connected."""
 
     def has_graph(self, fingerprint: str) -> bool:
         """Return whether the device has stored this graph; runs in the background."""
@@ -98,18 +104,22 @@ class DeviceShell(Protocol):
         """Store a graph with a verified fingerprint; runs in the background."""
 
     def prepare(self, welcome: Welcome) -> None:
-        """Prepare to train what the hub describes.
+        """Prepare to train the model that the hub's `Welcome` describes.
 
         Raises `EdgeAsyncError` for a failure that waiting would not fix. If the welcome names a
-        graph, `has_graph` or `keep_graph` was called with it; screen it before use. Restore the
-        trainer's state that was saved with an update, unless the update was put aside.
+        graph, `has_graph` or `keep_graph` was called with its fingerprint; check the graph before
+        using it. Restore the trainer's state that was saved with an update, unless the update was
+        put aside.
         """
 
     def keep_quota(self, record: QuotaRecord) -> None:
-        """Write the daily quota's count to disk soon; if the disk fails, report that."""
+        """Write the count of the daily quota to disk soon.
+
+        If the disk fails, report the failure.
+        """
 
     def report(self, report: DeviceReport) -> None:
-        """Report an event to the person at the device."""
+        """Report an event to the user of the device."""
 
     def stop(self, stop: EndAgent) -> None:
         """End the agent."""

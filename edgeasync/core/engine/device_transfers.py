@@ -1,8 +1,8 @@
 """A device's traffic: transfers in pieces, and the cap on its bandwidth.
 
-Under a cap, messages with a payload, or requests for one, wait in a queue. Credits wait there, too,
-which paces incoming payloads. Heartbeats and other small messages leave immediately, and delay the
-queue.
+Under a cap, messages that have a payload or request one wait in a queue. Credits wait in this
+queue, too, which limits the rate of incoming payloads. Heartbeats and other small messages are sent
+immediately, but delay the messages in the queue.
 """
 
 import math
@@ -34,7 +34,7 @@ Send = Callable[[bytes, wire.Buffer | None], None]
 class _Waiting(msgspec.Struct):
     """A queued message. `received_bytes` is the size of the piece that it credits.
 
-    The message counts with this size.
+    When the message is sent, this size is counted against the cap.
     """
 
     message: Message
@@ -43,7 +43,7 @@ class _Waiting(msgspec.Struct):
 
 
 class CountedHello:
-    """Counts a device's `Hello` against its quota once the connection is up."""
+    """Counts a device's `Hello` against its quota once the connection is established."""
 
     def __init__(self, count: Callable[[int], None]) -> None:
         self._count = count
@@ -54,7 +54,7 @@ class CountedHello:
         self._nbytes = nbytes
 
     def settle(self, *, has_left: bool) -> None:
-        """Count the `Hello` if it has left; otherwise drop it."""
+        """Count the `Hello` if it was transmitted; otherwise, drop it."""
         if self._nbytes and has_left:
             self._count(self._nbytes)
         self._nbytes = 0
@@ -63,8 +63,9 @@ class CountedHello:
 class DeviceTransfers:
     """At most one transfer in each direction, over successive connections.
 
-    `send` is the shell's. `bandwidth_bytes_per_s_max` caps all traffic, both directions together.
-    `link_share` is the share of the measured bandwidth that all traffic may use.
+    `send` is the function with which the shell sends messages. `bandwidth_bytes_per_s_max` caps all
+    traffic, adding both directions. `link_share` is the fraction of the measured bandwidth that all
+    traffic may use.
     """
 
     def __init__(
@@ -89,9 +90,9 @@ class DeviceTransfers:
     # -- connection and time ---------------------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Process a lost connection.
+        """Process the loss of the connection.
 
-        Suspend the incoming transfer, and drop the outgoing one and the queue.
+        Suspend the incoming transfer, and drop the outgoing transfer and the queue.
         """
         self._message = None
         self._drop_outgoing()
@@ -102,7 +103,7 @@ class DeviceTransfers:
         self._drop_queued(lambda _: True)
 
     def next_deadline_s(self) -> float:
-        """Return when the next queued message may leave; infinity for an empty queue."""
+        """Return when the next queued message may be sent; infinity for an empty queue."""
         return self._pacer.due_s if self._pacer is not None and self._waiting else math.inf
 
     def tick(self) -> None:
@@ -114,7 +115,7 @@ class DeviceTransfers:
 
     @property
     def _is_narrow(self) -> bool:
-        """Whether pieces have the minimum size, and the window starts with one piece."""
+        """Whether pieces have the minimum size, and the credit window starts with one piece."""
         return self._pacer is not None or self.share is not None
 
     def send(self, message: Message) -> None:
@@ -132,7 +133,7 @@ class DeviceTransfers:
     def count_received(self, header: bytes, payload: wire.Buffer | None) -> None:
         """Count a received message against the cap.
 
-        A piece's payload is counted with its credit instead.
+        The payload of a piece is counted later, when its credit is sent.
         """
         if self._pacer is not None:
             self._pacer.spend(len(header) + len(payload or b""), self._now_s())
@@ -149,7 +150,7 @@ class DeviceTransfers:
     def receive(self, message: Assignment | GraphHeader) -> None:
         """Grant the first credit of an announced transfer.
 
-        Resume the suspended transfer if it has the same payload.
+        If the suspended transfer has the same payload, resume it.
         """
         self.drop_push()
         self._message = message
@@ -168,9 +169,9 @@ class DeviceTransfers:
     def accept(self, piece: Piece, part: wire.Buffer) -> tuple[Assignment | GraphHeader, memoryview | None] | None:
         """Accept and credit a piece.
 
-        Return the message that announced it, and the payload once complete. Return `None` for a
-        piece without a transfer. Raises `ProtocolError` for an invalid piece; then call
-        `drop_incoming`.
+        Return the message that announced the transfer and, once all pieces have arrived, the
+        payload. Return `None` if the piece belongs to no transfer. Raises `ProtocolError` for an
+        invalid piece; the caller must then call `drop_incoming`.
         """
         message, transfer = self._message, self._incoming
         if message is None or transfer is None or piece.transfer != transfer.number:
@@ -186,7 +187,7 @@ class DeviceTransfers:
         return message, None
 
     def drop_incoming(self) -> Assignment | GraphHeader | None:
-        """Drop the incoming or suspended transfer; return its announcement if incoming."""
+        """Drop the incoming or suspended transfer; return the announcement of an incoming one."""
         message, transfer = self._message, self._incoming
         self._message = self._incoming = None
         if transfer is not None:
@@ -196,9 +197,9 @@ class DeviceTransfers:
     # -- outgoing payloads -----------------------------------------------------------------------------------
 
     def push(self, push: Push, payload: wire.Buffer, piece_bytes: int) -> None:
-        """Drop the previous push; send this one whole, or announce it in pieces.
+        """Drop the previous push; send this push whole, or announce it in pieces.
 
-        Pieces are used if a whole payload would delay a heartbeat.
+        Pieces are used if sending the whole payload would delay a heartbeat.
         """
         self.drop_push()
         window = self._window_of(piece_bytes)
@@ -214,12 +215,15 @@ class DeviceTransfers:
         self._send_in_turn(msgspec.structs.replace(push, transfer=self._count), None)
 
     def drop_push(self) -> None:
-        """Drop the transfer and queued messages of an answered or repeated push."""
+        """Drop the transfer and the queued messages of a push that was answered or is repeated."""
         self._drop_outgoing()
         self._drop_queued(lambda waiting: isinstance(waiting.message, Push | Piece))
 
     def credit(self, credit: Credit) -> bool:
-        """Send the pieces that a credit allows; return whether it matched the transfer."""
+        """Send the pieces that a credit allows.
+
+        Return whether the credit belongs to the transfer.
+        """
         transfer = self._outgoing
         if transfer is None or credit.transfer != transfer.number:
             return False
@@ -245,9 +249,9 @@ class DeviceTransfers:
         self._outgoing = None
 
     def _window_of(self, piece_bytes: int) -> CreditWindow:
-        """Return the window for pieces of at most this size.
+        """Return the credit window for pieces of at most this size.
 
-        Under a cap, pieces have the minimum size, and the window starts with one.
+        Under a cap, pieces have the minimum size, and the window starts with one piece.
         """
         if self._is_narrow:
             piece_bytes = PIECE_BYTES_MIN
@@ -261,7 +265,7 @@ class DeviceTransfers:
         return self._window
 
     def _note_passed(self, total_bytes: int, *, up: bool) -> None:
-        """Record a train's progress; adapt the pace to the rate that it measured."""
+        """Record the progress of a train of pieces; adapt the pace to the rate measured with it."""
         if self.share is not None and self.share.note_passed(total_bytes, self._now_s(), up=up):
             self._pacer = self.share.pace(self._pacer, self._now_s())
 
@@ -283,7 +287,10 @@ class DeviceTransfers:
         self._send_frames(header, payload)
 
     def _drop_queued(self, is_over: Callable[[_Waiting], bool]) -> None:
-        """Remove obsolete messages from the queue, but count the pieces that they credit."""
+        """Remove obsolete messages from the queue.
+
+        The pieces that these messages credit are still counted against the cap.
+        """
         kept: deque[_Waiting] = deque()
         for waiting in self._waiting:
             if not is_over(waiting):

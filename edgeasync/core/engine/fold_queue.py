@@ -1,6 +1,6 @@
-"""Effects that must wait for earlier folds, executed in order.
+"""Executes the effects that must wait for earlier folds, in order.
 
-A fold may lead to many assignments. The queue executes them in slices, and the event loop reads
+One fold may cause many assignments. The queue executes them in slices, and the event loop reads
 messages between two slices.
 """
 
@@ -32,31 +32,37 @@ from edgeasync.protocol.messages import Message
 Queued = ModelEffect | Assign | Broadcast | Evaluate | WriteBest | Note | EndHub
 
 MAY_WAIT = (Assign, Fold, Publish, Keep, Restore, Broadcast, Evaluate, WriteBest, EndHub)
-"""The effects that may have to wait for a fold, frequent ones first."""
+"""The effects that may have to wait for a fold; frequent effects are listed first."""
 
 Result = TypeVar("Result")
 
 INLINE_BYTES_MAX = 2 << 20
-"""Models up to this size are folded inline, which is faster than a handover to the worker."""
+"""Models up to this size are folded on the event loop, which is faster than a handover to the
+worker.
+"""
 
 FOLD_BYTES_MAX = 2 * INLINE_BYTES_MAX
-"""So are updates up to this total size; larger folds run on the worker."""
+"""If the updates of a fold exceed this total size, the worker folds them even if the model is
+small.
+"""
 
 SLICE_BYTES = 1 << 20
-"""Assignments up to this total size make a slice; each counts at least `ASSIGNMENT_BYTES_MIN`."""
+"""Maximum total size of the assignments in a slice. Each assignment counts at least
+`ASSIGNMENT_BYTES_MIN`.
+"""
 
 ASSIGNMENT_BYTES_MIN = 1 << 15
 
 BROADCAST_AT_A_TIME = 64
-"""How many connections a broadcast sends to in one slice."""
+"""Number of connections to which a broadcast is sent in one slice."""
 
 
 class FoldQueue:
     """Executes effects in order; the shell's worker does long work on large models.
 
-    `send` sends a message, and `assign` an assignment. `prepare` returns the encoding that an
-    assignment needs first, if any. `handle` passes an event to the core. `restored` is called at a
-    rollback.
+    `send` sends a message, and `assign` an assignment. If an assignment requires an encoding first,
+    `prepare` returns it. `handle` passes an event to the core. `restored` is called when a rollback
+    is executed.
     """
 
     def __init__(
@@ -73,7 +79,7 @@ class FoldQueue:
         restored: Callable[[], None],
     ) -> None:
         self.assignments = 0
-        """The number of queued assignments; each will use a snapshot."""
+        """The number of queued assignments, each of which will use a snapshot."""
         self._executor = executor
         self._model = executor.model
         self._publisher = executor.publisher
@@ -92,7 +98,7 @@ class FoldQueue:
         self._evaluated: Snapshot | None = None
 
     def put(self, effect: Queued) -> None:
-        """Queue an effect; `advance` executes effects."""
+        """Queue an effect; it is executed by `advance`."""
         if isinstance(effect, WriteBest) and self._evaluated is not None:
             self._save_best(self._evaluated, effect)  # no need to wait for a fold
             return
@@ -109,7 +115,7 @@ class FoldQueue:
             sent_bytes += self._carry_out(self._waiting.popleft())
 
     def _carry_out(self, effect: Queued) -> int:
-        """Execute an effect; return the bytes that it counts in its slice."""
+        """Execute an effect; return the number of bytes that it adds to its slice."""
         match effect:
             case Fold() | Publish():
                 self._apply(effect)
@@ -141,7 +147,7 @@ class FoldQueue:
         self._outbox.show(partial(self._shell.save_best, snapshot, effect.loss, effect.accuracy))
 
     def _pause(self) -> None:
-        """Let the shell read messages before the next effects."""
+        """Let the shell read messages before the next effect is executed."""
         self._busy = True
 
         def go_on() -> None:
@@ -151,7 +157,10 @@ class FoldQueue:
         self._shell.after(0.0, go_on)
 
     def _broadcast(self, effect: Broadcast) -> int:
-        """Send to the first connections, and queue the rest; return the bytes counted."""
+        """Send to the first connections, and queue the rest.
+
+        Return the bytes added to the slice.
+        """
         first, others = effect.peers[:BROADCAST_AT_A_TIME], effect.peers[BROADCAST_AT_A_TIME:]
         for peer in first:
             self._send(peer, effect.message)
@@ -160,7 +169,7 @@ class FoldQueue:
         return len(first) * (SLICE_BYTES // BROADCAST_AT_A_TIME)
 
     def _begin_assignment(self, effect: Assign) -> None:
-        """Send an assignment, after the encoding that it needs."""
+        """Send an assignment; if it requires an encoding, encode first."""
         work = None if self._inline else self._prepare(effect)
         if work is None:
             self._end_assignment(effect)
@@ -172,7 +181,7 @@ class FoldQueue:
         self._assign(effect)
 
     def _apply(self, effect: Fold | Publish) -> None:
-        """Change the model; pass the resulting event, if any, to the core."""
+        """Change the model; if this results in an event, pass it to the core."""
         if self._inline and (isinstance(effect, Publish) or self._nbytes * len(effect.handles) <= FOLD_BYTES_MAX):
             self._end(self._executor.apply(effect))
             return
@@ -186,7 +195,7 @@ class FoldQueue:
             self._handle(event)
 
     def _work_and_encode(self, effect: Fold | Publish, work: Work) -> Any:
-        """Do the work, then encode a large model for devices once, off the event loop."""
+        """Do the work, then encode a large model for all devices once, off the event loop."""
         result = work()
         if isinstance(effect, Publish):
             self._publisher.offer(None, self._codec.model)
@@ -195,9 +204,9 @@ class FoldQueue:
         return result
 
     def _run(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Do the work inline if the model is small.
+        """Do the work on the event loop if the model is small.
 
-        Otherwise do it in the background, while later effects wait.
+        Otherwise, do it in the background, while later effects wait.
         """
         if self._inline:
             then(work())
@@ -215,7 +224,10 @@ class FoldQueue:
         self._shell.run_in_background(work, done)
 
     def _on_evaluated(self, snapshot: Snapshot, result: Evaluated) -> None:
-        """Pass an evaluation to the core; if it asks to save the best, save this version."""
+        """Pass an evaluation to the core.
+
+        If the core asks to save the best version, save the evaluated version.
+        """
         self._evaluated = snapshot
         self._handle(result)
         self._evaluated = None

@@ -1,13 +1,16 @@
 """Connects frames to `HubCore`: messages, payloads and effects.
 
-The engine does no I/O: a `HubShell`, in the daemon or the simulator, sends, works and saves.
+The engine does no I/O. A `HubShell`, in the daemon or the simulator, sends messages, runs
+background work and writes checkpoints.
 
-It measures and folds small models inline; the shell's background worker does it for large ones, in
-order. It measures only pushes that the core will decide on. Effects that depend on a fold (answers,
-checkpoints, the end) wait for it, but heartbeats are answered immediately.
+The engine measures updates and folds small models on the event loop. For large models, the shell's
+background worker does this, in order. The engine measures only those pushes on which the core will
+decide. Effects that depend on a fold (answers, checkpoints, the end) wait for it, but heartbeats
+are answered immediately.
 
-With a log, every event is logged before its outcome is sent or shown. While the log cannot be
-written, the core halts: the engine refuses requests with a time to retry, and no lease expires.
+If the hub has a log, every event is logged before its outcome is sent or shown. While the log
+cannot be written, the core halts: the engine refuses requests with a time to retry, and no lease
+expires.
 """
 
 import math
@@ -92,11 +95,13 @@ _AtOnce = SendToDevice | Discard | Receive | SendGraph | SendStatus | SuspendTra
 """The effects that never wait for a fold."""
 
 Observe = Callable[[HubEvent, list[HubEffect], float], None]
-"""Called with every event, its effects and the core's time of the decision; it must not block."""
+"""A function that is called with every event, its effects, and the time of the decision by the
+core's clock. It must not block.
+"""
 
 
 class HubEngine:
-    """Turns frames into events and effects into frames. No call blocks for long."""
+    """Converts frames to events, and effects to frames. No call blocks for long."""
 
     def __init__(
         self,
@@ -157,7 +162,10 @@ class HubEngine:
         return self._now_s
 
     def next_deadline_s(self) -> float:
-        """Return when `tick` is next due; infinity once stopped or while the core halts."""
+        """Return when `tick` is next due.
+
+        Return infinity once the core has stopped, and while it halts.
+        """
         return math.inf if self._standing_still else self.core.next_deadline_s()
 
     def tick(self, now_s: float) -> None:
@@ -170,7 +178,7 @@ class HubEngine:
         self._handle(Ticked(self._capacity.for_snapshot(now_s)))
 
     def resume(self, lineage: str, now_s: float) -> None:
-        """Resume the recovered run as a new branch. A finished run ends immediately."""
+        """Resume the recovered run as a new branch. A run that has finished ends immediately."""
         self._now_s = now_s
         self._handle(Resumed(lineage))
         self.save()  # so that the next start need not replay the same entries
@@ -190,13 +198,16 @@ class HubEngine:
         self._fold_queue.advance()
 
     def saved(self) -> None:
-        """Allow the next checkpoint; call this when the last write has ended or failed."""
+        """Allow the next checkpoint; call this when the last write has succeeded or failed."""
         self._log_writer.saving = False
 
     # -- the log ---------------------------------------------------------------------------------------------
 
     def on_durable(self, now_s: float) -> None:
-        """Send the answers that waited for the log; call this when more of it is durable."""
+        """Send the answers that waited for the log.
+
+        Call this when more entries of the log are durable.
+        """
         if self._standing_still:
             self._standing_still = False
             self._now_s = now_s
@@ -211,7 +222,7 @@ class HubEngine:
             self.save()
 
     def on_failing(self, reason: str) -> None:
-        """Halt until the log can be written again; call this when a write fails."""
+        """Halt until the log can be written again; call this when a write has failed."""
         self._stand_still(reason)
         if self.core.stopped:
             self.outbox.abandon()
@@ -223,7 +234,7 @@ class HubEngine:
         self._shell.report(HubReport("not_writing", detail=detail))
 
     def _stand_still_if_overfull(self) -> None:
-        """Halt while too much data waits for a disk that hangs."""
+        """Halt while a disk does not respond and too much data waits to be written."""
         if self._standing_still or self.core.stopped:
             return
         if reason := self._log_writer.overfull(len(self.outbox)):
@@ -232,8 +243,8 @@ class HubEngine:
     def _handle(self, event: HubEvent) -> None:
         """Let the core decide on an event, log the event, and execute the effects.
 
-        After an exception, for example a plugin's, the core's state may be inconsistent. Then
-        nothing more is decided or logged, and the shell ends the hub.
+        After an exception, for example in a plugin, the core's state may be inconsistent. From then
+        on, the engine decides and logs nothing, and the shell ends the hub.
         """
         if self._failed:
             return
@@ -272,14 +283,17 @@ class HubEngine:
         self._shell.send(peer, wire.encode(refuse), None)
 
     def request_stop(self, now_s: float, *, finished: bool = False) -> None:
-        """Send `Goodbye`, save, and stop; if `finished`, the devices end, too."""
+        """Send `Goodbye`, save, and stop; if `finished` is set, the devices end, too."""
         self._now_s = now_s
         self._handle(HubStopRequested(finished))
         if self._standing_still:
             self.outbox.abandon()
 
     def revoke(self, key: Key, now_s: float) -> None:
-        """Expel a revoked key's devices. No message under this key may follow."""
+        """Expel the devices of a revoked key.
+
+        After this call, no message under this key may be passed to the engine.
+        """
         self._now_s = now_s
         self._roster.forget(key)
         if self._standing_still:
@@ -297,7 +311,10 @@ class HubEngine:
         now_s: float,
         sender: Sender = ANYBODY,
     ) -> None:
-        """Process one message of any bytes; `sender` owns its connection."""
+        """Process one message with arbitrary content.
+
+        `sender` is the sender that owns its connection.
+        """
         self._now_s, self._sender = now_s, sender
         nbytes = len(header) if payload is None else len(header) + len(payload)
         member = self.core.members.by_peer(peer)
@@ -341,9 +358,10 @@ class HubEngine:
     def _event(
         self, peer: Peer, member: Member | None, message: Message, payload: wire.Buffer | None
     ) -> HubEvent | None:
-        """Convert a message to the core's event; `None` if there is none, or not yet.
+        """Convert a message to an event of the core.
 
-        A request first ends the transfer that it replaces. The event says if the hub can answer it.
+        Return `None` if there is no event for it, or not yet. A request first ends the transfer
+        that it replaces. The event reports whether the hub has the capacity to answer it.
         """
         if isinstance(message, Push):
             return self._intake.take(peer, member, message, payload, sender=self._sender, now_s=self._now_s)
@@ -373,7 +391,7 @@ class HubEngine:
         raise ProtocolError(f"unexpected {type(message).__name__}: only a hub sends it")
 
     def _answer_peer(self, peer: Peer, message: FindPeers) -> HubReceivedMalformed | None:
-        """Answer a peer with the roster; only a refusal is an event of the core."""
+        """Answer a peer with the roster; a refusal becomes an event of the core."""
         if self._is_too_often(peer, message):
             return None
         answer = self._roster.answer(message, self._sender)
@@ -396,25 +414,28 @@ class HubEngine:
         return None
 
     def _on_measured(self, peer: Peer, make_event: Callable[[], HubEvent]) -> None:
-        """Pass the event of an update that the worker has measured to the core."""
+        """Pass the event of an update to the core, after the worker has measured the update."""
         if self._standing_still:
             self._refuse_busy(peer)
         else:
             self._handle(make_event())
 
     def _heard(self, peer: Peer, kind: Literal["piece", "credit"]) -> Heard | None:
-        """Return the event of a piece or a credit, or `None` if it can be skipped."""
+        """Return the event of a piece or a credit, or `None` if no event is needed."""
         member = self._member(peer)
         if member is not None and self.core.accept_silently(member, kind, self._now_s):
             return None
         return Heard(peer, kind, *self._stamp(member))
 
     def _stamp(self, member: Member | None) -> tuple[Key, Moved]:
-        """Return the message's key, and the bytes to count for its sender."""
+        """Return the key of the message, and the bytes to count for its sender."""
         return self._sender.key, moved_by(member)
 
     def _malformed(self, peer: Peer, reason: str, *, strike: bool = True) -> HubReceivedMalformed:
-        """Return the event of a malformed message, without bytes: it may not be logged."""
+        """Return the event of a malformed message.
+
+        The event contains no bytes to count, since it may not be logged.
+        """
         return HubReceivedMalformed(peer, reason, strike, self._sender.key)
 
     def _member(self, peer: Peer) -> Member | None:
@@ -455,7 +476,7 @@ class HubEngine:
                 assert_never(effect)
 
     def _end_transfers(self, effect: SuspendTransfers | Expel) -> None:
-        """End a connection's transfers; drop those of an expelled device."""
+        """Suspend the transfers of a connection, or drop those of an expelled device."""
         self._intake.incoming.suspend(effect.peer, self._now_s)
         self._deliveries.outgoing.suspend(effect.peer, self._now_s)
         if isinstance(effect, Expel):
@@ -463,7 +484,7 @@ class HubEngine:
             self._deliveries.outgoing.drop_suspended(effect.owner)
 
     def _note_state(self) -> None:
-        """Capture the core's state for a checkpoint, unless one is being written."""
+        """Capture the core's state for a checkpoint, unless a checkpoint is being written."""
         if self._failed or (self._log_writer.saving and not self.core.stopped):
             return
         entry = self._log_writer.begin_checkpoint()
@@ -496,5 +517,5 @@ class HubEngine:
 
 
 def _shuts_out(message: Message) -> bool:
-    """Return whether the message ends the connection, so it must leave immediately."""
+    """Return whether the message ends the connection, and so must be sent immediately."""
     return isinstance(message, Refuse) and message.code == "not_allowed"

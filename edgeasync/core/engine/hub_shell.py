@@ -18,26 +18,34 @@ Result = TypeVar("Result")
 class HubShell(Protocol):
     """The I/O and threads of the hub's engine.
 
-    Call the engine from one thread, and pass each call the core's time, which never decreases:
+    Call the engine from one thread, and pass the core's time, which never decreases, with each
+    call:
 
     - `on_message` for every message, `request_stop` to end,
-    - `tick` at `next_deadline_s`, which every call may change,
-    - with a log, `on_durable` when more of it is durable, and `on_failing` when a write fails.
+    - `tick` at the time that `next_deadline_s` returns, which may change with every call,
+    - with a log, `on_durable` when more of the log is durable, and `on_failing` when a write
+      fails.
 
-    Call each `then` on the engine's thread, never inside a call of the engine.
+    Call each `then` on the engine's thread, and never inside a call of the engine.
     """
 
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message without blocking; drop it if the peer is gone or does not read."""
+        """Send a message without blocking.
+
+        Drop it if the peer is disconnected or does not read its messages.
+        """
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Run `work` in the background after earlier work; call `then` with its result."""
+        """Run `work` in the background after earlier work, then call `then` with its result."""
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Call `action` after a delay; with 0, after everything that is already due."""
+        """Call `action` after a delay.
+
+        If the delay is 0, call it after everything that is already due.
+        """
 
     def save(self, state: HubState) -> None:
-        """Write a checkpoint in the background, then call `saved`, even on failure.
+        """Write a checkpoint in the background, then call `saved`, even if the write failed.
 
         If the core has stopped, this is the last checkpoint.
         """
@@ -48,14 +56,14 @@ class HubShell(Protocol):
     def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
         """Evaluate a version on held-out data in the background, then call `then`.
 
-        Skip it if another evaluation runs.
+        Skip the evaluation if another one is running.
         """
 
     def report(self, report: HubReport) -> None:
-        """Report an event to people."""
+        """Report an event to users."""
 
     def describe(self) -> dict[str, Any]:
-        """Return the status fields that only the shell knows."""
+        """Return those fields of the status that only the shell knows."""
 
     def stop(self, reason: str) -> None:
         """End the hub. All earlier effects have been executed."""

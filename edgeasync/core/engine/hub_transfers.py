@@ -1,12 +1,13 @@
 """The hub's transfers in pieces: incoming pushes, outgoing assignments and graphs.
 
-A connection has at most one transfer in each direction. An interrupted push or assignment is
-suspended. Its key is the device id and state id, since the device may resume it on another
-connection. It is dropped after `SUSPENDED_S`, or earlier if the hub needs room.
+A connection has at most one transfer in each direction. If a push or an assignment is interrupted,
+its transfer is suspended. It is then identified by the device id and the state id, since the device
+may resume it on another connection. It is dropped after `SUSPENDED_S`, or earlier if the hub needs
+the memory.
 
-A suspended assignment keeps its payload. On a bad link, a device that always got the newest model
-from its start might never receive a whole one. A transfer of the graph is not kept, because its
-payload never changes.
+A suspended assignment keeps its payload. If a device on a bad link always received the newest model
+from the first byte on, it might never receive a complete model. A suspended transfer of the graph
+is not stored, because the payload is always the same.
 """
 
 from typing import Generic, TypeVar
@@ -20,11 +21,11 @@ from edgeasync.protocol.messages import Assignment, Credit, GraphHeader, Piece, 
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, IncomingTransfer, OutgoingTransfer, Transfer
 
 SUSPENDED_S = 600.0
-"""How long a suspended transfer is kept for its device."""
+"""Time in seconds for which a suspended transfer is kept for its device."""
 
 
 class _HubTransfer(msgspec.Struct, kw_only=True):
-    """A transfer, its owner, the voter whose share it uses, and its last progress."""
+    """A transfer with its owner, the voter whose slots it uses, and its last progress."""
 
     owner: Owner
     voter: str
@@ -33,14 +34,14 @@ class _HubTransfer(msgspec.Struct, kw_only=True):
 
 
 class IncomingPush(_HubTransfer, kw_only=True):
-    """A push that has arrived in part."""
+    """A push of which some pieces have arrived."""
 
     push: Push
     transfer: IncomingTransfer
 
 
 class AnnouncedPayload(_HubTransfer, kw_only=True):
-    """A payload that was sent in part, and the message that announced it."""
+    """A payload of which some pieces were sent, and the message that announced it."""
 
     message: Assignment | GraphHeader
     transfer: OutgoingTransfer
@@ -57,13 +58,13 @@ class _HubTransfers(Generic[AnyTransfer]):
         self._suspended: dict[Owner, AnyTransfer] = {}  # in the order of suspension
 
     def held_by(self, member: Member) -> int:
-        """Return how many transfers the member's key has, without the member's own."""
+        """Return how many transfers the member's key has, not counting the member's own."""
         voter, owner = member.voter, member.owner
         transfers = (*self._active.values(), *self._suspended.values())
         return sum(transfer.voter == voter and transfer.owner != owner for transfer in transfers)
 
     def suspend(self, peer: Peer, now_s: float) -> None:
-        """Interrupt the connection's transfer; keep it if it can be resumed."""
+        """Interrupt the transfer of a connection; keep the transfer if it can be resumed."""
         cut_off = self._active.pop(peer, None)
         if cut_off is not None and cut_off.transfer.suspend():
             cut_off.moved_s = now_s
@@ -71,7 +72,7 @@ class _HubTransfers(Generic[AnyTransfer]):
             self._suspended[cut_off.owner] = cut_off
 
     def drop(self, peer: Peer) -> None:
-        """Drop the connection's transfer, if any."""
+        """Drop the transfer of a connection, if any."""
         active = self._active.pop(peer, None)
         if active is not None:
             active.transfer.drop()
@@ -83,7 +84,10 @@ class _HubTransfers(Generic[AnyTransfer]):
             suspended.transfer.drop()
 
     def drop_oldest_suspended(self, spare: Owner | None = None) -> bool:
-        """Drop the oldest suspended transfer but `spare`'s; return whether there was one."""
+        """Drop the oldest suspended transfer that does not belong to `spare`.
+
+        Return whether there was one.
+        """
         oldest = next((owner for owner in self._suspended if owner != spare), None)
         if oldest is None:
             return False
@@ -91,7 +95,7 @@ class _HubTransfers(Generic[AnyTransfer]):
         return True
 
     def drop_stalled(self, since_s: float) -> None:
-        """Drop the active transfers without progress since `since_s`."""
+        """Drop the active transfers that have made no progress since `since_s`."""
         for peer in [peer for peer, active in self._active.items() if active.moved_s < since_s]:
             self.drop(peer)
 
@@ -103,7 +107,10 @@ class _HubTransfers(Generic[AnyTransfer]):
 
 
 class IncomingTransfers(_HubTransfers[IncomingPush]):
-    """Incoming pushes. `len` includes suspended ones, since each has a buffer."""
+    """Incoming pushes.
+
+    `len` includes suspended pushes, since each of them has a buffer, too.
+    """
 
     def __len__(self) -> int:
         return len(self._active) + len(self._suspended)
@@ -119,9 +126,9 @@ class IncomingTransfers(_HubTransfers[IncomingPush]):
         return transfer
 
     def resume(self, peer: Peer, owner: Owner, push: Push, now_s: float) -> IncomingTransfer | None:
-        """Resume the device's suspended transfer if it is of this push.
+        """Resume the suspended transfer of a device if it is a transfer of this push.
 
-        Otherwise drop it and return `None`.
+        Otherwise, drop it and return `None`.
         """
         suspended = self._suspended.pop(owner, None)
         if suspended is None:
@@ -136,10 +143,10 @@ class IncomingTransfers(_HubTransfers[IncomingPush]):
         return suspended.transfer
 
     def accept(self, peer: Peer, piece: Piece, part: wire.Buffer, now_s: float) -> IncomingPush | None:
-        """Pass a piece to the connection's transfer; return it, or `None` without one.
+        """Pass a piece to the transfer of its connection; return the transfer's push.
 
-        A complete transfer is no longer active. Raises `ProtocolError` for an invalid piece, which
-        ends the transfer.
+        Return `None` if the connection has no transfer. Once a transfer is complete, it is no
+        longer active. Raises `ProtocolError` for an invalid piece, which ends the transfer.
         """
         active = self._active.pop(peer, None)
         if active is None:
@@ -156,7 +163,7 @@ class IncomingTransfers(_HubTransfers[IncomingPush]):
 
 
 class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
-    """Outgoing payloads. It keeps at most `suspended_max` suspended assignments."""
+    """Outgoing payloads. At most `suspended_max` suspended assignments are kept."""
 
     def __init__(self, piece_bytes: int, suspended_max: int) -> None:
         super().__init__()
@@ -167,7 +174,7 @@ class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
 
     @property
     def graphs(self) -> int:
-        """The number of active transfers of the graph; they share one payload."""
+        """The number of active transfers of the graph, which share one payload."""
         return sum(isinstance(active.message, GraphHeader) for active in self._active.values())
 
     def announce(
@@ -175,9 +182,9 @@ class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
     ) -> Assignment | GraphHeader:
         """Return the message to send; if its `transfer` is 0, send the payload with it.
 
-        Otherwise the payload goes in pieces. It does if it is longer than the link can move without
-        delaying a heartbeat, or longer than the device allows. The connection's older transfer is
-        dropped.
+        Otherwise, the payload is sent in pieces. This happens if the payload is larger than the
+        device allows, or so large that sending it at once would delay a heartbeat. An earlier
+        transfer on this connection is dropped.
         """
         self.drop(member.peer)
         if len(payload) <= PIECE_BYTES_MIN:
@@ -197,9 +204,10 @@ class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
     def credit(
         self, peer: Peer, credit: Credit, now_s: float
     ) -> tuple[OutgoingTransfer, list[tuple[Piece, memoryview]]] | None:
-        """Return a credit's transfer and the pieces to send; `None` without a transfer.
+        """Return the transfer of a credit and the pieces to send.
 
-        Raises `ProtocolError` for an impossible credit.
+        Return `None` if the credit belongs to no transfer. Raises `ProtocolError` for an impossible
+        credit.
         """
         active = self._active.get(peer)
         if active is None or active.transfer.number != credit.transfer:
@@ -211,18 +219,19 @@ class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
         return active.transfer, pieces
 
     def note_partial(self, peer: Peer, checksum: int) -> None:
-        """Record the checksum of the payload that the device has downloaded in part."""
+        """Record the checksum of a payload that the device has partially downloaded."""
         self._partials[peer] = checksum
 
     def can_resume(self, member: Member) -> bool:
-        """Return whether the device's partial download can be resumed."""
+        """Return whether the partial download of a device can be resumed."""
         suspended = self._suspended.get(member.owner)
         return suspended is not None and suspended.message.checksum == self._partials.get(member.peer)
 
     def resume(self, member: Member) -> tuple[Assignment, wire.Buffer] | None:
-        """Return the suspended assignment to announce again, and its payload.
+        """Return the suspended assignment, to be announced again, and its payload.
 
-        Return `None` if it cannot be resumed. The suspended transfer is dropped in either case.
+        Return `None` if the assignment cannot be resumed. The suspended transfer is dropped in
+        either case.
         """
         suspended, partial = self._suspended.pop(member.owner, None), self._partials.pop(member.peer, None)
         if suspended is None:
@@ -234,7 +243,10 @@ class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
         return suspended.message, suspended.transfer.payload
 
     def suspend(self, peer: Peer, now_s: float) -> None:
-        """Interrupt the connection's transfer; keep it if it is a resumable assignment."""
+        """Interrupt the transfer of a connection.
+
+        Keep it if it is an assignment that can be resumed.
+        """
         self._partials.pop(peer, None)
         active = self._active.get(peer)
         if active is not None and isinstance(active.message, GraphHeader):
@@ -244,6 +256,6 @@ class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
             self.drop_oldest_suspended()
 
     def drop_all_suspended(self) -> None:
-        """Drop all suspended transfers, whose versions a rollback has made invalid."""
+        """Drop all suspended transfers, because a rollback has made their versions invalid."""
         while self.drop_oldest_suspended():
             pass

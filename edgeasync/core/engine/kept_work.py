@@ -1,4 +1,4 @@
-"""Which of a device's work is on disk, to limit the loss of a power cut."""
+"""Tracks which of a device's work is on disk, to limit the loss from a power cut."""
 
 import math
 
@@ -12,13 +12,15 @@ from edgeasync.core.engine.device_shell import DeviceSpool
 from edgeasync.protocol.messages import Push
 
 KEEP_MODEL_S = 60.0
-"""Minimum time between two writes of the model, which is large and useful even if outdated."""
+"""Minimum time between two writes of the model, because it is large, and an older copy is useful as
+well.
+"""
 
 
 class KeptWork:
-    """An earlier start's saved work, and the update on disk. Part of `DeviceEngine`.
+    """The work saved before a restart, and the update on disk. Part of `DeviceEngine`.
 
-    Without a `spool` no update is written.
+    Without a `spool`, no update is written.
     """
 
     def __init__(self, spool: DeviceSpool | None) -> None:
@@ -30,7 +32,7 @@ class KeptWork:
         self._keep_model_at_s = -math.inf
 
     def recall(self, spool: Spool | None, held: HeldModel | None, work: WorkCycle) -> None:
-        """Resume the work with the update and model from before a restart."""
+        """Resume the work with the update and the model from before a restart."""
         self._held = held
         if held is not None:
             work.held.recall(held.model, held.version, held.checksum)
@@ -43,21 +45,24 @@ class KeptWork:
         work.recall(push, spool.model)
 
     def restore(self, model: DeviceModel, key: ModelKey) -> None:
-        """Restore the model from before a restart if it is the hub's; raises `ValueError`."""
+        """Restore the model from before a restart if it is the hub's model; raises `ValueError`."""
         held, self._held = self._held, None
         if held is not None and held.model == key:
             model.restore_base(held)
 
     def forget(self) -> None:
-        """Drop the update on disk: another replaces it, or it was put aside."""
+        """Drop the update on disk, because another one replaces it or it was put aside."""
         self.recalled, self._kept_seq = None, 0
 
     def needs_write(self, push: Push) -> bool:
-        """Return whether to write an update before it is sent."""
+        """Return whether an update must be written to disk before it is sent."""
         return self.spool is not None and self._kept_seq != push.seq
 
     def begin_write(self, push: Push) -> bool:
-        """Record that an update is being written; return whether its number is new."""
+        """Record that an update is being written.
+
+        Return whether no write with this number is in progress yet.
+        """
         begins, self._keeping_seq = self._keeping_seq != push.seq, push.seq
         return begins
 
@@ -66,7 +71,7 @@ class KeptWork:
         self._keeping_seq, self._kept_seq = 0, push.seq
 
     def is_model_due(self, now_s: float) -> bool:
-        """Return whether to write the model because the one on disk is old."""
+        """Return whether to write the model, because the copy on disk is old."""
         is_due = self.spool is not None and now_s >= self._keep_model_at_s
         if is_due:
             self._keep_model_at_s = now_s + KEEP_MODEL_S

@@ -1,8 +1,9 @@
 """Limits a device's traffic to a share of the link, whose bandwidth it measures.
 
-The first model is not paced; its pieces measure the rate. After that, the first pieces of every
-update leave without a pause, as a train. The intervals between its credits measure the uplink's
-rate. Traffic between two trains waits long enough to keep the share.
+The first model is not paced, and its pieces measure the rate. After that, the first pieces of every
+update are sent back to back, as a train. The intervals between the credits of a train measure the
+rate of the uplink. The delay between two trains is long enough for the traffic to stay within the
+share.
 """
 
 from collections import deque
@@ -12,22 +13,25 @@ from edgeasync.protocol.pacing import Pacer
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 
 TRAIN_BYTES = 4 * PIECE_BYTES_MIN
-"""A longer train would measure more precisely, but exceed the share by more."""
+"""Length of a train. A longer train would give a more precise measurement, but exceed the share by
+more.
+"""
 
 MEASURED_BYTES = TRAIN_BYTES - PIECE_BYTES_MIN
-"""The rate is measured from the end of the first piece to here. The first piece finds empty
-buffers, and the last one may stay in a buffer, because nothing follows it.
+"""The rate is measured from the end of the first piece to this byte. The first piece is not
+representative, because the buffers are empty when it is sent. The last piece may remain in a
+buffer, because no other piece follows it.
 """
 
 TRAINS = 15
-"""The median of this number of latest trains is the link's rate."""
+"""The rate of the link is the median over this number of latest trains."""
 
 SHARE_BYTES_PER_S_MIN = 1 << 14
 """Minimum rate, so that a piece never takes longer than a lease."""
 
 
 class LinkShare:
-    """Paces traffic to a share of the link, and to a cap if there is one."""
+    """Paces traffic to a share of the link and, if there is a cap, to the cap."""
 
     def __init__(self, link_share: float, bandwidth_bytes_per_s_max: float | None) -> None:
         self._share, self._cap = link_share, bandwidth_bytes_per_s_max
@@ -38,15 +42,15 @@ class LinkShare:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """The link's rate; `None` if not measured yet."""
+        """The rate of the link; `None` if not measured yet."""
         return median(self._rates) if self._rates else None
 
     def begin_train(self, end_byte: int) -> None:
-        """Start a train that is measured up to this byte; 0 for none."""
+        """Start a train that is measured up to this byte; with 0, measure no train."""
         self._first, self._end = None, end_byte
 
     def note_passed(self, total_bytes: int, now_s: float, *, up: bool) -> bool:
-        """Record a train's progress; return whether it updated the rate."""
+        """Record the progress of a train; return whether it updated the rate."""
         if not self._end or (self._measured_up and not up):
             return False
         if self._first is None:
@@ -65,7 +69,10 @@ class LinkShare:
         return True
 
     def pace(self, pacer: Pacer | None, now_s: float) -> Pacer:
-        """Return the pacer for the share of the rate; an existing one keeps its debt."""
+        """Return the pacer for the share of the rate.
+
+        An existing pacer is changed and keeps its debt.
+        """
         rate = self.bytes_per_s
         assert rate is not None
         allowed = max(SHARE_BYTES_PER_S_MIN, self._share * rate)

@@ -18,16 +18,18 @@ from edgeasync.core.recovery.log import Log, write_entry
 from edgeasync.protocol.messages import Order, StatusRequest, Wake
 
 WAITING_BYTES_MIN = 64 << 20
-"""Bytes of the log that may wait for the disk before the hub refuses updates.
+"""Maximum number of bytes that may wait to be written to the log before the hub refuses updates.
 
-A large model raises the limit.
+For a large model, the limit is higher.
 """
 
 CHECKPOINT_MODELS = 8
-"""Minimum growth of the log between checkpoints, as a multiple of the model's size."""
+"""Minimum size by which the log grows between two checkpoints, as a multiple of the model's
+size.
+"""
 
 ANSWERS_PER_DEVICE = 4
-"""Answers that may wait for the disk, per device of `devices_max`."""
+"""Maximum number of answers that may wait for the disk, per device of `devices_max`."""
 
 ANSWERS_MIN = 1 << 10
 
@@ -49,16 +51,16 @@ class LogWriter:
 
     @property
     def is_behind(self) -> bool:
-        """Whether to refuse updates because too many bytes wait for the disk."""
+        """Whether to refuse updates, because too many bytes wait to be written."""
         return self._log is not None and self._log.bytes_waiting > self._waiting_bytes_max
 
     @property
     def wants_checkpoint(self) -> bool:
-        """Whether the log has grown enough since the last checkpoint for another one."""
+        """Whether the log has grown enough since the last checkpoint to write another one."""
         return self._log is not None and self._log.bytes_appended - self._covered_bytes > self._since_bytes_max
 
     def overfull(self, answers: int) -> str:
-        """Return why the hub must accept nothing more to limit its memory, or ""."""
+        """Return why the hub must not accept anything, so that its memory is limited, or ""."""
         if self._log is None:
             return ""
         waiting_bytes = self._log.bytes_waiting
@@ -67,7 +69,10 @@ class LogWriter:
         return f"the disk is too slow: {waiting_bytes} bytes wait for it"
 
     def begin_checkpoint(self) -> int | None:
-        """Start a checkpoint; return the last entry that it covers, if there is a log."""
+        """Start a checkpoint.
+
+        If there is a log, return the number of the last entry that the checkpoint covers.
+        """
         self.saving = True
         if self._log is None:
             return None
@@ -77,7 +82,7 @@ class LogWriter:
     def write(self, event: HubEvent, now_s: float, effects: Sequence[HubEffect], *, at_once: bool) -> None:
         """Append an event that the core has handled, unless it changed nothing.
 
-        With `at_once`, it is made durable even if no answer waits for it.
+        If `at_once` is set, the entry is made durable even if no answer waits for it.
         """
         log, session, payload = self._log, b"", None
         if log is None or _is_idle(event, effects):

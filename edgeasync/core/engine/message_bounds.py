@@ -1,7 +1,7 @@
-"""Message limits per key or, without keys, per connection.
+"""Limits the rate of messages per key or, without keys, per connection.
 
-A device that follows the protocol never reaches a limit. A message above a limit is dropped and
-counted. The shell closes connections that send too much.
+A device that follows the protocol never reaches a limit. A message that exceeds a limit is dropped
+and counted. The shell closes connections that send too much.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from edgeasync.core.hub.events import Peer
 from edgeasync.protocol.messages import FindPeers, Hello, Message, Order, StatusRequest, Wake
 
 HEADER_BYTES_MAX = 1 << 14
-"""Maximum header length; messages of devices use less than half of it."""
+"""Maximum header length. Messages of devices use less than half of it."""
 
 MESSAGES = Rate(10_000.0, 20_000.0)
 """Maximum rate of messages per connection, including pieces and credits."""
@@ -22,23 +22,27 @@ LONG_BYTES = 512
 TOKEN_BYTES = 64
 """A header of at least `LONG_BYTES` counts as one message per `TOKEN_BYTES`.
 
-Decoding 16 KiB may take 5 ms.
+Decoding a header of 16 KiB may take 5 ms.
 """
 
 HELLOS = Rate(8.0, 256.0)
-"""The burst allows all agents under one key to reconnect after the hub's restart."""
+"""Maximum rate of `Hello` messages. The burst allows all agents under one key to reconnect after
+the hub restarts.
+"""
 
 STATUS_REQUESTS = Rate(1.0, 10.0)
 OPERATOR_STATUS_REQUESTS = Rate(50.0, 100.0)
 
 SENDERS_MAX = 16_384
-"""How many senders are tracked; beyond that, the oldest starts again with full buckets."""
+"""Maximum number of senders whose messages are counted. Above it, the entry of the oldest sender is
+dropped, so that this sender starts again with full buckets.
+"""
 
 Excess = Literal["hellos", "status"]
 
 
 class _Buckets:
-    """The remaining allowance of one sender."""
+    """The remaining allowances of one sender."""
 
     __slots__ = ("hellos", "messages", "operator_status", "status")
 
@@ -50,9 +54,9 @@ class _Buckets:
 
 
 class MessageBounds:
-    """Limits the messages of each sender.
+    """Limits the rate of messages of each sender.
 
-    `denied` counts hellos and status requests that were dropped.
+    `denied` counts the hellos and status requests that were dropped.
     """
 
     def __init__(self) -> None:
@@ -69,13 +73,13 @@ class MessageBounds:
         return self._count("hellos", allowed=self._of(sender, now_s).hellos.take(now_s))
 
     def allows_status(self, sender: bytes, now_s: float, *, operator: bool) -> bool:
-        """Return whether a sender may request the status once more."""
+        """Return whether a sender may send one more status request."""
         buckets = self._of(sender, now_s)
         bucket = buckets.operator_status if operator else buckets.status
         return self._count("status", allowed=bucket.take(now_s))
 
     def is_too_often(self, message: Message, peer: Peer, sender: Sender, now_s: float) -> bool:
-        """Return whether a message exceeds its sender's limit and must be dropped."""
+        """Return whether a message exceeds the limit of its sender, and so must be dropped."""
         who = sender.key or peer
         if isinstance(message, (Hello, FindPeers)):
             return not self.allows_hello(who, now_s)

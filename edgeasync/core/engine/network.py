@@ -1,4 +1,4 @@
-"""Callbacks of a hub's network, which `net/hub_listener.py` calls."""
+"""The callbacks of a hub's network, which are called by `net/hub_listener.py`."""
 
 from typing import Protocol
 
@@ -9,25 +9,25 @@ from edgeasync.protocol.messages import Key
 
 
 class HubReceiver(Protocol):
-    """Callbacks of a hub's network."""
+    """The callbacks that a hub's network calls."""
 
     def allows(self, who: Key | Peer, header_bytes: int) -> bool:
-        """Return whether a key, or a peer without one, may send one more message now."""
+        """Return whether a key or, without keys, a connection may send one more message now."""
 
     def receive(self, peer: Peer, header: bytes, payload: wire.Buffer | None, sender: Sender) -> None:
         """Process a message."""
 
     def on_idle(self) -> None:
-        """React to the delivery of all messages that have arrived."""
+        """Handle the end of a batch: all messages that have arrived were delivered."""
 
     def on_sweep(self) -> None:
-        """React to the sweep of connections, once a second, after `kept_off` was updated."""
+        """Handle the sweep of connections, once a second, after it has updated `kept_off`."""
 
     def on_revoked(self, keys: set[Key]) -> None:
-        """Expel the devices of revoked keys, whose connections are closed afterwards."""
+        """Expel the devices of revoked keys. Their connections are closed afterwards."""
 
     def warn(self, detail: str) -> None:
-        """Report a problem that does not end the hub."""
+        """Report a problem, but continue to run the hub."""
 
     def fail(self, error: BaseException) -> None:
-        """End the hub with this error."""
+        """End the hub because of this error."""

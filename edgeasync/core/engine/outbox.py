@@ -1,4 +1,4 @@
-"""Holds messages and reports until the entries that they confirm are durable."""
+"""Holds messages and reports until the log entries that they confirm are durable."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +12,10 @@ Sender = Callable[[Peer, bytes, Buffer | None], None]
 
 
 class Outbox:
-    """Sends messages and shows reports, in order. Without a log nothing waits."""
+    """Sends messages and shows reports, in order.
+
+    Without a log, no message or report waits.
+    """
 
     def __init__(self, send: Sender, log: Log | None) -> None:
         self._send = send
@@ -23,16 +26,16 @@ class Outbox:
         return len(self._waiting)
 
     def send(self, peer: Peer, header: bytes, payload: Buffer | None, *, confirms: bool) -> None:
-        """Send a message in order; if it `confirms` an event, once that is durable."""
+        """Send a message in order; if it `confirms` an event, wait until the event is durable."""
         if self._waiting or (confirms and not self._is_durable):
             self._wait(partial(self._send, peer, header, payload))
         else:
             self._send(peer, header, payload)
 
     def show(self, action: Callable[[], None]) -> None:
-        """Call `action`, which shows something, once all entries so far are durable.
+        """Call `action`, which shows a report, once all log entries so far are durable.
 
-        It is never called if they are lost.
+        If the entries are lost, it is never called.
         """
         if self._waiting or not self._is_durable:
             self._wait(action)
@@ -40,7 +43,7 @@ class Outbox:
             action()
 
     def then(self, action: Callable[[], None]) -> None:
-        """Call `action` once all entries so far are durable, or the log is abandoned."""
+        """Call `action` once all log entries so far are durable, or the log is abandoned."""
         if self._waiting or not self._is_durable:
             self._wait(action, always=True)
         else:
@@ -56,20 +59,20 @@ class Outbox:
         self._log.commit()
 
     def end(self, action: Callable[[], None]) -> None:
-        """Call `action` last, even if the log can no longer be written."""
+        """Call `action` after all other actions, even if the log can no longer be written."""
         self.then(action)
         if self._log is not None and self._log.failing:
             self.abandon()
 
     def release(self) -> None:
-        """Run the actions whose entries are durable now."""
+        """Run the actions whose log entries are durable now."""
         assert self._log is not None
         waiting = self._waiting
         while waiting and waiting[0][0] <= self._log.durable:
             waiting.popleft()[1]()
 
     def abandon(self) -> None:
-        """Drop messages and reports that wait, because the log can no longer be written."""
+        """Drop waiting messages and reports, because the log can no longer be written."""
         waiting, self._waiting = self._waiting, deque()
         for _, action, always in waiting:
             if always:

@@ -16,7 +16,7 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.peer_messages import PEER_MESSAGES, PeerMessage, PeerPiece, RoundId
 
 HEADER_BYTES_MAX = 1 << 14
-"""Maximum header length; the longest message lists 64 members."""
+"""Maximum header length. The longest message lists 64 members."""
 
 Result = TypeVar("Result")
 
@@ -27,35 +27,35 @@ class PeerShell(Protocol):
     Call the engine from one thread: first `begin`, then
 
     - `on_message` for every message,
-    - `handle` with requests of people and the trainer,
-    - `tick` at `next_deadline_s`, which every call may change.
+    - `handle` with requests of users and the trainer,
+    - `tick` at the time that `next_deadline_s` returns, which may change with every call.
 
-    Call each `then` on the engine's thread, never inside a call of the engine.
+    Call each `then` on the engine's thread, and never inside a call of the engine.
     """
 
     def send(self, peer: str, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message without blocking, or drop it if not connected."""
+        """Send a message without blocking; drop it if the peer is not connected."""
 
     def between_steps(self, work: Callable[[Vector], Result], then: Callable[[Result], None]) -> None:
-        """Run `work` on the model between two local steps; pass its result to `then`."""
+        """Run `work` on the model between two local steps, then call `then` with its result."""
 
     def aside(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Run `work` while training continues, in order; pass its result to `then`."""
+        """Run `work` in order while training continues, then call `then` with its result."""
 
     def applied(self, parameters: Vector) -> None:
-        """Restart the trainer from the averaged model, between the same two steps."""
+        """Restart the trainer from the averaged model, between the same two local steps."""
 
     def report(self, report: effects.PeerReport) -> None:
-        """Report an event to the person at the device."""
+        """Report an event to the user of the device."""
 
     def stop(self, stop: effects.EndPeer) -> None:
-        """End after sent messages have left."""
+        """End after all sent messages were transmitted."""
 
 
 class _HeldRound:
     """The arrays and payloads of one of this device's rounds.
 
-    Its methods are background jobs that return events.
+    Its methods are background jobs, and each returns an event.
     """
 
     def __init__(
@@ -99,10 +99,11 @@ class _HeldRound:
 
 
 class PeerEngine:
-    """Turns frames into events and effects into frames; the shell creates it.
+    """Converts frames to events, and effects to frames. The shell creates it.
 
-    It reads the time from `now_s`; no call blocks for longer than a copy of a piece. Codecs that
-    round stochastically use `random_seed`. `bytes_up` and `bytes_down` count all messages.
+    It reads the time from `now_s`. No call blocks for longer than it takes to copy a piece. Codecs
+    that round stochastically use `random_seed`. `bytes_up` and `bytes_down` count the bytes of all
+    messages.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class PeerEngine:
         self._piece: wire.Buffer = b""
 
     def begin(self) -> None:
-        """Send hello to all peers."""
+        """Send a `hello` to all peers."""
         self._execute(self.core.begin(self._note("begin")))
 
     def tick(self) -> None:
@@ -142,7 +143,7 @@ class PeerEngine:
         return now_s
 
     def on_message(self, peer: str, header: bytes, payload: wire.Buffer | None) -> None:
-        """Process one message that arrived under the key of `peer`."""
+        """Process one message that was received under the key of `peer`."""
         self.bytes_down += len(header) + len(payload or b"")
         try:
             message = _read(header, payload)
@@ -236,7 +237,7 @@ def _read(header: bytes, payload: wire.Buffer | None) -> PeerMessage:
 def _attempt(
     work: Callable[..., events.WorkEvent], effect: effects.WorkEffect, *parameters: Vector
 ) -> events.WorkEvent:
-    """Run a job; return its event, also if the device cannot do it."""
+    """Run a job; return its event, or a failure event if the device cannot run it."""
     try:
         return work(effect, *parameters)
     except (NotFiniteError, MemoryError) as error:

@@ -30,14 +30,19 @@ from edgeasync.protocol.codecs import (
 from edgeasync.protocol.messages import Credit, Push
 
 _NOT_OPENED = VectorSource(np.empty(0, np.float32))
-"""A placeholder for the values of an update that the core will not decide on."""
+"""A placeholder for the values of an update on which the core will not decide."""
 
 Measured = Callable[[Peer, Callable[[], HubEvent]], None]
-"""Called once the worker has measured an update, with a function that creates its event."""
+"""A function that is called once the worker has measured an update. Its second argument is a
+function that creates the event of the update.
+"""
 
 
 class PushIntake:
-    """Receives updates, whole or in pieces; the worker measures those of large models."""
+    """Receives updates, whole or in pieces.
+
+    For large models, the worker measures the updates.
+    """
 
     def __init__(
         self,
@@ -61,7 +66,7 @@ class PushIntake:
         self._takes_models = core.policy_engine.policy.aggregate.update == "model"
         self._buffers = BufferPool(payload_bytes_limit(core.spec))
         self._measuring: Counter[Owner | None] = Counter()
-        """The owners of updates that the worker measures, at most one per owner."""
+        """The owners of the updates that the worker is measuring, at most one update per owner."""
 
     def take(
         self,
@@ -73,12 +78,12 @@ class PushIntake:
         sender: Sender,
         now_s: float,
     ) -> HubEvent | None:
-        """Return the event of a whole or announced push.
+        """Return the event of a push that was sent whole or announced.
 
-        The core decides only on verified and measured updates. Measuring may be slow even for few
-        bytes, so it is skipped for a push that the core refuses or has answered. The worker
-        measures updates of large models; then this returns `None`, and the event follows. Raises
-        `ProtocolError` for an invalid payload.
+        The core decides only on updates that were verified and measured. Measuring may be slow even
+        if the payload is short, so it is skipped for a push that the core refuses or has already
+        answered. For large models, the worker measures the update; this method then returns `None`,
+        and the event follows later. Raises `ProtocolError` for an invalid payload.
         """
         if push.metrics is not None and not all(map(math.isfinite, push.metrics.values())):
             raise ProtocolError("a metric is not finite")
@@ -114,7 +119,7 @@ class PushIntake:
         return PushArrived(peer, push, handle, norm, can_answer, sender.key, moved_by(member))
 
     def receive(self, peer: Peer, member: Member, push: Push, now_s: float) -> Credit:
-        """Start or resume receiving a push in pieces; return the credit for its sender."""
+        """Start or resume receiving a push in pieces; return the credit to send to its sender."""
         transfer = self.incoming.resume(peer, member.owner, push, now_s)
         if transfer is None:
             buffer = self._buffers.take()[: push.payload_bytes].data
@@ -122,7 +127,7 @@ class PushIntake:
         return transfer.credit()
 
     def measure(self, peer: Peer, push: Push, payload: wire.Buffer, sender: Sender) -> None:
-        """Let the worker measure a payload, and pass the push's event to `measured`."""
+        """Let the worker measure a payload, then pass the event of the push to `measured`."""
         member = self._core.members.by_peer(peer)
         owner = None if member is None else member.owner
         self._capacity.measuring += 1
@@ -137,7 +142,7 @@ class PushIntake:
         self._shell.run_in_background(partial(self._measure, codec, payload), done)
 
     def _measure(self, codec: VectorCodec, payload: wire.Buffer) -> tuple[Source, float] | ProtocolError:
-        """Open a payload and compute its norm; runs in the background."""
+        """Open a payload and compute the norm of its values; runs in the background."""
         try:
             update = codec.open(payload)
         except ProtocolError as error:
@@ -162,5 +167,5 @@ class PushIntake:
 
 
 def moved_by(member: Member | None) -> Moved:
-    """Return a sender's uncounted bytes, and mark them as counted."""
+    """Return the bytes of a sender that are not counted yet, and mark them as counted."""
     return (0, 0) if member is None else member.link.take_uncounted()

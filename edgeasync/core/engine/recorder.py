@@ -1,4 +1,4 @@
-"""Keeps a core's last events and effects in memory, for diagnosis."""
+"""Keeps the last events and effects of a core in memory, for diagnosis."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ _DEPTH_MAX = 5
 
 
 class Recorder:
-    """Stores the last events, each with its time and effects.
+    """Stores the last events, each with its time and its effects.
 
     It stores the objects themselves, and converts them to text only in `lines`. Pass
-    `shown(object)` instead of an object that a peer may have made large.
+    `shown(object)` instead of an object that may be large because a peer created it.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Recorder:
         self._effects: deque[Sequence[object]] = deque(maxlen=EVENTS_KEPT)
 
     def begin(self, now_s: float, event: object) -> None:
-        """Store an event before the core handles it, so that it survives a failure."""
+        """Store an event before the core handles it, so that it is kept if the core fails."""
         self._events.append((now_s, event))
         self._effects.append(())
 
@@ -39,7 +39,7 @@ class Recorder:
         self._effects[-1] = effects
 
     def lines(self) -> list[str]:
-        """Return a line for each event, oldest first, and a line for each of its effects."""
+        """Return one line for each event and for each of its effects, oldest first."""
         found = []
         for (now_s, event), effects in zip(self._events, self._effects, strict=True):
             found.append(f"{now_s:.3f} s {_text(event)}")
@@ -48,7 +48,7 @@ class Recorder:
 
 
 def shown(what: object) -> str:
-    """Format an event, effect or message as one short line without secrets."""
+    """Format an event, effect or message as one short line that contains no secrets."""
     text = _show(what, _DEPTH_MAX)
     return text if len(text) <= LINE_LENGTH_MAX else f"{text[:LINE_LENGTH_MAX]}..."
 

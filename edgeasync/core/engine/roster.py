@@ -1,4 +1,4 @@
-"""The peers that use a hub as their directory, with their addresses."""
+"""The names and addresses of peers that use a hub as their directory."""
 
 from edgeasync.core.engine.sender import Sender
 from edgeasync.protocol.messages import PEERS_MAX, FindPeers, FoundPeers, Key, ListedPeer, Refuse
@@ -7,17 +7,17 @@ PORT_MAX = 65_535
 
 
 class Roster:
-    """Names, addresses and keys of peers, in memory only.
+    """The names, addresses and keys of peers, in memory only.
 
-    After a restart the peers report again. A name is that of the key in the hub's allow-list, so a
-    peer cannot use another's.
+    After a restart of the hub, the peers register again. A peer's name is the name of its key in
+    the hub's allow-list, so a peer cannot use the name of another.
     """
 
     def __init__(self) -> None:
         self._peers: dict[str, ListedPeer] = {}
 
     def answer(self, request: FindPeers, sender: Sender) -> FoundPeers | Refuse:
-        """Record a peer's address and return all known peers, or a refusal."""
+        """Record the address of a peer; return all known peers, or a refusal."""
         name, address = request.name, request.address
         if sender.role != "device":
             return Refuse(

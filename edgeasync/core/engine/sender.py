@@ -1,4 +1,4 @@
-"""The sender of a message, by its connection's key, not by the message's content."""
+"""The sender of a message, identified by the key of its connection, not by the message."""
 
 import re
 from typing import Literal
@@ -12,14 +12,20 @@ _NUMBER = re.compile(r"/[0-9]{1,3}\Z")
 
 
 class Sender(msgspec.Struct, frozen=True):
-    """A key, its name in the hub's allow-list, and its role; `anybody` without keys."""
+    """A key, its name in the hub's allow-list, and its role.
+
+    Without keys, every sender has the role `anybody`.
+    """
 
     key: Key = b""
     name: str = ""
     role: Literal["anybody", "device", "operator"] = "anybody"
 
     def speaks_for(self, device_id: str) -> bool:
-        """Return whether the key may use a device id: its name, or its name with a number."""
+        """Return whether the key may use a device id.
+
+        The device id must be the key's name, or that name followed by a number.
+        """
         if self.role == "anybody":
             return True
         return self.role == "device" and _NUMBER.sub("", device_id) == self.name
@@ -29,11 +35,11 @@ ANYBODY = Sender()
 
 
 class NotAllowedError(ProtocolError):
-    """A key sends a message that its role does not allow."""
+    """A sender's role does not allow the message that it sent."""
 
 
 def check_allowed(sender: Sender, message: Message) -> None:
-    """Raise `NotAllowedError` for a message that the sender's role does not allow.
+    """Raise `NotAllowedError` if the sender's role does not allow the message.
 
     Operators may request the status, wake the fleet and send orders.
     """

@@ -12,20 +12,20 @@ from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.hub_core import HubCore
 
 DEVICES_AT_A_TIME = 256
-"""Devices per slice; a slice takes some milliseconds."""
+"""Number of devices per slice. Describing a slice takes a few milliseconds."""
 
 REFRESH_S, REFRESH_DEVICE_S = 1.0, 0.02
-"""Seconds between two unrequested descriptions, and additional seconds per device."""
+"""Minimum seconds between two descriptions without a request, and additional seconds per device."""
 
 Tell = Callable[[bytes], None]
 
 
 class StatusAnswers:
-    """Describes the hub. An answer waits until its content is durable.
+    """Describes the hub in answers, each of which waits until its content is durable.
 
-    While the log cannot be written, the answer is the newest durable one, with the reason. If one
-    slice is not enough, the hub is described as of the first slice, and each device as of its own
-    slice.
+    While the log cannot be written, the answer is the newest durable status, with the reason. If
+    there are several slices, the hub is described at the time of the first slice, and each device
+    at the time of its own slice.
     """
 
     def __init__(self, core: HubCore, shell: HubShell, outbox: Outbox) -> None:
@@ -35,7 +35,7 @@ class StatusAnswers:
         self._waiting: dict[Tell, Callable[[], None]] = {}
         self._refresh_at_s = 0.0
         self.shown = b""
-        """The newest durable status."""
+        """The newest status that is durable."""
 
     def begin(self, now_s: float) -> None:
         """Describe the initial state of the hub, which is durable."""
@@ -43,15 +43,16 @@ class StatusAnswers:
             self.shown = msgspec.json.encode(self._core.status(now_s) | self._shell.describe())
 
     def refresh(self, now_s: float) -> None:
-        """Describe the hub at intervals, for requests while the log cannot be written."""
+        """Describe the hub at intervals, to answer requests while the log cannot be written."""
         if now_s >= self._refresh_at_s:
             self._refresh_at_s = now_s + REFRESH_S + REFRESH_DEVICE_S * len(self._core.members.members)
             self.ask(lambda _: None, ANYBODY, now_s, lambda: None)
 
     def ask(self, tell: Tell, sender: Sender, now_s: float, standing: Callable[[], None]) -> None:
-        """Call `tell` with the status: a device's key gets only its own devices.
+        """Call `tell` with the status.
 
-        Call `standing` instead if the log cannot be written before.
+        The key of a device gets only the entries of its own devices. If the log fails before the
+        status is durable, call `standing` instead.
         """
         self._waiting[tell] = standing
         own = sender.key if sender.role == "device" else b""
@@ -80,7 +81,7 @@ class StatusAnswers:
             tell(text)
 
     def tell_standing(self, tell: Tell, sender: Sender) -> None:
-        """Call `tell` with the newest durable status while the log cannot be written."""
+        """Call `tell` with the newest durable status, while the log cannot be written."""
         status = msgspec.json.decode(self.shown, type=dict[str, Any]) | self._shell.describe()
         if sender.role == "device":
             devices = [device for device in status["devices"] if sender.speaks_for(device["id"])]
@@ -88,14 +89,14 @@ class StatusAnswers:
         tell(msgspec.json.encode(status))
 
     def stand_still(self) -> None:
-        """Answer all waiting requests."""
+        """Answer all waiting requests, because the log cannot be written."""
         waiting, self._waiting = self._waiting, {}
         for standing in waiting.values():
             standing()
 
 
 def _own(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
-    """Return the part of a status that a device's key may see."""
+    """Return those fields of a status that the key of a device may see."""
     alarms = {
         key: [alarm for alarm in status[key] if not alarm["device"] or sender.speaks_for(alarm["device"])]
         for key in ("alarms", "alarms_past")

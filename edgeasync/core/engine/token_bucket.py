@@ -4,14 +4,14 @@ import msgspec
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """Tokens gained per second, and the maximum number of tokens."""
+    """The number of tokens gained per second, and the maximum number of tokens."""
 
     per_s: float
     burst: float
 
 
 class TokenBucket:
-    """A bucket of tokens that fills over time. Every call passes the time."""
+    """A token bucket, which refills over time. The time is passed to every call."""
 
     __slots__ = ("_now_s", "_rate", "_tokens")
 
@@ -21,7 +21,7 @@ class TokenBucket:
         self._now_s = now_s
 
     def take(self, now_s: float, count: float = 1.0) -> bool:
-        """Take tokens; return false if there are too few."""
+        """Take tokens; return false if the bucket contains too few."""
         rate = self._rate
         tokens = self._tokens + (now_s - self._now_s) * rate.per_s
         tokens = min(tokens, rate.burst)
@@ -33,5 +33,5 @@ class TokenBucket:
         return True
 
     def tokens(self, now_s: float) -> float:
-        """Return the current number of tokens."""
+        """Return the number of tokens in the bucket."""
         return min(self._rate.burst, self._tokens + (now_s - self._now_s) * self._rate.per_s)

@@ -23,7 +23,7 @@ REVOKED = (
 """The message for a device whose key is no longer valid."""
 
 ASKED = "paused by its program"
-"""The pace reason of a device that sent `Goodbye` because its program paused it."""
+"""The reason for the pace of a device that sent `Goodbye` because its program paused it."""
 
 
 class Admission:
@@ -54,7 +54,7 @@ class Admission:
         self._warned: dict[str, str] = {}
 
     def expire(self, now_s: float) -> list[HubEffect]:
-        """Expire the leases of members that have been silent too long."""
+        """Expire the leases of members that have not sent a message for too long."""
         effects: list[HubEffect] = []
         for member in self._members.expired(now_s):
             self._retire(member, "lost")
@@ -104,7 +104,7 @@ class Admission:
         return [*effects, SendToDevice(peer, self._handshake.welcome(member))]
 
     def warn_once(self, device_id: str, sentence: str) -> list[HubEffect]:
-        """Warn about a device's model, unless the device's last warning was the same."""
+        """Warn about a device's model, unless the last warning about this device was the same."""
         if self._warned.pop(device_id, None) == sentence:
             self._warned[device_id] = sentence
             return []
@@ -114,9 +114,10 @@ class Admission:
         return [HubReport("warning", device_id, sentence)]
 
     def _others(self, peer: Peer, key: Key) -> list[Member]:
-        """Return the members that share a sender's strikes.
+        """Return the members to which faults of a sender are attributed.
 
-        With keys, these are the members of its key; otherwise, the member on its connection.
+        With keys, these are all members of the sender's key. Without keys, it is the member on the
+        sender's connection.
         """
         if key:
             return self._members.of_key(key)
@@ -124,14 +125,14 @@ class Admission:
         return [] if member is None else [member]
 
     def leave(self, member: Member, goodbye: Goodbye) -> list[HubEffect]:
-        """End the lease of a device that sent `Goodbye`."""
+        """End the lease of a device that has sent `Goodbye`."""
         self._retire(member, "left")
         if goodbye.reason == "paused":
             self._members.set_pace(member, 0, ASKED)
         return [SuspendTransfers(member.peer), HubReport("left", member.device_id, goodbye.reason)]
 
     def revoke(self, member: Member, now_s: float) -> list[HubEffect]:
-        """Expel a member whose key is no longer valid, and notify it if it is connected."""
+        """Expel a member whose key is no longer valid. If the member is connected, notify it."""
         told = [SendToDevice(member.peer, RefusalError("not_allowed", REVOKED).refuse)] if member.peer else []
         effects: list[HubEffect] = [
             *told,
@@ -151,9 +152,10 @@ class Admission:
         self._policy_engine.forget(member)
 
     def renew_lease(self, member: Member, peer: Peer, now_s: float) -> list[HubEffect]:
-        """Renew the lease of a message's sender, and rebind it if its connection changed.
+        """Renew the lease of the member that sent a message.
 
-        Raises `RefusalError` while the member is in quarantine.
+        If its connection has changed, rebind it. Raises `RefusalError` while the member is in
+        quarantine.
         """
         if member.state == "quarantined":
             if now_s < member.quarantined_until_s:
@@ -173,7 +175,7 @@ class Admission:
         return effects
 
     def ping(self, member: Member, ping: Ping, now_s: float) -> list[HubEffect]:
-        """Answer a ping, and record the sender's link, pace and progress."""
+        """Answer a ping, and record the link, the pace and the progress that it reports."""
         member.link.observe_ping(min(ping.round_trip_s, self._members.lease_s))
         member.temperature_c = ping.temperature_c
         effects = self._note_pace(member, ping, now_s)
@@ -187,7 +189,7 @@ class Admission:
         return [*effects, SendToDevice(member.peer, Pong(ping.sent_s))]
 
     def _note_pace(self, member: Member, ping: Ping, now_s: float) -> list[HubEffect]:
-        """Record a member's pace; no version waits for a member whose pace is 0."""
+        """Record the pace of a member. While the pace is 0, no version waits for the member."""
         paused = member.pauses
         if (ping.pace_percent, ping.pace_reason) == (member.pace_percent, member.pace_reason):
             return []
@@ -204,7 +206,7 @@ class Admission:
     def note_progress(self, member: Member, now_s: float) -> list[HubEffect]:
         """Record that a member takes local steps.
 
-        Ignored at pace 0: the member took these steps before its pause.
+        This is ignored while the member's pace is 0, because it took these steps before its pause.
         """
         member.progress_s = now_s
         if member.state == "training" or member.pauses:
@@ -214,14 +216,14 @@ class Admission:
         return [HubReport("training", member.device_id, "takes local steps again")] if paused else []
 
     def is_muted(self, peer: Peer, now_s: float, key: Key) -> bool:
-        """Return whether a connection sent too many malformed messages to get an answer."""
+        """Return whether a connection gets no answer, because it sent too many invalid messages."""
         member = self._members.by_peer(peer)
         if member is None:
             return self._strangers.remaining_s(key or peer, now_s) > 0
         return member.state == "quarantined"
 
     def strike(self, peer: Peer, reason: str, now_s: float, key: Key = b"") -> list[HubEffect]:
-        """Count a fault against the sender; quarantine a member with too many."""
+        """Count a fault of the sender; if a member has too many faults, quarantine it."""
         limits = self._limits
         member = self._members.by_peer(peer)
         if member is None:

@@ -1,9 +1,10 @@
-"""Decide which devices may join or rejoin, and which to evict for them.
+"""Decides which devices may join or rejoin, and which devices to evict for them.
 
-An agent's state folder stores a random *state id*. Every start of an agent on this folder is the
-next *incarnation*. Of two agents with the same state id, the higher incarnation wins. A new state
-id (a reflashed card) is admitted only if the old one is not live. The numbers of its pushes start
-over, and the hub remembers the old state id as retired.
+The state folder of an agent stores a random *state id*. Each time an agent starts on this folder,
+it is the next *incarnation*. If two agents have the same state id, the one with the higher
+incarnation wins. A new state id (for example, of a reflashed card) is admitted only if the device
+with the old one is not live. The numbers of its pushes start again from the first one, and the hub
+remembers the old state id as retired.
 """
 
 import math
@@ -19,12 +20,12 @@ from edgeasync.measurements.medians import add_recent
 from edgeasync.protocol.messages import COUNT_MAX, DAY_S, DeviceProfile, Hello, Key
 
 Arrival = Literal["joined", "rejoined", "reconnected"]
-"""How a device became a member with its `Hello`."""
+"""How a device became a member when it sent its `Hello`."""
 
 RETIRED_STATES_MAX = 8
 
 SHARE = 4
-"""One key may use at most a quarter of `limits.devices_max`."""
+"""The inverse of the fraction of `limits.devices_max` that one key may use: a quarter."""
 
 
 class Arrivals:
@@ -37,7 +38,7 @@ class Arrivals:
     def greet(
         self, hello: Hello, peer: Peer, session: bytes, now_s: float, key: Key = b""
     ) -> tuple[Member, Arrival]:
-        """Admit a device; return its member, and how it arrived.
+        """Admit a device; return its member, and whether it joined, rejoined or reconnected.
 
         Raises `RefusalError` if the device id belongs to another key, the incarnation is outdated,
         the state is retired, another state is live, or the hub is full.
@@ -89,8 +90,8 @@ class Arrivals:
     def _readmit(self, member: Member, hello: Hello, peer: Peer, now_s: float) -> Arrival:
         """Admit a known device again.
 
-        Raises `RefusalError` for an outdated incarnation, a second live device, or a quarantined
-        one.
+        Raises `RefusalError` if the incarnation is outdated, if another device with the same state
+        id is live, or if the device is in quarantine.
         """
         if member.state == "quarantined" and now_s < member.quarantined_until_s:
             raise RefusalError(
@@ -142,10 +143,10 @@ class Arrivals:
         )
 
     def _make_place(self, key: Key, now_s: float) -> None:
-        """Evict one member that is not live, if the hub or the key has reached its limit.
+        """Evict a member that is not live if the hub or the key has reached its limit.
 
-        A key at its limit loses one of its own members. Otherwise the key with the most members
-        loses one. Raises `RefusalError` if no member can be evicted.
+        If the key has reached its limit, one of its own members is evicted. Otherwise, a member of
+        the key with the most members is evicted. Raises `RefusalError` if no member can be evicted.
         """
         share = math.ceil(self._devices_max / SHARE)
         crowding = self._members.names_of(key) >= share
@@ -165,10 +166,10 @@ class Arrivals:
 
 
 def _seq_before(hello: Hello) -> int:
-    """Return the number that precedes an unknown device's first push.
+    """Return the number that precedes the first push of an unknown device.
 
-    A device with a session was a member until the hub evicted it. Its next push may have counted
-    already, so that number must not be used again.
+    A device that has a session was a member until the hub evicted it. Its next push may have
+    counted before the eviction, so the number of that push must not be used again.
     """
     return min(hello.seq_answered + (hello.session is not None), COUNT_MAX)
 

@@ -1,4 +1,4 @@
-"""Assignments: send the newest model, or a time to retry. Part of `HubCore`."""
+"""Assigns the newest model to devices, or defers them. Part of `HubCore`."""
 
 from edgeasync.core.hub.budgets import REST_S_MIN, Budgets
 from edgeasync.core.hub.codec_agreement import CodecAgreement
@@ -46,7 +46,7 @@ class Assignments:
         return self._assign(member, None, now_s)
 
     def assign_or_defer(self, member: Member, ack: Ack | None, now_s: float, *, can_send: bool) -> list[HubEffect]:
-        """Answer with the newest model, or with a time to retry if it cannot be sent now."""
+        """Answer with the newest model or, if it cannot be sent now, with a time to retry."""
         rest = self._rest(member, self._policy_engine.pacing.rest_s(member, now_s), now_s)
         if can_send and rest is None:
             return self._assign(member, ack, now_s)
@@ -81,7 +81,7 @@ class Assignments:
         ]
 
     def answer_waiting(self, now_s: float, *, can_send: bool) -> list[HubEffect]:
-        """Answer the waiting members once their updates are folded."""
+        """Answer the waiting members whose updates have been folded."""
         if self._policy_engine.gathering.count or not self._members.waiters:
             return []
         effects: list[HubEffect] = []
@@ -90,7 +90,7 @@ class Assignments:
         return effects
 
     def _rest(self, member: Member, still_s: float, now_s: float) -> RefusalError | None:
-        """Return the refusal that makes a device idle, or `None` if it may continue.
+        """Return the refusal that makes a device idle, or `None` if it need not idle.
 
         The device idles for `still_s`, or longer if its daily quota requires it.
         """
@@ -103,5 +103,5 @@ class Assignments:
         return RefusalError("busy", f"wait {rest_s:.0f} s: {why}", rest_s, rest=True)
 
     def busy(self) -> RefusalError:
-        """Return the refusal for a request that the hub has no capacity for now."""
+        """Return the refusal of a request for which the hub has no capacity now."""
         return RefusalError("busy", "the hub is busy; try again", self._retry_after_s)

@@ -1,7 +1,7 @@
-"""Daily quotas: count bytes, and spread them over the day. Part of `HubCore`.
+"""Daily quotas: count bytes, and distribute them over the day. Part of `HubCore`.
 
-A day is 24 hours of the hub's clock, which stops while the hub is down. A device's own quota uses
-the device's day, which it reports when it joins.
+A day is a period of 24 hours by the hub's clock, which stops while the hub is down. A device's own
+quota uses the device's period instead, which it reports when it joins.
 """
 
 from collections.abc import Callable
@@ -19,17 +19,17 @@ from edgeasync.policies.codec_choice import bytes_per_value
 from edgeasync.protocol.messages import DAY_S, HEADERS_BYTES, HEARTBEAT_BYTES
 
 REST_S_MIN = 0.1
-"""A shorter wait is not worth a message."""
+"""Minimum wait that is sent to a device. A shorter wait would not be worth a message."""
 
 
 class BudgetState(msgspec.Struct):
-    """The durable fields of `Budgets`: the run's traffic, evicted devices included."""
+    """The durable fields of `Budgets`: the traffic of the whole run, including evicted devices."""
 
     traffic: Traffic = msgspec.field(default_factory=Traffic)
 
 
 class Budgets:
-    """Counts bytes, and computes how long devices must wait to keep to their quotas."""
+    """Counts bytes, and computes how long devices must wait to stay within their quotas."""
 
     def __init__(self, settings: HubCoreSettings, members: Membership, values: int) -> None:
         limits = settings.limits
@@ -41,17 +41,19 @@ class Budgets:
         self._pings_bytes_per_s = HEARTBEAT_BYTES / settings.liveness.heartbeat_s
         self._values = values
         self._has_warned = False
-        """Not durable, so that the warning appears again after a restart."""
+        """Whether the warning was shown. It is not durable, so that the warning is shown again
+        after a restart.
+        """
 
     def count(self, member: Member, moved: tuple[int, int], now_s: float) -> None:
-        """Count bytes received from and sent to a device."""
+        """Count the bytes that were received from a device and sent to it."""
         self.state.traffic.count(moved, now_s)
         member.traffic.count(moved, now_s)
         if member.own_day is not None:
             member.own_day.count(sum(moved), now_s)
 
     def begin_exchange(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> None:
-        """Record that an assignment is sent; set the minimum time until the next one."""
+        """Record that an assignment is sent, and set the earliest time of the next assignment."""
         traffic, measurements = member.traffic, member.measurements
         total_bytes = traffic.total_bytes
         if measurements.updates > member.exchange_updates:
@@ -63,10 +65,10 @@ class Budgets:
         measurements.period_s_min = self._period_s(member, now_s, is_learning) if limited else 0.0
 
     def judge_shares(self, member: Member) -> list[HubEffect]:
-        """Return a one-time warning if the hub's quota is too small for the fleet.
+        """Return a warning if the hub's quota is too small for the fleet.
 
-        The quota must allow every live device, including this one, its pings and one exchange a
-        day.
+        The warning is returned only once. The quota must be large enough for the pings of every
+        live device, including this one, and for one exchange a day.
         """
         if self._hub_max is None or self._has_warned:
             return []
@@ -88,7 +90,10 @@ class Budgets:
         ]
 
     def rest_s(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> float:
-        """Return how many seconds a device must wait before its next exchange, 0 for none."""
+        """Return how many seconds a device must wait before its next exchange.
+
+        0 if it need not wait.
+        """
         if not self._limited and member.own_day is None:
             return 0.0  # the usual case, checked for every answer
         allowances = self._allowances(member, now_s)
@@ -103,16 +108,16 @@ class Budgets:
         return rest_s if rest_s >= REST_S_MIN else 0.0
 
     def _most_bytes(self, member: Member) -> float:
-        """Return the maximum size of an exchange: a whole model and an update.
+        """Return the maximum size of an exchange, which consists of a whole model and an update.
 
-        Deltas are never larger than a whole model. The update counts in the largest of the device's
-        codecs: the hub chooses among them by the link, which a replay does not know.
+        Deltas are never larger than a whole model. For the update, the largest of the device's
+        codecs is used: the hub selects a codec by the link, which is unknown in a replay.
         """
         update = max(map(bytes_per_value, member.codecs_push), default=bytes_per_value("identity"))
         return self._values * (bytes_per_value(member.codec_model) + update) + HEADERS_BYTES
 
     def _period_s(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> float:
-        """Return the minimum time between two exchanges that a device's quotas allow."""
+        """Return the minimum time between two exchanges that the quotas of a device allow."""
         if not member.traffic.exchanges:
             return 0.0
         allowances = self._allowances(member, now_s)
@@ -121,9 +126,9 @@ class Budgets:
         return max([period_s(one, usual_bytes, spend_rate) for one in allowances])
 
     def _allowances(self, member: Member, now_s: float) -> list[Allowance]:
-        """Return the remaining bytes under each quota that applies to a device.
+        """Return the remaining bytes of each quota that applies to a device.
 
-        Of the hub's quota, the device gets an equal share.
+        The hub's quota is divided equally among the devices.
         """
         allowances: list[Allowance] = []
         remaining_s = DAY_S - now_s % DAY_S
@@ -155,7 +160,7 @@ class Budgets:
         }
 
     def describe_device(self, member: Member, now_s: float) -> dict[str, int | float | None]:
-        """Return a device's quota for the status: the one with the fewest bytes left."""
+        """Return the quota of a device for the status: the one with the fewest remaining bytes."""
         left = []
         if self._device_max is not None:
             left.append((member.traffic.left_bytes(self._device_max, now_s), self._device_max))
@@ -172,5 +177,5 @@ class Budgets:
 
 
 def _plain(nbytes: int | None) -> int | None:
-    """Convert a limit to a plain int for the status."""
+    """Convert a limit to a plain `int` for the status."""
     return None if nbytes is None else int(nbytes)

@@ -1,4 +1,4 @@
-"""Codecs per device, from the handshake and the link. Part of `HubCore`."""
+"""Selects codecs for each device by the handshake and the link. Part of `HubCore`."""
 
 from collections.abc import Collection
 
@@ -9,15 +9,20 @@ from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.codecs import stages_of
 
 COARSE = "int8"
-"""The codec of a coarse whole model, which later deltas in the same codec correct."""
+"""The codec of a coarse whole model. Later deltas in the same codec correct its error."""
 
 ASKED_MIN = 2
 ASKED_AGAIN_MIN = 32
-"""How often in a row another codec must be better: before the first change, and before later ones."""
+"""Number of consecutive times that another codec must be better, before the first change
+(`ASKED_MIN`) and before later changes (`ASKED_AGAIN_MIN`).
+"""
 
 
 class CodecAgreement:
-    """Chooses each device's codecs: the configured ones if supported, else `identity`."""
+    """Selects the codecs of each device.
+
+    A codec that the device does not support is replaced by `identity`.
+    """
 
     def __init__(self, settings: CodecSettings, policy: PolicySet, values: int) -> None:
         self._settings = settings
@@ -35,7 +40,7 @@ class CodecAgreement:
         self._wanted = [rung.codec for rung in self._ladder] or [settings.push]
 
     def greet(self, member: Member, stages: Collection[str]) -> None:
-        """Set a device's codecs for both directions by the stages that it supports."""
+        """Set the codecs of a device in both directions, based on the stages that it supports."""
         known, settings = set(stages), self._settings
         member.codecs_push = tuple([name for name in self._wanted if stages_of(name) <= known])
         member.codec_model = settings.model if stages_of(settings.model) <= known else "identity"
@@ -46,8 +51,8 @@ class CodecAgreement:
     def begin(self, member: Member) -> None:
         """Set the codec of a device's updates.
 
-        Under `auto`, keep the previous codec, or start with the most precise one that the device
-        supports.
+        If the setting is `auto`, keep the previous codec, or start with the most precise codec that
+        the device supports.
         """
         if member.codec_push == "identity" or member.codec_push not in member.codecs_push:
             known = () if self._tiny and self._ladder else member.codecs_push
@@ -55,7 +60,10 @@ class CodecAgreement:
             member.codec_asked, member.codec_changed = 0, False
 
     def choose(self, member: Member) -> str | None:
-        """Choose the codec of a device's next updates by its link; `None` if it is fixed."""
+        """Select the codec of a device's next updates by its link.
+
+        Return `None` if the codec is fixed.
+        """
         if not self._ladder:
             return None
         if self._tiny:

@@ -12,10 +12,10 @@ def describe_devices(
     is_quarantined: Callable[[Member], bool],
     budget_of: Callable[[Member, float], dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return the devices' entries of the status.
+    """Return the entries of the devices in the status.
 
-    `is_quarantined` returns whether an operator excluded a member; `budget_of` returns its quota
-    fields.
+    `is_quarantined` returns whether an operator excluded a member. `budget_of` returns the fields
+    of a member's quota.
     """
     return [
         {
@@ -54,7 +54,7 @@ def describe_devices(
 
 
 def _quarantine(member: Member, now_s: float, *, ordered: bool) -> dict[str, Any]:
-    """Return a member's state, and the cause and end of its quarantine if any."""
+    """Return a member's state and, if it is in quarantine, the cause and end of the quarantine."""
     if ordered:
         ends = f"by 'edgeasync device release {member.device_id}'"
         return {"state": "quarantined", "quarantine": {"cause": "an operator's order", "ends": ends}}

@@ -1,7 +1,8 @@
 """Digests of sessions and state ids, which the hub stores instead of the secrets.
 
 A session or state id consists of 16 random bytes. It cannot be guessed from its digest, so no salt
-is needed, and secrets stay valid across restarts of the hub. A digest alone proves nothing.
+is needed, and secrets stay valid across restarts of the hub. Knowing a digest does not prove an
+identity.
 """
 
 from hashlib import blake2b

@@ -1,8 +1,8 @@
 """Alarms, rollbacks and operators' orders. Part of `HubCore`.
 
-An alarm never excludes a device; only an operator does. From norms and losses alone, an honest
-device with unusual data looks like a corrupted one. A model that never sees that data fits it ever
-worse.
+An alarm never excludes a device; only an operator can. Judged by norms and losses alone, an honest
+device with unusual data looks like a corrupted one: a model that is never trained on that data fits
+it worse and worse.
 """
 
 from collections.abc import Collection, Container, Mapping
@@ -17,28 +17,38 @@ from edgeasync.measurements.votes import DEVICES_MIN
 from edgeasync.policies.monitor import REDUCTION, Detector, Evidence, Monitor, Observation, Remedy, Scope
 
 KEEP_EVERY_UPDATES = 32
-"""Calm updates between two versions that are kept for a rollback; large fleets need more."""
+"""Number of updates without an alarm between two versions kept for a rollback; large fleets need
+more.
+"""
 
 CAUTION_MIN = 1 / 64
-"""The lowest factor that rollbacks apply to the hub's learning rate."""
+"""The lowest factor to which rollbacks reduce the hub's learning rate."""
 
 FIRST_RATIO = 4.0
-"""An unclipped first update longer than this multiple of the peak norm corrupted the model."""
+"""If the norm of an unclipped first update exceeds the peak norm by this factor, it corrupted the
+model.
+"""
 
 FIRST_UPDATES = 8
-"""The first updates are checked again when there are at least this many."""
+"""The first updates are checked again once there are at least this many."""
 
 RECOVERED_AFTER_KEPT = 8
-"""After this many kept versions in a row, a learning rate that a rollback halved doubles again."""
+"""After this many consecutive kept versions, the hub doubles a learning rate that a rollback
+halved.
+"""
 
 WATCHED_PER_MEMBER = 8
-"""The limit of entries per member. Above it, the entries of evicted devices are dropped."""
+"""The maximum number of entries per member. Above it, the entries of evicted devices are
+dropped.
+"""
 
 PAST_MAX = 32
-"""How many past alarms the status shows."""
+"""Number of past alarms in the status."""
 
 Fault = Literal["alarm", "first"]
-"""Why the hub rolls back: an alarm of the fleet, or a corrupting first update."""
+"""The reason for a rollback: an alarm about the fleet, or a first update that corrupted the
+model.
+"""
 
 _BEGUN: dict[Remedy, str] = {
     "alert": "no action was taken",
@@ -47,7 +57,7 @@ _BEGUN: dict[Remedy, str] = {
     "reduce_local_lr": "the devices' learning rates are halved",
     "rollback": "rolled back to a version from before the alarm, with half the hub's learning rate",
 }
-"""Each remedy in words, for the report at an alarm's start."""
+"""A description of each remedy, for the report when an alarm starts."""
 
 _ENDED: dict[Remedy, str] = {
     "alert": "no action was taken",
@@ -56,7 +66,7 @@ _ENDED: dict[Remedy, str] = {
     "reduce_local_lr": "the devices' learning rates are back to normal",
     "rollback": "the hub's learning rate rises again while training stays calm",
 }
-"""Each remedy in words, for the report at an alarm's end."""
+"""A description of each remedy, for the report when an alarm ends."""
 
 EXCLUDE = "to exclude it, run 'edgeasync device quarantine {}'"
 EXCLUDED = "already excluded by an operator"
@@ -64,10 +74,10 @@ PROBATION = "on probation: its updates are clipped to a fraction of the usual no
 
 
 class Cause(msgspec.Struct):
-    """One detector's reason for an alarm.
+    """The reason for an alarm, as found by one detector.
 
-    `found` is the latest evidence. `updates` counts the updates with this cause, `calm` those since
-    without it.
+    `found` is the latest evidence. `updates` counts the updates in which the detector found it.
+    `calm` counts the updates without it since then.
     """
 
     found: Evidence
@@ -77,9 +87,9 @@ class Cause(msgspec.Struct):
 
 
 class Alarm(msgspec.Struct):
-    """An active alarm about a device or, with an empty `device_id`, about the fleet.
+    """An active alarm about one device or, if `device_id` is empty, about the whole fleet.
 
-    `causes` maps detector numbers to causes.
+    `causes` maps the number of each detector to the cause that it found.
     """
 
     causes: dict[int, Cause]
@@ -89,7 +99,7 @@ class Alarm(msgspec.Struct):
 
     @property
     def words(self) -> str:
-        """All causes, joined into one text."""
+        """The descriptions of all causes, joined into one text."""
         return "; ".join([cause.found.words for cause in self.causes.values()])
 
 
@@ -103,7 +113,10 @@ class PastAlarm(msgspec.Struct, frozen=True):
 
 
 class Exclusion(msgspec.Struct, frozen=True):
-    """An operator's order: updates of a device and its key do not count until release."""
+    """An operator's order: the updates of a device and of its key do not count.
+
+    The order is in force until the operator releases the device.
+    """
 
     device_id: str
     since_s: float
@@ -114,14 +127,16 @@ class DivergenceState(msgspec.Struct):
 
     - `devices` maps device ids to alarms, `fleet` maps detectors to alarms, and `orders` maps
       voters to exclusions.
-    - `causes` counts the updates in a row with a cause that is not an alarm yet, by detector and
-      device.
-    - `caution` is the factor of the hub's learning rate after rollbacks. It rises as versions are
-      kept.
-    - `counted` lists the devices with an update that counted since the start or the last rollback.
-    - `first` lists the first updates since then. It becomes `None` once there are enough to
-      compare.
-    - `unbounded` lists the devices with an unclipped update since then.
+    - `causes` counts, by detector and device, the consecutive updates with a cause that has not
+      raised an alarm yet.
+    - `caution` is the factor by which rollbacks reduced the hub's learning rate. It rises again as
+      versions are kept.
+    - `counted` lists the devices that sent an update that counted since the start or the last
+      rollback.
+    - `first` lists the first updates since the start or the last rollback. It becomes `None` once
+      there are enough updates to compare.
+    - `unbounded` lists the devices that sent an unclipped update since the start or the last
+      rollback.
     """
 
     devices: dict[str, Alarm] = {}
@@ -139,7 +154,7 @@ class DivergenceState(msgspec.Struct):
 
 
 class DivergenceGuard:
-    """Runs the detectors on every update, tracks alarms and orders, starts rollbacks."""
+    """Runs the detectors on every update, tracks alarms and orders, and triggers rollbacks."""
 
     def __init__(self, monitor: Monitor, *, probation: bool) -> None:
         self.state = DivergenceState()
@@ -162,7 +177,7 @@ class DivergenceGuard:
 
     @property
     def learning_rate_factor(self) -> float:
-        """The factor that rollbacks and remedies apply to the hub's learning rate."""
+        """The factor by which rollbacks and remedies scale the hub's learning rate."""
         return self.state.caution * (REDUCTION if self.is_active("reduce_lr") else 1.0)
 
     @property
@@ -178,7 +193,7 @@ class DivergenceGuard:
         )
 
     def is_on_probation(self, voter: str) -> bool:
-        """Return whether a voter is on probation: one of its devices has an alarm."""
+        """Return whether a voter is on probation because one of its devices has an alarm."""
         alarms = self.state.devices
         return bool(alarms) and self._probation and any(alarm.voter == voter for alarm in alarms.values())
 
@@ -194,9 +209,10 @@ class DivergenceGuard:
         voters_live: int,
         calms: bool = True,
     ) -> tuple[list[HubEffect], bool]:
-        """Run the device detectors on an update; return reports, and whether to roll back.
+        """Run the device detectors on an update.
 
-        With `calms=False`, the update cannot end an alarm.
+        Return reports, and whether to roll back. If `calms` is false, the update cannot end an
+        alarm.
         """
         reports = self._look(update, fleet, "device", now_s, calms=calms)
         epidemic = self._report_epidemic(voters, voters_live, now_s) if len(self.state.devices) > 1 else []
@@ -207,9 +223,9 @@ class DivergenceGuard:
     ) -> tuple[list[HubEffect], Fault | None]:
         """Run the fleet detectors on an update that counts.
 
-        Return reports, and the cause of a rollback if one is needed. The first updates are folded
-        before a usual norm is known, so they are not clipped. Once there are enough to compare,
-        this method checks whether one of them was far too long.
+        Return reports and, if a rollback is needed, its cause. The first updates are folded before
+        a usual norm is known, so they are not clipped. Once there are enough updates to compare,
+        this method checks whether one of the first updates was far too long.
         """
         before = tuple(self.state.fleet)
         reports = self._look(update, fleet, "fleet", now_s)
@@ -238,7 +254,10 @@ class DivergenceGuard:
             self.state.unbounded[device_id] = None
 
     def count_folded(self, updates: int, members: int) -> bool:
-        """Count folded updates; return whether to keep their version for a rollback."""
+        """Count folded updates.
+
+        Return whether to keep the version that contains them for a rollback.
+        """
         state = self.state
         # Device alarms do not matter here, because each update is clipped.
         state.calm_since_kept = 0 if state.fleet else state.calm_since_kept + updates
@@ -265,14 +284,20 @@ class DivergenceGuard:
     # -- devices ---------------------------------------------------------------------------------------------
 
     def order(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
-        """Exclude a voter by an operator's order; return a report if it was not excluded."""
+        """Exclude a voter by an operator's order.
+
+        Return a report if the voter was not excluded before.
+        """
         if voter in self.state.orders:
             return []
         self.state.orders[voter] = Exclusion(device_id, now_s)
         return [HubReport("excluded", device_id, "by an operator's order; its updates no longer count")]
 
     def release(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
-        """End the order about a voter and its devices' alarms; return a report if any."""
+        """End the order about a voter and the alarms of its devices.
+
+        Return a report if there were any.
+        """
         ordered = self.state.orders.pop(voter, None)
         alarming = [name for name, alarm in self.state.devices.items() if alarm.voter == voter]
         for name in alarming:
@@ -298,7 +323,7 @@ class DivergenceGuard:
         state.counted = {device_id: None for device_id in state.counted if device_id in members}
 
     def revoke(self, voter: str, device_id: str, now_s: float) -> None:
-        """Drop a device whose key is no longer valid, and the order about it."""
+        """Drop the entries of a device whose key is no longer valid, and the order about it."""
         self._end(device_id, now_s)
         self.state.counted.pop(device_id, None)
         self.state.orders.pop(voter, None)
@@ -344,7 +369,7 @@ class DivergenceGuard:
         }
 
     def _measure(self, alarm: Alarm) -> str:
-        """Return the status name of the measure against a device with an alarm."""
+        """Return the status name of the measure taken against a device with an alarm."""
         if alarm.voter in self.state.orders:
             return "excluded"
         return "probation" if self._probation else "alert"
@@ -354,10 +379,11 @@ class DivergenceGuard:
     def _look(
         self, update: Observation, fleet: FleetMeasurements, scope: Scope, now_s: float, *, calms: bool = True
     ) -> list[HubEffect]:
-        """Run a scope's detectors on an update; return reports of alarms that change.
+        """Run the detectors of one scope on an update; return reports of alarms that changed.
 
-        An alarm is reported when it starts, when a cause joins it, and when it ends. A cause ends
-        only after `calm_updates` in a row, so that it does not flap with each outlier.
+        An alarm is reported when it starts, when another cause is added to it, and when it ends. A
+        cause ends only after `calm_updates` consecutive updates without it, so that the alarm does
+        not flap with each outlier.
         """
         state = self.state
         alarms: Mapping[Any, Alarm] = state.devices if scope == "device" else state.fleet
@@ -383,7 +409,10 @@ class DivergenceGuard:
         *,
         calms: bool,
     ) -> list[HubEffect]:
-        """Start, continue or end a detector's cause; return a report if it starts or ends."""
+        """Start, continue or end the cause that a detector found.
+
+        Return a report if it starts or ends.
+        """
         state, of_device = self.state, detector.scope == "device"
         device_id = update.device_id if of_device else ""
         key = number, device_id
@@ -418,7 +447,7 @@ class DivergenceGuard:
         return [HubReport("alarm", device_id, f"{found.words}; {act}", {**found.figures, "updates": in_a_row})]
 
     def _calm(self, number: int, detector: Detector, alarm: Alarm, now_s: float) -> list[HubEffect]:
-        """End a cause; return a report if that ends its alarm."""
+        """End a cause; if its alarm has no other cause, end the alarm and return a report."""
         if len(alarm.causes) > 1:
             del alarm.causes[number]
             return []
@@ -443,7 +472,7 @@ class DivergenceGuard:
         add_recent(self.state.past, PastAlarm(alarm.device_id, alarm.words, alarm.begun_s, now_s), PAST_MAX)
 
     def _report_epidemic(self, voters: Container[str], voters_live: int, now_s: float) -> list[HubEffect]:
-        """Report a corrupted model if more than half of the voters have alarms."""
+        """Report that the model is corrupted if more than half of the voters have alarms."""
         if not self._rolls_back:
             return []
         counted, orders = self.state.counted, self.state.orders
@@ -460,7 +489,10 @@ class DivergenceGuard:
     def _take_first(
         self, first: list[Observation], update: Observation, fleet: FleetMeasurements
     ) -> list[Observation]:
-        """Store a first update; return all of them, once, when they suffice to compare."""
+        """Store one of the first updates.
+
+        Once there are enough of them to compare, return all of them, but only once.
+        """
         first.append(update)
         if len(first) < FIRST_UPDATES or (len(fleet.lengths) < DEVICES_MIN and len(first) < WINDOW):
             return []

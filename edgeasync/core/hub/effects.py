@@ -20,7 +20,7 @@ class SendToDevice(msgspec.Struct, frozen=True, gc=False):
 class Broadcast(msgspec.Struct, frozen=True, gc=False):
     """Send a message without payload to many connections.
 
-    It leaves after all assignments and folds decided before it.
+    The message is sent after all assignments and folds decided before it.
     """
 
     peers: tuple[Peer, ...]
@@ -30,7 +30,7 @@ class Broadcast(msgspec.Struct, frozen=True, gc=False):
 class SendStatus(msgspec.Struct, frozen=True, gc=False):
     """Send the hub's status to the requester.
 
-    With `confirms`, the answer confirms that an order is durable.
+    If `confirms` is set, the answer confirms that an order is durable.
     """
 
     peer: Peer
@@ -40,8 +40,9 @@ class SendStatus(msgspec.Struct, frozen=True, gc=False):
 class Assign(msgspec.Struct, frozen=True, gc=False):
     """Send an assignment of the published model once `version` is published.
 
-    `base` is the number of the device's version if the hub may send deltas from it. `held` is the
-    checksum that the device reported for it. With `coarse`, the hub may send a coarse whole model.
+    `base` is the number of the version that the device has, if the hub may send deltas from it.
+    `held` is the checksum that the device reported for that version. If `coarse` is set, the hub
+    may send a coarse whole model.
     """
 
     peer: Peer
@@ -57,7 +58,7 @@ class Assign(msgspec.Struct, frozen=True, gc=False):
 
 
 class Publish(msgspec.Struct, frozen=True, gc=False):
-    """Move the published model to the current version.
+    """Make the current version the published version.
 
     `whole` is set after a rollback, because no delta connects the two versions.
     """
@@ -80,13 +81,13 @@ class Receive(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fold(msgspec.Struct, frozen=True, gc=False):
-    """Make the next version: current - scale * transforms(-sum(weight * delta)).
+    """Compute the next version: current - scale * transforms(-sum(weight * delta)).
 
     Then drop the updates.
 
     - `measure`: whether the engine reports the norm of the weighted sum in a `Folded` event.
-    - `rows`: the row of each update. A robust combiner first sums the updates of a row. If empty,
-      each update has its own row.
+    - `rows`: the row of each update. A robust combiner first sums the updates that have the same
+      row. If `rows` is empty, each update has its own row.
     - `norm_usual`: the median norm of the devices' updates, for a `centred` combiner. It is
       infinite while the median is unknown, and for other combiners.
     """
@@ -102,21 +103,21 @@ class Fold(msgspec.Struct, frozen=True, gc=False):
 
 
 class Keep(msgspec.Struct, frozen=True, gc=False):
-    """Keep the current and the last kept version for a rollback; drop older ones."""
+    """Keep the current version and the last kept version for a rollback; drop older ones."""
 
 
 class Restore(msgspec.Struct, frozen=True, gc=False):
-    """Make the older kept version the next version, and reset the optimizer."""
+    """Make the older of the kept versions the next version, and reset the optimizer."""
 
     number: int
 
 
 class Evaluate(msgspec.Struct, frozen=True, gc=False):
-    """Evaluate the current version on held-out data and report `Evaluated`."""
+    """Evaluate the current version on held-out data, then report `Evaluated`."""
 
 
 class WriteBest(msgspec.Struct, frozen=True, gc=False):
-    """Write the last evaluated version as the best one.
+    """Write the last evaluated version to disk as the best version.
 
     Without held-out data, write the current version.
     """
@@ -152,10 +153,10 @@ ReportName = Literal[
 
 
 class HubReport(msgspec.Struct, frozen=True):
-    """Report an event to people; `device_id` is empty if it concerns the whole hub.
+    """Report an event to users; `device_id` is empty if the event concerns the whole hub.
 
-    An alarm has `figures`. When the engine passes the report on, it sets `decided_s` to the core's
-    time of the decision. `decided_s` is `None` in the shell's own reports.
+    An alarm has `figures`. When the engine forwards the report, it sets `decided_s` to the time of
+    the decision by the core's clock. In reports of the shell, `decided_s` is `None`.
     """
 
     event: ReportName

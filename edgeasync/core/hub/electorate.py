@@ -1,4 +1,4 @@
-"""Votes on the next version, and whom it waits for. Part of `PolicyEngine`."""
+"""Votes on the next version, and the devices for which it waits. Part of `PolicyEngine`."""
 
 from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.membership import Membership
@@ -8,7 +8,7 @@ from edgeasync.policies.frequency import INFREQUENT, Cadence
 
 
 class Electorate:
-    """Counts votes: one for each voter that an operator has not excluded.
+    """Counts votes. Every voter has one vote, unless an operator has excluded it.
 
     No version waits for a device that is paused or infrequent, or whose newest update does not
     count.
@@ -20,14 +20,14 @@ class Electorate:
 
     @property
     def voters_live(self) -> int:
-        """The number of voters with a live device and a vote."""
+        """The number of voters that have a vote and at least one live device."""
         voters, orders = self.members.voters, self.state.divergence.orders
         return len(voters) - sum(voter in voters for voter in orders) if orders else len(voters)
 
     def fleet(self, waiting: Waiting | None = None) -> Fleet:
-        """Return the fleet for an aggregator.
+        """Return the fleet as an aggregator needs it.
 
-        With `waiting`, the votes of devices whose update was rejected are subtracted.
+        If `waiting` is passed, the votes of devices whose update was rejected are subtracted.
         """
         members, state = self.members, self.state
         voters: float = self.voters_live
@@ -39,7 +39,10 @@ class Electorate:
         return Fleet(voters, state.cadence.period_s, members.shared, state.electorate.infrequent)
 
     def _votes_of_the_refused(self, waiting: Waiting) -> float:
-        """Return the votes of devices whose update for the next version does not count."""
+        """Return how many votes belong to devices whose update does not count.
+
+        Only updates for the next version are considered.
+        """
         # Paused and excluded devices have no vote to subtract.
         heard = (self.state.electorate.infrequent, waiting.of_device, self.members.pausing)
         members, shared, orders = self.members.members, self.members.shared, self.state.divergence.orders
@@ -50,20 +53,20 @@ class Electorate:
         return sum(1.0 / shared.get(member.voter, 1) for member in refused if member.voter not in orders)
 
     def _votes_of_the_pausing(self, waiting: Waiting) -> int:
-        """Return how many voters with a buffered update have only paused devices now."""
+        """Return the number of voters with a buffered update, but only paused devices."""
         first = waiting.of_device
         spoken = {first[device_id].voter for device_id in self.members.pausing if device_id in first}
         return len(spoken - self.members.voters.keys())
 
     def note_infrequent(self, sample: list[Member], cadence: Cadence, now_s: float) -> None:
-        """Update which of these members are infrequent."""
+        """Determine which of these members are infrequent."""
         state = self.state.electorate
         overdue_s = now_s - INFREQUENT * cadence.period_s if cadence.period_s else -float("inf")
         voting = [member for member in sample if member.voter not in self.state.divergence.orders]
         state.infrequent = self.members.note_infrequent(state.infrequent, voting, cadence.infrequent_s, overdue_s)
 
     def forget_infrequent(self, device_id: str) -> None:
-        """Remove a device from the infrequent ones.
+        """Remove a device from the infrequent devices.
 
         The table is replaced, not changed in place, because vote counts are cached by its identity.
         """

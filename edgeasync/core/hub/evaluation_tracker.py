@@ -10,24 +10,28 @@ from edgeasync.core.hub.settings import StopCondition, StopPlateau
 from edgeasync.policies.policy import Plateau
 
 RISEN = 1.25
-"""A held-out loss above this multiple of the lowest one has risen."""
+"""A held-out loss has risen if it exceeds the lowest held-out loss by this factor."""
 
 RISEN_EVALUATIONS = 10
-"""After this many risen evaluations in a row without a new best, the hub warns."""
+"""After this number of consecutive evaluations with a risen loss, and without a new best version,
+the hub warns.
+"""
 
 
 class EvaluationState(msgspec.Struct):
     """The durable state of `EvaluationTracker`.
 
-    - `best` has the highest accuracy; on a tie, or without accuracies, the lowest loss.
+    - `best` is the evaluation with the highest accuracy. Among equal accuracies, or without
+      accuracies, it is the one with the lowest loss.
     - `reached` describes the stop condition that was met, if any.
-    - `lowest` is the lowest loss for `policy.plateau`; `waited` counts the evaluations since.
-    - `unjudged`: the hub has warned that no loss is available.
-    - `mark` is the evaluation that later ones must improve on for `hub.stop.plateau`. It was made
-      at `mark_s`, after `mark_updates` updates.
-    - `lowest_held_out` is the lowest loss on held-out data. `risen` counts the evaluations in a row
-      with a loss well above it.
-    - `begun_s` is when the last evaluation began.
+    - `lowest` is the lowest loss so far, for `policy.plateau`. `waited` counts the evaluations
+      since then.
+    - `unjudged` is true once the hub has warned that no loss is available.
+    - `mark` is the evaluation with which later ones are compared for `hub.stop.plateau`. It was
+      made at the time `mark_s`, after `mark_updates` updates.
+    - `lowest_held_out` is the lowest loss on held-out data. `risen` counts the consecutive
+      evaluations with a loss well above it.
+    - `begun_s` is the time at which the last evaluation began.
     """
 
     last: Evaluated | None = None
@@ -55,9 +59,10 @@ class EvaluationTracker:
         self._held_out = held_out
 
     def observe(self, evaluation: Evaluated, updates_applied: int, now_s: float) -> list[HubEffect]:
-        """Compare an evaluation with the best one and the stop conditions.
+        """Compare an evaluation with the best evaluation and with the stop conditions.
 
-        Return the effects: a report, and the write of a new best version.
+        Return the resulting effects: a report and, if the version is a new best one, an effect that
+        writes it to disk.
         """
         state, stop = self.state, self._stop
         state.last = evaluation
@@ -83,7 +88,7 @@ class EvaluationTracker:
         return effects + self._lower_learning_rate(loss)
 
     def warn_unjudged(self) -> list[HubEffect]:
-        """Warn once if a setting needs a loss but no device reports one."""
+        """Warn once if a setting requires a loss but no device reports one."""
         waits = [
             name
             for name, value in (
@@ -100,7 +105,10 @@ class EvaluationTracker:
         return [HubReport("warning", detail=detail)]
 
     def _warn_of_rise(self, loss: float, *, best: bool) -> list[HubEffect]:
-        """Warn if the held-out loss stays well above its lowest value without a new best."""
+        """Warn if the held-out loss stays well above its lowest value.
+
+        Any new best version resets the warning.
+        """
         state = self.state
         state.lowest_held_out = min(state.lowest_held_out, loss)  # NaN is never lower
         risen = loss > RISEN * state.lowest_held_out >= 0.0  # not for negative losses
@@ -115,7 +123,10 @@ class EvaluationTracker:
         return [HubReport("warning", detail=detail)]
 
     def _stood_still(self, plateau: StopPlateau, evaluation: Evaluated, updates: int, now_s: float) -> str:
-        """Describe for how long no evaluation improved; return "" if that is too short."""
+        """Return for how long no evaluation has improved, as text.
+
+        Return "" if that is not long enough.
+        """
         state = self.state
         if state.mark is None or _improves(evaluation, state.mark, plateau.improvement):
             state.mark, state.mark_updates, state.mark_s = evaluation, updates, now_s
@@ -145,7 +156,10 @@ class EvaluationTracker:
 
 
 def goodness(loss: float | None, accuracy: float | None) -> tuple[float, float]:
-    """Return a sort key, higher for better: accuracy first, then the negative loss."""
+    """Return a sort key that is higher for better evaluations.
+
+    Accuracies are compared first. A lower loss decides between equal accuracies.
+    """
     return -math.inf if accuracy is None else accuracy, -math.inf if loss is None or math.isnan(loss) else -loss
 
 
@@ -157,8 +171,8 @@ def is_better(one: Evaluated, other: Evaluated) -> bool:
 def _improves(one: Evaluated, mark: Evaluated, improvement: float) -> bool:
     """Return whether an evaluation improves on `mark` by at least `improvement`.
 
-    With accuracies, `improvement` is an absolute difference. Without them, it is a share of the
-    loss.
+    If both have an accuracy, `improvement` is an absolute difference of accuracies. Otherwise, it
+    is a relative decrease of the loss.
     """
     if one.accuracy is not None and mark.accuracy is not None:
         return one.accuracy > mark.accuracy and one.accuracy >= mark.accuracy + improvement

@@ -1,7 +1,7 @@
 """Events of the hub's core: messages, results, time and requests.
 
-`peer` is the connection of a message, an opaque routing id. `has_capacity`, `can_answer` and
-`can_send` report whether the engine has memory for the event's effects.
+`peer` identifies the connection of a message by an opaque routing id. `has_capacity`, `can_answer`
+and `can_send` report whether the engine has enough memory for the event's effects.
 """
 
 import msgspec
@@ -22,13 +22,14 @@ from edgeasync.protocol.messages import (
 Peer = bytes
 
 Moved = tuple[int, int]
-"""Bytes received from and sent to a device that the core has not counted yet."""
+"""Number of bytes received from and sent to a device that the core has not counted yet."""
 
 
 class HubReceived(msgspec.Struct, frozen=True, gc=False):
     """A message without payload arrived; a `Push` announces a transfer in pieces.
 
-    With `has_capacity`, the hub can receive the push, or answer the `Fetch` or `FetchGraph`.
+    `has_capacity` reports whether the hub can receive the push, or answer the `Fetch` or
+    `FetchGraph`.
     """
 
     peer: Peer
@@ -39,11 +40,12 @@ class HubReceived(msgspec.Struct, frozen=True, gc=False):
 
 
 class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=False):
-    """A push arrived with its complete payload of the right length and checksum.
+    """A push arrived with its complete payload, whose length and checksum are valid.
 
-    `handle` names the payload. `norm` is the update's L2 norm. It is not finite if the square of a
-    value overflows float32. With `can_answer`, the hub can send the model in the answer and buffer
-    the update. An update that came in pieces can always be buffered.
+    `handle` identifies the payload. `norm` is the L2 norm of the update. It is infinite or NaN if
+    the square of a value overflows float32. `can_answer` reports whether the hub can send the model
+    in the answer and buffer the update. An update that was received in pieces can always be
+    buffered.
     """
 
     peer: Peer
@@ -56,7 +58,7 @@ class PushArrived(msgspec.Struct, frozen=True, array_like=True, tag="push", gc=F
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False):
-    """A piece or a credit arrived some time after the lease was last renewed."""
+    """A piece or a credit arrived, some time after the lease was last renewed."""
 
     peer: Peer
     kind: str
@@ -67,7 +69,7 @@ class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard", gc=False)
 class HubReceivedMalformed(msgspec.Struct, frozen=True, array_like=True, tag="malformed"):
     """A message arrived that cannot be decoded, or whose payload was not announced.
 
-    With `strike`, it counts against its sender.
+    If `strike` is set, the fault counts against its sender.
     """
 
     peer: Peer
@@ -77,7 +79,7 @@ class HubReceivedMalformed(msgspec.Struct, frozen=True, array_like=True, tag="ma
 
 
 class Folded(msgspec.Struct, frozen=True, array_like=True, tag="folded", gc=False):
-    """A version was made; `norm` is the L2 norm of the weighted sum of its updates."""
+    """A version was computed; `norm` is the L2 norm of the weighted sum of its updates."""
 
     number: int
     norm: float
@@ -86,7 +88,7 @@ class Folded(msgspec.Struct, frozen=True, array_like=True, tag="folded", gc=Fals
 class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated", gc=False):
     """A version was evaluated on held-out data.
 
-    `loss` is the mean loss; `accuracy` is from 0 to 1, or `None` without classes.
+    `loss` is the mean loss. `accuracy` is between 0 and 1, or `None` if the task has no classes.
     """
 
     number: int
@@ -97,17 +99,17 @@ class Evaluated(msgspec.Struct, frozen=True, array_like=True, tag="evaluated", g
 class Ticked(msgspec.Struct, frozen=True, array_like=True, tag="tick", gc=False):
     """Time has passed, and something may be due.
 
-    With `can_send`, the hub can send the model to the members that wait for it.
+    `can_send` reports whether the hub can send the model to the members that wait for it.
     """
 
     can_send: bool = True
 
 
 class Resumed(msgspec.Struct, frozen=True, array_like=True, tag="resumed"):
-    """The hub resumes after a restart or a stall, in which it heard no device.
+    """The hub resumes after a restart or a stall, during which it received no messages.
 
-    With a `lineage`, the hub was restarted: new versions belong to that lineage and continue the
-    previous ones.
+    If `lineage` is set, the hub was restarted: new versions belong to that lineage, and continue
+    the previous versions.
     """
 
     lineage: str = ""
@@ -120,9 +122,9 @@ class Revoked(msgspec.Struct, frozen=True, array_like=True, tag="revoked", gc=Fa
 
 
 class HubStopRequested(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
-    """A person requested the hub's end.
+    """A user requested that the hub ends.
 
-    With `finished`, training is complete, and the devices end, too.
+    If `finished` is set, training is complete, and the devices end, too.
     """
 
     finished: bool = False

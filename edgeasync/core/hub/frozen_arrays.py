@@ -21,21 +21,21 @@ class FrozenState(msgspec.Struct):
 
 
 class FrozenArrays:
-    """Compares devices' frozen arrays with the hub's or the first device's.
+    """Compares the frozen arrays of devices with those of the hub or of the first device.
 
-    Devices with a different parameter layout are skipped; they raise an error that names the
-    arrays.
+    Devices with a different parameter layout are not compared; for these, another check raises an
+    error that names the arrays.
     """
 
     def __init__(self, spec: ParameterSpec, settings: HubCoreSettings) -> None:
         self._layout = spec.layout
         self._own = settings.frozen_arrays
         self.refuses = settings.frozen == "refuse"
-        """Whether a device with different frozen arrays must not join."""
+        """Whether a device with different frozen arrays is not allowed to join."""
         self.state = FrozenState()
 
     def difference(self, hello: Hello) -> str:
-        """Describe how a device's frozen arrays differ; return "" if they match."""
+        """Return a description of how a device's frozen arrays differ, or "" if they match."""
         frozen = self._compared(hello)
         if frozen is None:
             return ""
@@ -53,7 +53,7 @@ class FrozenArrays:
         return f"the frozen arrays of {hello.device_id}, which are not transmitted, differ from {whose}"
 
     def note(self, hello: Hello) -> None:
-        """Record the checksum of a joined device, if it is the first one."""
+        """Record the checksum of a joined device if no earlier device has reported one."""
         frozen = self._compared(hello)
         if frozen is not None:
             self.state.first.setdefault(frozen.framework, FirstFrozen(frozen.checksum, hello.device_id))

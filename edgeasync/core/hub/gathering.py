@@ -18,18 +18,20 @@ from edgeasync.policies.policy import folds_one_by_one
 from edgeasync.policies.transforms import Conditions, plan_chain
 
 VOTERS_WITH_A_SHARE = 4
-"""A voter may buffer at most a quarter of `updates_held_max`; with fewer voters, an equal share."""
+"""A voter may buffer at most 1/4 of `updates_held_max`. With fewer than four voters, each may
+buffer an equal share.
+"""
 
 SLACK_UPDATES = 64
-"""The limit for a voter's long updates starts at the peak norm, and halves after this number of
-them.
+"""The norm limit for a voter's long updates is initially the peak norm. It halves after this number
+of long updates.
 """
 
 
 class Gathering:
-    """Buffers updates, and weighs them against one another in a fold. Scalars only.
+    """Buffers updates, and determines their relative weights in a fold. Scalars only.
 
-    Every voter has one vote, and updates are clipped to the usual norm.
+    Every voter has one vote, and the norms of updates are clipped to the usual norm.
     """
 
     def __init__(
@@ -67,9 +69,10 @@ class Gathering:
         return sum(one.device_id == device_id for one in self.state.gathering.contributions)
 
     def is_crowding(self, voter: str) -> bool:
-        """Return whether a voter has buffered its full share of updates.
+        """Return whether a voter has already buffered its full share of updates.
 
-        Without this limit, one voter could fill the buffer and trigger a fold of its updates alone.
+        Without this limit, one voter could fill the buffer, and trigger a fold of its updates
+        alone.
         """
         places = self._settings.limits.updates_held_max
         waiting = self._waiting.of_voter.get(voter, 0)
@@ -98,7 +101,10 @@ class Gathering:
         return dropped
 
     def due_s(self, now_s: float = math.inf) -> float | None:
-        """Return when the fold is due: `now_s` if the buffer is full, `None` if unknown."""
+        """Return when the fold is due.
+
+        Return `now_s` if the buffer is full, and `None` if the time is unknown.
+        """
         count = len(self.state.gathering.contributions)
         if not count:
             return None
@@ -116,7 +122,7 @@ class Gathering:
     # -- a fold ----------------------------------------------------------------------------------------------
 
     def fold(self, learning_rate_factor: float) -> tuple[list[Contribution], Fold]:
-        """Plan the fold of all buffered updates, and count it for their members."""
+        """Plan the fold of all buffered updates, and count the updates for their members."""
         state = self.state
         gathering, electorate, combine = state.gathering, state.electorate, self._policy.combine
         contributions = self.take()
@@ -164,7 +170,7 @@ class Gathering:
         )
 
     def observe_sum(self, number: int, norm: float) -> None:
-        """Record the norm of a fold's weighted sum, which shows how far its updates agree."""
+        """Record the norm of a fold's weighted sum, which shows how well its updates agree."""
         norms, weights = self.state.gathering.measuring.pop(number, ([], []))
         agreement = agreement_of(norm, norms, weights)
         if agreement is not None:
@@ -173,7 +179,7 @@ class Gathering:
     def _shares(
         self, contributions: Sequence[Contribution], fleet: Fleet
     ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Return the updates' weights before clipping, and rows for a robust combiner."""
+        """Return the updates' weights before clipping, and their rows for a robust combiner."""
         weights = self._in_force.aggregate.weights(contributions, fleet)
         if self._policy.take == "best":
             weights = _only_best(contributions, weights, self.state.fleet.scores.least_credible)
@@ -188,8 +194,9 @@ class Gathering:
     ) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """Return weights with one vote per voter, and the rows for a robust combiner.
 
-        Updates of one voter share a row; without rows, each update is its own. If updates are
-        folded one by one, each update of a voter counts with its device's share of the vote.
+        Updates of one voter share a row. If no rows are returned, each update has its own row. If
+        updates are folded one by one, a voter's vote is divided among its devices, and each update
+        is weighted with its device's share.
         """
         if folds_one_by_one(self._in_force.aggregate):
             shared = self._members.shared
@@ -207,10 +214,11 @@ class Gathering:
         return weights, tuple([row_of[one.voter] for one in contributions])
 
     def _share_of_voters(self, contributions: Sequence[Contribution]) -> float:
-        """Return the share of all votes behind these updates, which are folded together.
+        """Return the fraction of all votes that belongs to these updates.
 
-        In an idle fleet, few devices may be active. Each then counts as much as in the whole fleet.
-        Otherwise a device that exchanges alone would replace the model by its own.
+        The updates are folded together. In an idle fleet, only a few devices may be active. Each of
+        them then has the same weight as in the whole fleet. Otherwise, a device that exchanges
+        alone would replace the model by its own.
         """
         if folds_one_by_one(self._in_force.aggregate):
             return 1.0
@@ -220,7 +228,10 @@ class Gathering:
         return min(1.0, votes / max(1, self._electorate.voters_live))
 
     def _clips(self, contributions: Sequence[Contribution]) -> list[float]:
-        """Return the factor by which each update is clipped, and record unclipped devices."""
+        """Return the factor by which each update is clipped.
+
+        Also record the devices whose update is not clipped.
+        """
         fleet, monitor, divergence = self.state.fleet, self._policy.monitor, self._divergence
         centred = self._policy.combine.centred
         # A combiner with a centre limits the distance from that centre itself.
@@ -243,16 +254,16 @@ class Gathering:
         return clips
 
     def _slack(self, member: Member) -> float:
-        """Return the maximum norm of a voter's update as a share of the peak: at first 1.
+        """Return the maximum norm of a voter's update as a fraction of the peak norm, initially 1.
 
         A device with unfamiliar data sends long updates at first, and shorter ones as the model
-        learns from them. A hostile device's updates stay long, so its limit drops.
+        learns from them. The updates of a hostile device stay long, so its limit falls.
         """
         return math.pow(0.5, self._members.long_updates_of_voter(member) / SLACK_UPDATES)
 
     @property
     def _norm_usual(self) -> float:
-        """The voters' median norm; infinity while too few are known."""
+        """The median norm of the voters' updates; infinity while too few norms are known."""
         lengths = self.state.fleet.lengths
         return lengths.median if len(lengths) >= DEVICES_MIN and lengths.median > 0.0 else math.inf
 
@@ -265,7 +276,10 @@ class Gathering:
 
 
 def _only_best(contributions: Sequence[Contribution], weights: Sequence[float], least: float) -> tuple[float, ...]:
-    """Move all weight to the update with the lowest score of at least `least`, if any."""
+    """Move all weight to the update with the lowest score.
+
+    Scores below `least` are ignored. If no update has a valid score, return the weights unchanged.
+    """
     scored = [position for position, one in enumerate(contributions) if one.score >= least]
     if not scored:
         return tuple(weights)

@@ -50,7 +50,7 @@ class Handshake:
             )
 
     def welcome(self, member: Member) -> Welcome:
-        """Return a member's `Welcome`: what to train, and how to communicate."""
+        """Return the `Welcome` for a member: what to train, and how to communicate."""
         settings, graph = self._settings, self._graph
         return Welcome(
             session=member.session,

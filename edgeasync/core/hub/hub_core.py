@@ -1,8 +1,9 @@
 """`HubCore`: the hub as a deterministic state machine. Events in, effects out.
 
-It reads no clock: every call passes `now_s`, which never decreases. It draws no randomness:
-`make_session` is passed in. It touches no array. It never raises for a peer's fault. It answers
-with a `Refuse`, counts the fault and, after too many, quarantines the device.
+It reads no clock: every call passes `now_s`, which never decreases. It draws no randomness: the
+caller passes `make_session`. It accesses no arrays. It never raises an exception because of a
+faulty peer. Instead, it answers with a `Refuse` and counts the fault. After too many faults, it
+quarantines the device.
 """
 
 import math
@@ -64,11 +65,13 @@ from edgeasync.protocol.messages import (
 )  # fmt: skip
 
 RENEWALS_PER_LEASE = 8
-"""A piece or a credit creates an event only if 1/8 of the lease has passed since its last renewal.
+"""Receiving a piece or a credit creates an event only if this fraction of the lease (1/8) has
+passed since the last renewal.
 """
 
 UNCOUNTED_BYTES_MAX = 4 << 20
-"""It also creates an event at this number of uncounted bytes, which a crash of the hub would lose.
+"""A piece or a credit also creates an event once this number of bytes is uncounted. If the hub
+crashes, uncounted bytes are lost.
 """
 
 
@@ -99,7 +102,9 @@ class HubCore:
         self.messages_refused = 0
         self.messages_accepted: Counter[str] = Counter()
         self.messages_ignored = 0
-        """Messages that arrived after the end, while the last version was made and written."""
+        """The number of messages that arrived after the end of training, while the hub created and
+        wrote the last version.
+        """
         self.admission = Admission(
             self.members,
             self.policy_engine,
@@ -151,9 +156,9 @@ class HubCore:
         return self.pushes.state.duplicates
 
     def next_deadline_s(self) -> float:
-        """Return when a `Ticked` is next due, infinity once stopped.
+        """Return when a `Ticked` event is next due; infinity once stopped.
 
-        Earlier ones are harmless.
+        Earlier `Ticked` events are harmless.
         """
         if self.stopped:
             return math.inf
@@ -171,7 +176,7 @@ class HubCore:
     def handle(self, event: HubEvent, now_s: float) -> list[HubEffect]:
         """Process one event; return effects to execute in order.
 
-        Never raises for a peer's fault.
+        A faulty peer never makes it raise an exception.
         """
         if self.lifecycle.state.stopped and not isinstance(event, Resumed):
             return self._after_training(event, now_s)
@@ -197,16 +202,16 @@ class HubCore:
         return effects + self.lifecycle.save_or_stop(event, now_s)
 
     def decides(self, push: Push, key: Key, now_s: float, *, can_answer: bool) -> bool:
-        """Return whether the core will decide about an update that arrives now.
+        """Return whether the core will decide on an update that arrives now.
 
-        The engine measures only these updates.
+        The engine computes the norms of these updates only.
         """
         return not self.lifecycle.state.stopped and self.pushes.decides(push, key, now_s, can_answer=can_answer)
 
     def accept_silently(self, member: Member, kind: str, now_s: float) -> bool:
-        """Accept a piece or a credit if it would only renew a fresh lease.
+        """Accept a piece or a credit without an event if it would only renew a fresh lease.
 
-        Returns false if the caller must pass it as an event.
+        Return false if the caller must pass it as an event.
         """
         if self.stopped or not member.live or now_s >= member.seen_s + self._renewal_s:
             return False
@@ -216,7 +221,10 @@ class HubCore:
         return True
 
     def _after_training(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        """Wait for the last evaluation; ignore and count messages after the end."""
+        """Process an event after training has ended.
+
+        Wait for the last evaluation; after that, ignore and count messages.
+        """
         if self.lifecycle.state.evaluates_last and isinstance(event, Evaluated | HubStopRequested):
             return self.lifecycle.end_evaluated(event, now_s)
         self.messages_ignored += isinstance(event, HubReceived | PushArrived | Heard | HubReceivedMalformed)
@@ -240,7 +248,7 @@ class HubCore:
         return effects
 
     def _sender(self, event: HubReceived | PushArrived | Heard) -> Member | None:
-        """Return a message's sender; raises `RefusalError` for an unknown session."""
+        """Return the member that sent a message; raises `RefusalError` for an unknown session."""
         if isinstance(event, PushArrived):
             return self.members.by_session(event.push.session, event.key)
         if isinstance(event, Heard):
@@ -251,7 +259,10 @@ class HubCore:
         return self.members.by_session(message.session or b"", event.key)
 
     def _answer_anybody(self, event: HubReceived | PushArrived | Heard, now_s: float) -> list[HubEffect]:
-        """Process a message that needs no session; raises `RefusalError` like `_answer`."""
+        """Process a message that does not require a session.
+
+        Raises `RefusalError` like `_answer`.
+        """
         message = event.message if isinstance(event, HubReceived) else None
         match message:
             case Hello():
@@ -284,7 +295,8 @@ class HubCore:
     def _answer(self, event: HubReceived | PushArrived | Heard, member: Member, now_s: float) -> list[HubEffect]:
         """Return the effects of a member's message.
 
-        Raises `RefusalError` before any state changes, so a refused message has no other effect.
+        Raises `RefusalError` only before any state changes, so a refused message has no other
+        effect.
         """
         if isinstance(event, PushArrived):
             return self.pushes.arrived(member, event, now_s)
@@ -325,7 +337,10 @@ class HubCore:
         return effects
 
     def _on_malformed(self, event: HubReceivedMalformed, now_s: float) -> list[HubEffect]:
-        """Count an undecodable message, and refuse it unless its sender has sent too many."""
+        """Count a message that cannot be decoded, and refuse it.
+
+        Do not answer if its sender has sent too many such messages.
+        """
         self.messages_refused += 1
         if not event.strike:
             return []
@@ -338,7 +353,10 @@ class HubCore:
         )
 
     def _on_revoked(self, event: Revoked, now_s: float) -> list[HubEffect]:
-        """Expel a key's devices, and drop their buffered updates; applied updates stay."""
+        """Expel the devices of a key, and drop their buffered updates.
+
+        Updates already applied remain.
+        """
         effects: list[HubEffect] = []
         for member in self.members.of_key(event.key):
             effects += self.admission.revoke(member, now_s)
@@ -354,7 +372,10 @@ class HubCore:
         return effects + self.assignments.answer_waiting(now_s, can_send=event.can_send)
 
     def _resume(self, resumed: Resumed, now_s: float) -> None:
-        """Renew all leases, since no device was heard; after a restart, drop connections."""
+        """Renew all leases, since the hub received no messages.
+
+        After a restart, drop all connections.
+        """
         self.lifecycle.state.stopped = self.lifecycle.state.evaluates_last = False
         if resumed.lineage:
             self.messages_accepted.clear()  # these count from the last start
@@ -370,9 +391,9 @@ class HubCore:
         return {**self.describe(members, now_s), "devices": self.describe_devices(members, now_s)}
 
     def describe(self, members: Sequence[Member], now_s: float) -> dict[str, Any]:
-        """Return the status without devices.
+        """Return the status without the devices' entries.
 
-        Its times are those of `members`, or of a sample if there are many.
+        Its times are computed from `members` or, if there are many, from a sample of them.
         """
         measurements = self.members.live_measurements(members[:: len(members) // SAMPLE + 1])
         return {
@@ -396,7 +417,7 @@ class HubCore:
         return describe_devices(members, now_s, self.policy_engine.is_quarantined, self.budgets.describe_device)
 
     def imbalance(self) -> str:
-        """Return how the counts of updates are inconsistent, or "" if they are consistent."""
+        """Return a description of inconsistent update counts, or "" if they are consistent."""
         waiting = Counter([one.device_id for one in self.policy_engine.state.gathering.contributions])
         counted = self.updates_applied + self.updates_rejected + sum(waiting.values()) + self.duplicates
         if (answered := self.pushes.state.answered) != counted:
@@ -421,7 +442,7 @@ class HubCore:
 
 
 def _kind_of(event: HubReceived | PushArrived | Heard) -> str:
-    """Return the kind under which an accepted message is counted."""
+    """Return the message kind under which an accepted event is counted."""
     if isinstance(event, PushArrived):
         return "piece" if event.push.transfer else "push"
     return event.kind if isinstance(event, Heard) else type(event.message).__name__.lower()

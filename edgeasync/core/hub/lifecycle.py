@@ -1,4 +1,4 @@
-"""When to save a run, and when to end it. Part of `HubCore`."""
+"""Decides when to save a run, and when to end it. Part of `HubCore`."""
 
 import math
 from typing import Literal
@@ -14,9 +14,9 @@ from edgeasync.protocol.messages import Goodbye
 
 
 class LifecycleState(msgspec.Struct):
-    """The durable fields of `Lifecycle`: checkpoints and the end of training.
+    """The durable fields of `Lifecycle`, about checkpoints and the end of training.
 
-    `saved_version` and `saved_updates` describe the last checkpoint. With `evaluates_last`,
+    `saved_version` and `saved_updates` describe the last checkpoint. If `evaluates_last` is set,
     training has finished, and the hub evaluates the last version before it ends.
     """
 
@@ -47,21 +47,21 @@ class Lifecycle:
         )
 
     def next_deadline_s(self) -> float:
-        """Return the next time at which the clock alone requires a checkpoint or the end."""
+        """Return the next time at which a checkpoint or the end is due, even without an event."""
         state = self.state
         if self._policy_engine.state.version != state.saved_version:
             return min(state.stop_at_s, state.save_at_s)
         return state.stop_at_s
 
     def save_or_stop(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        """Return an event's last effects: the end of training or a checkpoint, if due."""
+        """Return the last effects of an event: the end of training or a checkpoint, if due."""
         save = self._save_if_due(event, now_s)
         if self.state.stopped:
             return []  # `stop` has requested a checkpoint
         return self._stop_if_due(event, now_s) or save
 
     def _save_if_due(self, event: HubEvent, now_s: float) -> list[HubEffect]:
-        """Request a checkpoint if one is due and there is a new version."""
+        """Request a checkpoint if it is due and there is a new version."""
         state, model = self.state, self._policy_engine.state
         if model.version == state.saved_version:
             return []
@@ -99,7 +99,7 @@ class Lifecycle:
         return [*effects, EndHub(reason)]
 
     def end_evaluated(self, event: Evaluated | HubStopRequested, now_s: float) -> list[HubEffect]:
-        """End once the last version is evaluated, or immediately if a stop is requested."""
+        """End once the last version is evaluated; if a stop is requested, end immediately."""
         effects: list[HubEffect] = []
         if isinstance(event, Evaluated):
             model = self._policy_engine.state

@@ -1,8 +1,9 @@
-"""Which versions belong to a run. Part of `HubCore`.
+"""Records which versions belong to a run. Part of `HubCore`.
 
-Every start of a hub creates a branch with its own lineage. It continues the versions up to the
-state that it resumes from. Versions after that state are lost, or belong to another hub. So the
-versions of a hub restored from a backup are never confused with those of the original hub.
+Each time a hub starts, it creates a branch with its own lineage. The branch continues the versions
+up to the state from which the hub resumes. Any later versions are lost, or belong to another hub.
+So the versions of a hub that was restored from a backup are never confused with those of the
+original hub.
 """
 
 import msgspec
@@ -10,14 +11,14 @@ import msgspec
 from edgeasync.protocol.messages import ModelVersion
 
 ANCESTORS_MAX = 256
-"""How many earlier lineages are stored; devices with an older version get the whole model."""
+"""Number of earlier lineages to remember. Devices with an older version get the whole model."""
 
 
 class Ancestry(msgspec.Struct):
     """The lineages whose versions belong to this run.
 
-    `lineage` is that of new versions. `shared` maps each earlier lineage to its last version in
-    this run.
+    New versions get the lineage `lineage`. `shared` maps each earlier lineage to its last version
+    that belongs to this run.
     """
 
     lineage: str
@@ -28,7 +29,7 @@ class Ancestry(msgspec.Struct):
         return version.lineage == self.lineage or version.number <= self.shared.get(version.lineage, -1)
 
     def branch(self, lineage: str, number: int) -> None:
-        """Start a branch at `number`, the newest version of the resumed state."""
+        """Start a branch at `number`, which is the newest version of the resumed state."""
         shared = {earlier: min(last, number) for earlier, last in self.shared.items()} | {self.lineage: number}
         self.shared = dict(list(shared.items())[-ANCESTORS_MAX:])
         self.lineage = lineage

@@ -1,42 +1,48 @@
-"""Measurements of a device's link: bytes moved, round trip and bandwidth.
+"""Measurements of a device's link: bytes transferred, round trip and bandwidth.
 
-They use ordinary traffic: no message is sent only to measure.
+They are based on ordinary traffic: no message is sent only to measure the link.
 """
 
 from edgeasync.measurements.medians import RECENT, add_recent, median
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, CreditWindow
 
 MEASURED_BYTES_MIN = 1 << 16
-"""A cycle that moves fewer bytes measures latency, not bandwidth."""
+"""Minimum number of bytes in a cycle that measures the bandwidth. Shorter cycles measure the
+latency instead.
+"""
 
 CYCLES = 32
-"""The bandwidth is that of the fastest of the latest cycles, because a busy machine slows down
-most.
+"""The bandwidth is that of the fastest of this number of latest cycles, because a busy machine
+slows down most cycles.
 """
 
 SURE_CYCLES_MIN = 3
 SURE_CYCLES = 16
 SURE_S = 1.0
-"""A low bandwidth is reliable after `SURE_CYCLES`, or earlier if the cycles took long enough.
+"""A low bandwidth is considered reliable after `SURE_CYCLES` cycles, or earlier if the cycles were
+long.
 
-That is the case from `SURE_CYCLES_MIN` on, if their number times the shortest is at least `SURE_S`.
+After `SURE_CYCLES_MIN` cycles, it is reliable if the number of cycles times the duration of the
+shortest one is at least `SURE_S`.
 """
 
 BANDWIDTH_MAX_BYTES_PER_S = 1e12
-"""Upper limit for bandwidths measured over almost no time."""
+"""Upper limit for measured bandwidths, which are too high if the measured time is close to 0."""
 
 
 class LinkEstimate:
-    """The link of one device, over all its connections.
+    """The link of one device, measured over all its connections.
 
-    Sizes are whole frames with headers.
+    Sizes are those of whole frames, including headers.
 
-    - `bytes_up` counts bytes from the device to the hub, `bytes_down` those to the device.
-    - `round_trip_s` is the median of the last five pings, as measured by the device.
-    - `bandwidth_bytes_per_s` is the larger of two measurements: the median of the last five full
-      windows of transfers to the device, and the highest of the last `CYCLES` that moved at least
-      `MEASURED_BYTES_MIN`. Cycles include other work, so their bandwidths are too low.
-    - `is_sure` is true once there are enough cycles to rule out a faster link.
+    - `bytes_up` counts the bytes sent from the device to the hub, and `bytes_down` the bytes sent
+      to the device.
+    - `round_trip_s` is the median round trip of the last five pings, as measured by the device.
+    - `bandwidth_bytes_per_s` is the larger of two measurements. The first is the median bandwidth
+      of the last five full windows of transfers to the device. The second is the highest bandwidth
+      of the last `CYCLES` cycles that transferred at least `MEASURED_BYTES_MIN`. Cycles include
+      other work, so the bandwidths measured by them are too low.
+    - `is_sure` is true once enough cycles were measured to rule out a faster link.
     - `window` returns the credit window of transfers to the device.
     """
 
@@ -63,12 +69,12 @@ class LinkEstimate:
 
     @property
     def round_trip_s(self) -> float:
-        """The median round trip of a ping in seconds, 0 if not measured yet."""
+        """The median round trip of the latest pings in seconds; 0 if not measured yet."""
         return median(self._round_trips_s) if self._round_trips_s else 0.0
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """The bandwidth in bytes per second, 0 if not measured yet."""
+        """The bandwidth in bytes per second; 0 if not measured yet."""
         fastest = max(self._cycles, default=(0.0, 0.0))[0]
         return max(fastest, median(self._windows) if self._windows else 0.0)
 
@@ -82,16 +88,19 @@ class LinkEstimate:
 
     @property
     def uncounted(self) -> tuple[int, int]:
-        """Bytes up and down since `take_uncounted`."""
+        """The bytes sent by and to the device since the last call of `take_uncounted`."""
         return self.bytes_up - self._counted[0], self.bytes_down - self._counted[1]
 
     def take_uncounted(self) -> tuple[int, int]:
-        """Return the bytes up and down since the last call, for the core to count."""
+        """Return the bytes sent by and to the device since the last call, for the core to count."""
         uncounted, self._counted = self.uncounted, (self.bytes_up, self.bytes_down)
         return uncounted
 
     def window(self, piece_bytes: int, *, narrow: bool) -> CreditWindow:
-        """Return the window of transfers to the device; `narrow` starts with one piece."""
+        """Return the credit window of transfers to the device.
+
+        If `narrow` is set, a new window starts with one piece.
+        """
         if self._window is None or self._window.piece_bytes != piece_bytes:
             self._window = CreditWindow(piece_bytes, PIECE_BYTES_MIN) if narrow else CreditWindow(piece_bytes)
             if self._round_trips_s:
@@ -99,24 +108,24 @@ class LinkEstimate:
         return self._window
 
     def observe_ping(self, round_trip_s: float) -> None:
-        """Record a ping's round trip as the device measured it; 0 if unknown."""
+        """Record the round trip of a ping that the device measured; 0 if unknown."""
         if round_trip_s > 0.0:
             add_recent(self._round_trips_s, round_trip_s, RECENT)
             if self._window is not None:
                 self._window.observe_round_trip(round_trip_s, at_rest=False)
 
     def observe_window(self, window: CreditWindow) -> None:
-        """Record the bandwidth of a full window, if there was one since the last call."""
+        """Record the bandwidth of a full window if one was transferred since the last call."""
         if window.bytes_per_s > 0.0:
             add_recent(self._windows, min(window.bytes_per_s, BANDWIDTH_MAX_BYTES_PER_S), RECENT)
             window.bytes_per_s = 0.0
 
     def begin_cycle(self) -> None:
-        """Start a cycle: record the bytes moved so far."""
+        """Start a cycle: record the number of bytes transferred so far."""
         self._begun_bytes = self.bytes_up + self.bytes_down
 
     def end_cycle(self, communication_s: float) -> None:
-        """End a cycle of `communication_s` seconds of communication; record its bandwidth."""
+        """End a cycle that communicated for `communication_s` seconds, and record its bandwidth."""
         moved = self.bytes_up + self.bytes_down - self._begun_bytes
         if moved < MEASURED_BYTES_MIN or communication_s <= self.round_trip_s:
             return

@@ -1,4 +1,4 @@
-"""One device as the hub knows it: identity, session, pushes and counts."""
+"""One device as the hub knows it: its identity, session, pushes and counters."""
 
 from typing import Literal
 
@@ -24,33 +24,37 @@ MEMBER: Table[DeviceState] = {
 }
 """Allowed changes of a member's state.
 
-A `paused` device takes no local steps, the lease of a `lost` one expired, and a `quarantined` one
-is ignored.
+A `paused` device does not take local steps. A device is `lost` when its lease has expired. Messages
+of a `quarantined` device are ignored.
 """
 
 LIVE: tuple[DeviceState, ...] = ("joining", "training", "paused")
 """The states of a device with a valid lease."""
 
 Owner = tuple[str, bytes]
-"""Device id and state id, which identify the owner of a transfer on any connection."""
+"""The device id and the state id, which together identify the owner of a transfer on any
+connection.
+"""
 
 STEPS_UNASSIGNED = 8
-"""Local steps to assume for an update if the hub had evicted the device and its assignment."""
+"""Number of local steps to assume for an update if the hub has evicted the device, and with it the
+assignment.
+"""
 
 SHORTENED = 0.5
-"""An update clipped below this share of its norm is counted as shortened."""
+"""If clipping reduces the norm of an update below this fraction, the update counts as shortened."""
 
 
 class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
-    """One device that the hub knows, live or not. All fields are durable.
+    """One device that the hub knows, live or not.
 
-    These attributes are not durable:
+    All fields are durable. These other attributes are not durable:
 
-    - `link`, `codec_push` and the counters of the codec choice: after a restart the hub measures
-      again.
-    - `held`, the checksum that the device reported for `version`, and `coarse`, whether it may get
-      a coarse whole model: both belong to a session.
-    - `voter`, which follows from the key.
+    - `link`, `codec_push` and the counters used to select the codec: after a restart, the hub
+      measures the link again.
+    - `held`, the checksum that the device reported for `version`, and `coarse`, which determines
+      whether the device may get a coarse whole model: both belong to a session.
+    - `voter`, which is derived from the key.
     """
 
     device_id: str
@@ -82,39 +86,42 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     checksum_last: int | None = None
     key: Key = b""
     steps_assigned: int = 0
-    """The largest number of local steps assigned since its last push.
+    """The largest number of local steps in an assignment since the device's last push.
 
-    `steps_before` is the same for the assignments before that push.
+    `steps_before` is the largest number in the assignments before that push.
     """
     steps_before: int = 0
     updates_rejected: dict[str, int] = {}
     updates_shortened: int = 0
-    """The number of its updates that were clipped to less than half of their norm."""
+    """The number of the device's updates that were clipped to less than half of their norm."""
     updates_long: int = 0
-    """The number of its updates that were longer than usual when folded."""
+    """The number of the device's updates that were longer than usual when they were folded."""
     weight: float = 0.0
-    """The sum of its folded updates' weights before clipping.
+    """The sum of the weights of the device's folded updates before clipping.
 
-    `weight_kept` is the sum after clipping.
+    `weight_kept` is the sum of the weights after clipping.
     """
     weight_kept: float = 0.0
     traffic: Traffic = msgspec.field(default_factory=Traffic)
     own_day: OwnDay | None = None
     rest_until_s: float = 0.0
     exchange_s: float = 0.0
-    """When the last exchange began.
+    """The time at which the last exchange began.
 
     `exchange_bytes` and `exchange_updates` are the counts at that time.
     """
     exchange_bytes: int = 0
     exchange_updates: int = 0
     pace_percent: int = 100
-    """The share of time in which it reports to train, 0 while paused. `pace_reason` is its reason.
+    """The percentage of time during which the device reports to train, 0 while paused.
+    `pace_reason` is the reason that it reports.
     """
     pace_reason: str = ""
     temperature_c: float | None = None
     pushes_answered: int = 0
-    """The number of its answered pushes. `duplicates` are those that had been answered before."""
+    """The number of the device's answered pushes. `duplicates` counts those of them that had been
+    answered before.
+    """
     duplicates: int = 0
 
     def __post_init__(self) -> None:
@@ -126,10 +133,12 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.give_to(self.key)
 
     def give_to(self, key: Key) -> None:
-        """Set the owning key, or none."""
+        """Set the key that owns the device, or no key."""
         self.key = key
         self.voter = key.hex() if key else self.device_id
-        """The voter for its votes and transfer slots: its key or, without keys, the device id."""
+        """The voter that votes for the device and owns its transfer slots: its key or, without
+        keys, its device id.
+        """
 
     def count_folded(self, weight: float, clip: float) -> None:
         """Count a folded update with its weight and clip factor."""
@@ -140,12 +149,12 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
 
     @property
     def updates_buffered(self) -> int:
-        """The number of its updates that are still buffered."""
+        """The number of the device's updates that are still buffered."""
         return self.pushes_answered - self.duplicates - self.updates_applied - sum(self.updates_rejected.values())
 
     @property
     def owner(self) -> Owner:
-        """The owner of this device's transfers, until another state replaces it."""
+        """The owner of this device's transfers, until the device gets another state id."""
         return self.device_id, self.state_id
 
     @property
@@ -155,12 +164,15 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
 
     @property
     def pauses(self) -> bool:
-        """Whether the device has a valid lease but reports that it takes no steps."""
+        """Whether the device has a valid lease, but reports that it does not take steps."""
         return self.live and not self.pace_percent
 
     @property
     def shown_state(self) -> DeviceState:
-        """The state as shown to people: a device that said goodbye for a pause is `paused`."""
+        """The state as shown to users.
+
+        A device that said goodbye because of a pause is shown as `paused`.
+        """
         return "paused" if self.state == "left" and not self.pace_percent else self.state
 
     def move(self, state: DeviceState) -> None:
@@ -169,13 +181,16 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.state = state
 
     def assign(self, version: ModelVersion, local_steps: int, now_s: float) -> None:
-        """Record an assignment; the device may train on it or on an earlier one."""
+        """Record an assignment. The device may train on it or on an earlier assignment."""
         self.assigned, self.assigned_s = version, now_s
         self.steps_assigned = max(self.steps_assigned, local_steps)
         self.link.begin_cycle()
 
     def observe(self, push: Push, now_s: float, *, overlap_steps_max: int, slack_s: float) -> ReportedStats:
-        """Record the device's training and timing; return credible statistics."""
+        """Record statistics and timing of a device's training.
+
+        Return the statistics limited to plausible values.
+        """
         cycle_s = now_s - self.assigned_s if push.base == self.assigned else None
         # An assignment sent before the last push may have arrived after it.
         steps_max = max(self.steps_assigned, self.steps_before) or STEPS_UNASSIGNED

@@ -16,14 +16,16 @@ from edgeasync.protocol.messages import (
 )
 
 NAMES_MAX = 64
-"""A key with more device ids than this gets no allowance for newcomers."""
+"""The maximum number of device ids under one key for which the key's new devices get an
+allowance.
+"""
 
 SAMPLE = 256
-"""The size of a sample of a larger fleet, so that events take constant time."""
+"""The sample size for larger fleets, so that processing an event takes constant time."""
 
 
 class Membership:
-    """The members by device id, session, connection or key, and their leases."""
+    """The members by device id, session, connection and key, and their leases."""
 
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
@@ -32,21 +34,25 @@ class Membership:
         """The members in the order in which they joined, for sampling."""
         self.measurements: dict[str, DeviceMeasurements] = {}
         self.waiters: dict[str, Member] = {}
-        """The members whose update is buffered and that wait for its version."""
+        """The members whose update is buffered, and that wait for the version that will contain
+        it.
+        """
         self.pausing: dict[str, Member] = {}
         """The live members at pace 0. They have no vote, and no version waits for them."""
         self._by_session: dict[bytes, Member] = {}
         self._by_peer: dict[Peer, Member] = {}
         self._by_key: dict[Key, set[str]] = {}
         self._leases: OrderedDict[str, Member] = OrderedDict()
-        """The live members in the order of their last messages, and thus of their leases' ends."""
+        """The live members in the order of their last messages, which is also the order in which
+        their leases expire.
+        """
         self.live_count = 0
         self.voters: dict[str, int] = {}
-        """The number of live, unpaused devices of each voter."""
+        """The number of live devices that are not paused, for each voter."""
         self.shared: dict[str, int] = {}
-        """The same for voters with several such devices.
+        """The same numbers, only for voters with more than one such device.
 
-        It is replaced, not changed in place, because vote counts are cached by its identity.
+        The table is replaced, not changed in place, because vote counts are cached by its identity.
         """
 
     def dump_state(self) -> list[Member]:
@@ -57,7 +63,7 @@ class Membership:
         return list(self.members.values())
 
     def load_state(self, members: list[Member]) -> None:
-        """Resume with the members of a durable state."""
+        """Restore the members of a durable state."""
         self.members = {member.device_id: member for member in members}
         self._in_order = list(members)
         self.measurements = {member.device_id: member.measurements for member in members}
@@ -75,7 +81,7 @@ class Membership:
         self.shared = {voter: names for voter, names in self.voters.items() if names > 1}
 
     def by_session(self, session: bytes, key: Key = b"") -> Member:
-        """Return the member of a session.
+        """Return the member to which a session belongs.
 
         Raises `RefusalError` if the session is unknown or belongs to another key.
         """
@@ -85,7 +91,10 @@ class Membership:
         return member
 
     def find_session(self, session: bytes, key: Key) -> Member | None:
-        """Return a session's member; `None` if unknown or of another key."""
+        """Return the member to which a session belongs.
+
+        Return `None` if the session is unknown or belongs to another key.
+        """
         member = self._by_session.get(session)
         return None if member is None or member.key != key else member
 
@@ -116,7 +125,7 @@ class Membership:
         self._by_session[session] = member
 
     def bind(self, member: Member, peer: Peer) -> Peer | None:
-        """Bind a member to a connection; return the connection that this replaces, if any."""
+        """Bind a member to a connection; return the member's previous connection, if any."""
         if member.peer == peer:
             return None
         replaced = member.peer if self._by_peer.pop(member.peer, None) is not None else None
@@ -143,7 +152,10 @@ class Membership:
         self._leases[member.device_id] = member
 
     def retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
-        """End a member's lease. The hub still knows it and the number of its last push."""
+        """End a member's lease.
+
+        The hub still remembers the member and the number of its last push.
+        """
         self.set_pace(member, 100, "")
         if member.live:
             self._count(member, -1)
@@ -152,7 +164,10 @@ class Membership:
         self.end_wait(member)
 
     def set_pace(self, member: Member, percent: int, reason: str) -> None:
-        """Record the pace that a member reports, and count or drop its vote."""
+        """Record the pace that a member reports.
+
+        Its vote counts only while the pace is not 0.
+        """
         paused = member.pauses
         member.pace_percent, member.pace_reason = percent, reason
         if member.pauses == paused:
@@ -185,7 +200,7 @@ class Membership:
         return waiting
 
     def _count(self, member: Member, change: int) -> None:
-        """Count a device that becomes live, or stops being live."""
+        """Count a device when it becomes live, or stops being live."""
         self.live_count += change
         if not member.pauses:
             self._count_vote(member, change)
@@ -226,13 +241,14 @@ class Membership:
                 del self._by_key[member.key]
 
     def of_key(self, key: Key) -> list[Member]:
-        """Return the members of a key, sorted by device id, without a scan of all members."""
+        """Return the members of a key, sorted by device id, without scanning all members."""
         return [self.members[name] for name in sorted(self._by_key.get(key, ()))]
 
     def long_updates_of_voter(self, member: Member) -> float:
-        """Return how many long updates a device, or with keys its key, has sent.
+        """Return the number of long updates that count against a device.
 
-        Returns infinity for a key with more than `NAMES_MAX` device ids.
+        With keys, the long updates of all devices of its key count. Return infinity for a key with
+        more than `NAMES_MAX` device ids.
         """
         names = self._by_key.get(member.key, ())
         if len(names) < 2:
@@ -240,7 +256,7 @@ class Membership:
         return sum(self.members[name].updates_long for name in names) if len(names) <= NAMES_MAX else math.inf
 
     def expel(self, member: Member) -> None:
-        """End the session of a member with an invalid key, and free its device id."""
+        """End the session of a member whose key is not valid, and free its device id."""
         if member.live:
             self.retire(member, "left")
         self.set_pace(member, 100, "")
@@ -250,7 +266,7 @@ class Membership:
         self.change_key(member, b"")
 
     def resume(self, now_s: float, *, connected: bool) -> None:
-        """Renew all leases; unless still `connected`, drop the members' connections."""
+        """Renew all leases. Unless the members are still `connected`, drop their connections."""
         for member in self.members.values():
             member.assigned = None  # its cycle includes time that the hub's clock did not count
             if member.live:
@@ -270,7 +286,10 @@ class Membership:
         return next(iter(self._leases.values())).lease_until_s if self._leases else None
 
     def expired(self, now_s: float) -> list[Member]:
-        """Return each live member whose lease has expired, once, ordered by expiry."""
+        """Return each live member whose lease has expired, ordered by the time of expiry.
+
+        Each member is returned only once.
+        """
         ended = list(takewhile(lambda member: member.lease_until_s <= now_s, self._leases.values()))
         for member in ended:
             del self._leases[member.device_id]
@@ -278,19 +297,22 @@ class Membership:
 
     @property
     def stride(self) -> int:
-        """A sample contains one of this number of members."""
+        """The inverse sampling rate: a sample contains one in this number of members."""
         return max(1, math.ceil(self.live_count / SAMPLE))
 
     def sample(self, turn: int) -> list[Member]:
-        """Return the live members, or in a large fleet about `SAMPLE` of them.
+        """Return the live members or, in a large fleet, a sample of about `SAMPLE` of them.
 
-        Each `turn` returns different members.
+        Each `turn` selects different members.
         """
         stride = self.stride
         return [member for member in self._in_order[turn % stride :: stride] if member.state in LIVE]
 
     def live_measurements(self, members: Iterable[Member]) -> list[DeviceMeasurements]:
-        """Return measurements of the live, unpaused members among these: one per voter."""
+        """Return the measurements of one member per voter.
+
+        Only members that are live and not paused are considered.
+        """
         if not self.shared:
             return [member.measurements for member in members if member.state in ("training", "joining")]
         found: dict[str, DeviceMeasurements] = {}
@@ -309,12 +331,13 @@ class Membership:
         infrequent_s: float,
         overdue_s: float,
     ) -> dict[str, float]:
-        """Return the infrequent members, for which no version waits, with their votes.
+        """Return the votes of the infrequent members, for which no version waits.
 
-        A member is infrequent if its cycle is longer than `infrequent_s`. Without an update, it is
-        infrequent if its first assignment was sent before `overdue_s`, or if it joined before then
-        and got none. Entries of other members stay unchanged. Returns the same object if nothing
-        changes.
+        A member is infrequent if its exchange cycle is longer than `infrequent_s`. A member without
+        an update is infrequent if its first assignment was sent before `overdue_s`. If it has not
+        received an assignment, it is infrequent if it joined before `overdue_s`. The entries of
+        members that are not in `members` stay unchanged. If nothing changes, the same object is
+        returned.
         """
         found = dict(infrequent_votes)
         for member in members:
@@ -333,9 +356,9 @@ class Membership:
     def loss_of_majority(self, members: Iterable[Member]) -> float | None:
         """Return the lowest loss that more than half of these members' voters reach.
 
-        Returns `None` if too few report a loss. Only live, unpaused members count, and only if
-        their last update counted or they have not sent any. A voter's loss is the highest of its
-        devices.
+        Return `None` if too few voters report a loss. Only live members that are not paused are
+        included, and only if their last update counted or they have not sent any. A voter's loss is
+        the highest loss among its devices.
         """
         worst: dict[str, float] = {}
         for member in members:
@@ -347,7 +370,7 @@ class Membership:
         return losses[len(losses) // 2] if losses and math.isfinite(losses[len(losses) // 2]) else None
 
     def loss(self) -> float | None:
-        """Return the median of the devices' last losses; `None` without losses."""
+        """Return the median of the last losses that the devices reported; `None` without losses."""
         losses = [
             loss for measurements in self.measurements.values() if (loss := measurements.last_loss) is not None
         ]
@@ -376,7 +399,7 @@ class Membership:
         assert ends_s == sorted(ends_s)
 
     def names_of(self, key: Key) -> int:
-        """Return how many device ids a key uses; 0 without keys."""
+        """Return the number of device ids that a key uses; 0 if there are no keys."""
         return len(self._by_key.get(key, ()))
 
 

@@ -9,16 +9,18 @@ BUFFERED = "buffered"
 """The outcome of an update that waits for a fold."""
 
 QUARANTINED, REVOKED, ROLLED_BACK = "quarantined", "revoked", "rolled_back"
-"""Why a buffered update is dropped."""
+"""Reasons why a buffered update is dropped."""
 
 _DROPS = {"excluded": QUARANTINED, "revoked": REVOKED}
-"""Reports whose event drops buffered updates, and why; without one, the hub has rolled back."""
+"""The reason why buffered updates are dropped, by the report of the event. If there is no such
+report, the hub has rolled back.
+"""
 
 _WEIGHED = ("stale", "behind", "not_finite", "quarantined")
 
 
 def outcome_of(effects: Sequence[HubEffect]) -> Outcome | None:
-    """Return the outcome in a push's answer; `None` if it was refused or not answered."""
+    """Return the outcome in the answer to a push; `None` if it was refused or not answered."""
     for effect in effects:
         kind = type(effect)
         if kind is Assign:
@@ -33,24 +35,24 @@ def outcome_of(effects: Sequence[HubEffect]) -> Outcome | None:
 
 
 def first_outcome(effects: Sequence[HubEffect]) -> FirstOutcome | None:
-    """Return a new update's outcome; `None` if it was refused or answered before."""
+    """Return the outcome of a new update; `None` if it was refused or had been answered before."""
     outcome = outcome_of(effects)
     return None if isinstance(outcome, Duplicate) else outcome
 
 
 def outcome_name(outcome: FirstOutcome) -> str:
-    """Return "applied", "buffered", or the reason for a rejection."""
+    """Return "applied", "buffered", or the reason why the update was rejected."""
     if type(outcome) is Rejected:
         return outcome.reason
     return "applied" if type(outcome) is Applied else BUFFERED
 
 
 def why_dropped(effects: Sequence[HubEffect]) -> str:
-    """Return why an event drops buffered updates."""
+    """Return the reason why an event drops buffered updates."""
     told = (_DROPS.get(effect.event) for effect in effects if type(effect) is HubReport)
     return next(filter(None, told), ROLLED_BACK)
 
 
 def is_weighed(outcome: FirstOutcome) -> bool:
-    """Return whether the hub computed an update's staleness before it decided."""
+    """Return whether the hub computed the staleness of an update before it decided."""
     return type(outcome) is not Rejected or outcome.reason in _WEIGHED

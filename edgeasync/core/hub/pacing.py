@@ -1,4 +1,4 @@
-"""Sets cadence, local steps and idling. Part of `PolicyEngine`."""
+"""Sets the cadence, the number of local steps, and idle times. Part of `PolicyEngine`."""
 
 import statistics
 from collections import Counter
@@ -22,14 +22,16 @@ from edgeasync.policies.monitor import STEPS_FACTOR
 from edgeasync.protocol.messages import Refuse
 
 RESTING = 2.0
-"""The hub reports an idle fleet once the period exceeds this multiple of the normal one."""
+"""The hub reports a fleet as idle once the exchange period exceeds the normal one by this
+factor.
+"""
 
 
 class Pacing:
-    """Sets how many local steps a device takes, and how long it idles before them.
+    """Sets the number of local steps of a device, and how long it idles before them.
 
     With an adaptive frequency controller, the fleet goes idle when training plateaus: its devices
-    exchange less often.
+    then exchange less often.
     """
 
     def __init__(
@@ -94,7 +96,10 @@ class Pacing:
         return self.rest.period_s(self.state.cadence.period_s, adaptive.period_s_max)
 
     def note_update(self, member: Member, now_s: float) -> list[HubEffect]:
-        """Check an update for news: changed data of a device, or the data of a new voter."""
+        """Check whether an update brings new data.
+
+        The data of a device may have changed, or the update may come from a new voter.
+        """
         if self._in_force.adaptive is None:
             return []
         measurements = member.measurements
@@ -108,7 +113,10 @@ class Pacing:
         return self._rouse(now_s) if woken else []
 
     def judge(self, now_s: float) -> list[HubEffect]:
-        """Check by devices' reports whether the model improves; report a start of idling."""
+        """Check by the devices' reports whether the model improves.
+
+        If the fleet goes idle, report it.
+        """
         if (adaptive := self._in_force.adaptive) is None:
             return []
         rest, state, held_out = self.rest, self.state, self._settings.held_out
@@ -128,7 +136,7 @@ class Pacing:
     def observe_evaluation(self, evaluation: Evaluated, now_s: float, *, rate_lowered: bool) -> list[HubEffect]:
         """Check by an evaluation whether the model improves.
 
-        A lower learning rate shortens the plateau, since the model may now improve.
+        If the learning rate was lowered, shorten the plateau, since the model may now improve.
         """
         if self._in_force.adaptive is None:
             return []
@@ -141,11 +149,11 @@ class Pacing:
         return self._rouse(now_s) if woken else []
 
     def wake(self, cause: str, now_s: float) -> list[HubEffect]:
-        """Return the fleet to its normal pace."""
+        """Return the fleet to its normal pace, because of `cause`."""
         return self._rouse(now_s) if self.rest.wake(cause, now_s) else []
 
     def _rouse(self, now_s: float) -> list[HubEffect]:
-        """Notify idle devices to request an assignment soon."""
+        """Notify idle devices that they should soon request an assignment."""
         resting = [member for member in self._members.members.values() if member.rest_until_s > now_s]
         for member in resting:
             member.rest_until_s = now_s
@@ -156,7 +164,7 @@ class Pacing:
     # -- status ----------------------------------------------------------------------------------------------
 
     def describe(self, devices: Sequence[DeviceMeasurements]) -> dict[str, Any]:
-        """Return the cadence for the status; see `PolicyEngine.describe`."""
+        """Return the cadence fields of the status; see `PolicyEngine.describe`."""
         cadence, rest, adaptive = self.state.cadence, self.rest, self._in_force.adaptive
         measured = [device for device in devices if device.step_s]
         usual = [one.period_s or one.cycle_s for one in measured if not cadence.is_infrequent(one)]
@@ -178,5 +186,5 @@ class Pacing:
 
 
 def _keeps_pace(measurements: DeviceMeasurements) -> bool:
-    """Return whether a device never idles now: it is new, or its own loss has risen."""
+    """Return whether a device must not idle now, because it is new or its own loss has risen."""
     return measurements.roused > 0 or measurements.updates < MEASURED_UPDATES

@@ -17,7 +17,7 @@ from edgeasync.policies.policy import PolicySet
 class PoliciesInForce:
     """Selects the active policies, and counts folded updates until the warm-up ends.
 
-    `aggregate` and `frequency` are the active policies.
+    `aggregate` and `frequency` are the policies that are active now.
     """
 
     def __init__(self, policy: PolicySet, members: Membership, state: WarmUpState, *, quiet: bool) -> None:
@@ -27,7 +27,7 @@ class PoliciesInForce:
         self.load_state(state)
 
     def load_state(self, state: WarmUpState) -> None:
-        """Resume from a durable state, which this object owns from then on."""
+        """Resume from a durable state. From then on, this object owns it."""
         self.state = state
         self._enforce()
 
@@ -38,12 +38,13 @@ class PoliciesInForce:
         self.frequency: FrequencyController = part.frequency
         frequency = part.frequency if self._quiet else None
         self.adaptive = frequency if isinstance(frequency, AdaptiveFrequency) else None
-        """The active controller if the fleet may go idle under it, else `None`."""
+        """The active frequency controller if it allows the fleet to go idle, else `None`."""
 
     def count(self, contributions: Sequence[Contribution], examples_total: float) -> list[HubEffect]:
-        """Count folded updates towards the end of the warm-up.
+        """Count folded updates until the warm-up ends.
 
-        `examples_total` is the number of examples per epoch, as reported by all devices.
+        `examples_total` is the number of examples per epoch, summed over the reports of all
+        devices.
         """
         state, warm_up = self.state, self.policy.warm_up
         state.updates += len(contributions)
@@ -60,10 +61,10 @@ class PoliciesInForce:
         return [HubReport("warm", detail=f"the warm-up ended after {state.updates} updates")]
 
     def _examples_trained(self, contributions: Sequence[Contribution]) -> float:
-        """Return how many examples these updates were trained on.
+        """Return the number of examples on which these updates were trained.
 
-        Each step counts with at most the voters' median batch size, because reported sizes are not
-        trustworthy. Only the first `WINDOW` devices are checked, to limit the cost.
+        For each step, at most the median batch size of the voters is counted, because reported
+        sizes are not trustworthy. To limit the cost, only the first `WINDOW` devices are included.
         """
         members = self._members.members
         known = [member for member in islice(members.values(), WINDOW) if member.measurements.updates]

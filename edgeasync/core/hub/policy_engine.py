@@ -1,9 +1,9 @@
-"""Applies the policies to every update, and decides on folds. Part of `HubCore`.
+"""Applies the policies to every update, and decides when to fold. Part of `HubCore`.
 
-Policies are stateless values. The engine's parts provide their inputs: `Weighing` decides which
+Policies are stateless values. The engine's parts compute their inputs: `Weighing` decides which
 updates count, `Gathering` when and how to fold, `Electorate` which devices to wait for, and
-`Pacing` how often devices exchange. `HubCore` calls the engine and implements the protocol. Scalars
-only.
+`Pacing` how often devices exchange. `HubCore` calls the engine, and implements the protocol. The
+engine works with scalars only.
 """
 
 import math
@@ -33,14 +33,16 @@ from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.messages import Applied, Buffered, FirstOutcome, ModelVersion, Rejected
 
 EVALUATED_AT_REST_S = 10.0
-"""In an idle fleet, every version is evaluated, but at most this often."""
+"""Minimum time between two evaluations while the fleet is idle. The hub then evaluates every
+version, apart from this limit.
+"""
 
 UNCOUNTED = ("not_finite", "quarantined", "behind")
-"""Rejection reasons after which no quorum waits for the device."""
+"""Reasons to reject an update after which no quorum waits for the device that sent it."""
 
 
 class PolicyEngine:
-    """Decides on updates, makes versions, sets the cadence and detects divergence."""
+    """Decides on updates, creates versions, sets the cadence and detects divergence."""
 
     def __init__(
         self, policy: PolicySet, version: ModelVersion, members: Membership, settings: HubCoreSettings
@@ -68,7 +70,7 @@ class PolicyEngine:
         self.load_state(state)
 
     def load_state(self, state: PolicyEngineState) -> None:
-        """Resume from a durable state, which this object and its parts own from then on."""
+        """Resume from a durable state. From then on, this object and its parts own it."""
         self.state = self.electorate.state = self.weighing.state = state
         self.evaluations.state = state.evaluations
         self.divergence.state = state.divergence
@@ -79,11 +81,11 @@ class PolicyEngine:
 
     @property
     def learning_rate_factor(self) -> float:
-        """The factor that plateaus and remedies apply to the hub's learning rate."""
+        """The factor by which plateaus and remedies scale the hub's learning rate."""
         return self.state.evaluations.learning_rate_factor * self.divergence.learning_rate_factor
 
     def is_learning(self) -> bool:
-        """Return whether the devices' losses changed recently, or are unknown."""
+        """Return whether the losses of the devices changed recently or are unknown."""
         return self.survey.is_learning(self.state.updates_applied)
 
     # -- an update arrives -----------------------------------------------------------------------------------
@@ -135,7 +137,7 @@ class PolicyEngine:
         return Buffered(waiting) if waiting else Applied(state.version), effects
 
     def _look_at_fleet(self, now_s: float) -> list[HubEffect]:
-        """Survey the fleet and adapt its pace."""
+        """Survey the fleet, and adapt its cadence."""
         state = self.state
         state.fleet.note_peaks(self.electorate.voters_live)
         self.divergence.keep_only(self._members.members)
@@ -144,13 +146,13 @@ class PolicyEngine:
         return self.pacing.judge(now_s)
 
     def _count_rejected(self, device_id: str, reason: str) -> None:
-        """Count a rejected update, in total and for its device."""
+        """Count a rejected update in the total and in its device's count."""
         self.state.updates_rejected += 1
         if (member := self._members.members.get(device_id)) is not None:
             member.updates_rejected[reason] = member.updates_rejected.get(reason, 0) + 1
 
     def drop_updates(self, device_id: str, reason: str) -> list[HubEffect]:
-        """Drop a device's buffered updates for this reason."""
+        """Drop a device's buffered updates, and record `reason` as their outcome."""
         handles = self.gathering.drop(device_id)
         for _ in handles:
             self._count_rejected(device_id, reason)
@@ -159,12 +161,15 @@ class PolicyEngine:
     # -- a version is made -----------------------------------------------------------------------------------
 
     def fold_if_due(self, now_s: float) -> list[HubEffect]:
-        """Make the next version of all buffered updates if a fold is due."""
+        """If a fold is due, create the next version from all buffered updates."""
         due_s = self.gathering.due_s(now_s)
         return [] if due_s is None or due_s > now_s else self.fold(now_s)
 
     def fold(self, now_s: float) -> list[HubEffect]:
-        """Make the next version of all buffered updates; evaluate it if that is due."""
+        """Create the next version from all buffered updates.
+
+        If an evaluation is due, request it.
+        """
         state = self.state
         contributions, fold = self.gathering.fold(self.learning_rate_factor)
         self._advance()
@@ -181,9 +186,10 @@ class PolicyEngine:
     def _roll_back(self, fault: Fault) -> list[HubEffect]:
         """Restore the kept version under a new number.
 
-        Buffered updates are dropped, and updates with an earlier base will be rejected. If a first
-        update corrupted the model, the usual norm is known by now and is kept. Without it, the
-        device's next unclipped update would corrupt the model again.
+        Buffered updates are dropped, and later updates that are based on an earlier version are
+        rejected. If a first update corrupted the model, the usual norm is known by now, and the hub
+        keeps it. Otherwise, the device's next update would not be clipped, and would corrupt the
+        model again.
         """
         state = self.state
         dropped = self.gathering.take()
@@ -199,7 +205,10 @@ class PolicyEngine:
     # -- evaluations -----------------------------------------------------------------------------------------
 
     def _evaluate_if_due(self, updates: int, now_s: float) -> list[HubEffect]:
-        """Count applied updates; if due, evaluate the model or use the devices' losses."""
+        """Count applied updates.
+
+        If an evaluation is due, request it, or evaluate by the devices' losses.
+        """
         before, evaluations = self.state.updates_applied, self.state.evaluations
         self.state.updates_applied += updates
         every_updates, every_s = self._evaluated_every
@@ -218,7 +227,10 @@ class PolicyEngine:
 
     @property
     def wants_last_evaluation(self) -> bool:
-        """Whether the newest version needs an evaluation: none was made since this start."""
+        """Whether the newest version must be evaluated, because the hub has not done so yet.
+
+        Evaluations from before the hub's last start do not count.
+        """
         state, last = self.state, self.state.evaluations.last
         # The evaluation data may have changed at the restart.
         resumed = max(state.ancestry.shared.values(), default=-1)
@@ -226,7 +238,7 @@ class PolicyEngine:
         return self._settings.held_out and not known
 
     def observe_evaluation(self, evaluation: Evaluated, now_s: float) -> list[HubEffect]:
-        """Compare an evaluation with earlier ones."""
+        """Compare an evaluation with earlier evaluations."""
         before = self.learning_rate_factor
         effects = self.evaluations.observe(evaluation, self.state.updates_applied, now_s)
         lowered = self.learning_rate_factor < before
@@ -235,35 +247,40 @@ class PolicyEngine:
     # -- departures and operators' orders --------------------------------------------------------------------
 
     def forget(self, member: Member) -> None:
-        """Drop the vote and the reports of a device that is gone.
+        """Drop the vote and the reports of a device that has left.
 
-        Its voter's reports are dropped only if no other device of the voter is live. Alarms, orders
-        and measurements of its data stay; a restart must not change them.
+        If another device of the same voter is live, the voter's reports are kept. Alarms, orders
+        and measurements of the device's data are kept, too, since a restart of the device must not
+        change them.
         """
         self.state.electorate.spoken.pop(member.device_id, None)
         self.electorate.forget_infrequent(member.device_id)
         self.withdraw(member.voter)
 
     def pause(self, member: Member) -> None:
-        """Record a device's pause: no version waits for it, and its link is not measured."""
+        """Record that a device has paused.
+
+        No version waits for it, and its link is not measured.
+        """
         member.assigned = None
         self.electorate.forget_infrequent(member.device_id)
 
     def withdraw(self, voter: str) -> None:
-        """Drop a voter's reports about the model if it has no live device."""
+        """Drop a voter's reports about the model if none of its devices is live."""
         if voter not in self._members.voters:
             self.state.fleet.withdraw(voter)
 
     def revoke(self, member: Member, now_s: float) -> None:
-        """Drop an expelled member's votes, if its voter has no live device."""
+        """Drop an expelled member's votes if its voter has no other live device."""
         self.divergence.revoke(member.voter, member.device_id, now_s)
         if member.voter not in self._members.voters:
             self.state.fleet.revoke(member.voter)
 
     def voter_of(self, device_id: str) -> str | None:
-        """Return a device's voter, or `None` if unknown.
+        """Return the voter to which a device belongs, or `None` if it is unknown.
 
-        An evicted device is known if there is an order or an alarm about it.
+        The voter of an evicted device is known only while there is an order or an alarm about the
+        device.
         """
         member = self._members.members.get(device_id)
         return self.divergence.voter_of(device_id) if member is None else member.voter
@@ -271,7 +288,7 @@ class PolicyEngine:
     def quarantine(self, voter: str, device_id: str, now_s: float) -> list[HubEffect]:
         """Exclude a device and its voter by an operator's order.
 
-        Return no effects if it is already excluded. No version waits for excluded devices.
+        Return no effects if the device is already excluded. No version waits for excluded devices.
         """
         effects = self.divergence.order(voter, device_id, now_s)
         if not effects:
@@ -286,7 +303,7 @@ class PolicyEngine:
         return effects + self.fold_if_due(now_s)
 
     def is_quarantined(self, member: Member) -> bool:
-        """Return whether an operator excluded the device or another one with its key."""
+        """Return whether an operator excluded the device or another device with the same key."""
         return member.voter in self.state.divergence.orders
 
     # -- status and checks -----------------------------------------------------------------------------------
@@ -294,8 +311,9 @@ class PolicyEngine:
     def describe(self, devices: Sequence[DeviceMeasurements] = ()) -> dict[str, Any]:
         """Return the policies' fields of the status (docs/reference/json.md).
 
-        `period_s` is the median time between exchanges of these devices, without infrequent ones.
-        `aim_s` is the controller's target, which bounds may prevent the devices from reaching.
+        `period_s` is the median time between two exchanges of one of these devices, not counting
+        infrequent devices. `aim_s` is the controller's target, which the devices may not reach
+        because of configured bounds.
         """
         state = self.state
         fleet = state.fleet
@@ -320,7 +338,7 @@ class PolicyEngine:
 
 
 def _number(value: float) -> float | None:
-    """Round a number to six digits for JSON; return `None` if it is not finite."""
+    """Round a number to six digits for JSON; return `None` if it is infinite or NaN."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 

@@ -14,10 +14,10 @@ from edgeasync.policies.frequency import Cadence
 
 
 class ElectorateState(msgspec.Struct):
-    """The devices without a vote on the next version.
+    """The devices whose vote on the next version is not awaited.
 
     `spoken` lists the live devices whose update since the last version does not count. `infrequent`
-    maps the live devices for which no quorum waits to their votes.
+    maps each live device for which no quorum waits to its share of a vote.
     """
 
     spoken: dict[str, None] = {}
@@ -25,10 +25,10 @@ class ElectorateState(msgspec.Struct):
 
 
 class GatheringState(msgspec.Struct):
-    """The buffered updates, and counts of folds since and before the last rollback.
+    """The buffered updates, and the numbers of folds since and before the last rollback.
 
-    `measuring` maps a version to its updates' norms and weights until the norm of their sum is
-    known.
+    `measuring` maps a version to the norms and weights of its updates until the norm of their sum
+    is known.
     """
 
     contributions: list[Contribution] = []
@@ -38,10 +38,10 @@ class GatheringState(msgspec.Struct):
 
 
 class WarmUpState(msgspec.Struct):
-    """Progress of the warm-up.
+    """The progress of the warm-up.
 
-    `updates` counts the updates folded under this policy. `examples_seen` is a float because
-    devices report the summands: an integer sum could become too large to encode.
+    `updates` counts the updates folded under this policy. `examples_seen` is a sum of numbers that
+    devices report. It is a float, because an integer sum could become too large to encode.
     """
 
     over: bool
@@ -50,9 +50,10 @@ class WarmUpState(msgspec.Struct):
 
 
 class SurveyState(msgspec.Struct):
-    """Results of the last survey; the next one is due after `due_in` updates.
+    """The results of the last survey; the next survey is due after `due_in` updates.
 
-    The fleet's loss has stayed within noise of `loss_mark` since update `loss_mark_updates`.
+    Since the update with the number `loss_mark_updates`, the fleet's loss has differed from
+    `loss_mark` by no more than noise.
     """
 
     due_in: int = 0
@@ -67,8 +68,8 @@ class SurveyState(msgspec.Struct):
 class PolicyEngineState(msgspec.Struct):
     """All durable fields of `PolicyEngine`.
 
-    `version_oldest` is the oldest valid base; a rollback raises it. The counts of updates cover the
-    whole run.
+    `version_oldest` is the oldest version on which an update may be based; a rollback raises it.
+    The counts of updates cover the whole run.
     """
 
     ancestry: Ancestry

@@ -1,4 +1,4 @@
-"""When to move the published model to the newest version. Part of `HubCore`."""
+"""Decides when the newest version is published. Part of `HubCore`."""
 
 import msgspec
 
@@ -8,11 +8,11 @@ from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.policies.policy import folds_one_by_one
 
 PER_PERIOD = 4.0
-"""How often the published model moves per exchange period if every update makes a version."""
+"""How many versions are published per exchange period if every update creates a version."""
 
 
 class PublishState(msgspec.Struct):
-    """The published version's number and time, and the rollbacks until then."""
+    """The published version's number and time, and the number of rollbacks before it."""
 
     number: int
     published_s: float
@@ -20,7 +20,7 @@ class PublishState(msgspec.Struct):
 
 
 class PublishSchedule:
-    """Decides when the published model moves to the newest version. Scalars only."""
+    """Decides when to publish the newest version. Scalars only."""
 
     def __init__(self, settings: CodecSettings, number: int, now_s: float) -> None:
         self.state = PublishState(number, now_s)
@@ -29,7 +29,7 @@ class PublishSchedule:
     def follow(self, policy_engine: PolicyEngine, now_s: float) -> list[HubEffect]:
         """Publish the newest version if it is due.
 
-        If every update makes a version, there is a minimum time between publications.
+        If every update creates a version, a minimum time must pass between two publications.
         """
         state, version = self.state, policy_engine.state.version
         if state.number == version:

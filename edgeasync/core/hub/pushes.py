@@ -1,4 +1,4 @@
-"""Pushes: decide on each update once, and repeat its outcome. Part of `HubCore`."""
+"""Pushes: decide once on each update, and repeat its outcome. Part of `HubCore`."""
 
 import msgspec
 
@@ -14,7 +14,7 @@ from edgeasync.protocol.messages import Ack, Buffered, Duplicate, Key, Outcome, 
 
 
 class PushesState(msgspec.Struct):
-    """The numbers of answered pushes and of duplicates among them, over the whole run."""
+    """The number of answered pushes and of duplicates among them, over the whole run."""
 
     answered: int = 0
     duplicates: int = 0
@@ -33,9 +33,9 @@ class Pushes:
         self._assignments = assignments
 
     def offered(self, member: Member, push: Push, now_s: float, *, has_capacity: bool) -> list[HubEffect]:
-        """Answer the announcement of a push in pieces.
+        """Answer the announcement of a push that will be sent in pieces.
 
-        Receive the push, or repeat the outcome if it was answered before.
+        If the push was answered before, repeat the outcome; otherwise receive the push.
         """
         member.version, member.held = push.base, push.held_checksum
         if push.seq <= member.seq_last:
@@ -48,7 +48,7 @@ class Pushes:
     def arrived(self, member: Member, event: PushArrived, now_s: float) -> list[HubEffect]:
         """Decide on an update, record its outcome, and answer.
 
-        If the device pushes the same update again, the recorded outcome is repeated, so no update
+        If the device pushes the same update again, the recorded outcome is repeated. So no update
         counts twice.
         """
         push = event.push
@@ -75,9 +75,10 @@ class Pushes:
         return effects + self._assignments.answer_waiting(now_s, can_send=event.can_answer)
 
     def _waits_for_version(self, outcome: Outcome) -> bool:
-        """Return whether a device must wait for the next version.
+        """Return whether a device must wait for the next version before it continues.
 
-        It waits if its update is buffered, or if it must start over from the others' updates.
+        It must wait if its update is buffered, or if it must start over from the updates of other
+        devices.
         """
         if self._policy_engine.in_force.aggregate.answer != "at_flush":
             return False
@@ -88,7 +89,7 @@ class Pushes:
     def decides(self, push: Push, key: Key, now_s: float, *, can_answer: bool) -> bool:
         """Return whether the core will decide on an update that arrives now.
 
-        The engine measures only these updates.
+        The engine computes the norms of these updates only.
         """
         member = self._members.find_session(push.session, key)
         if not can_answer or member is None or member.waiting:
@@ -111,7 +112,7 @@ class Pushes:
         member.pushes_answered += 1
 
     def _repeat_outcome(self, member: Member, push: Push, now_s: float, *, can_send: bool) -> list[HubEffect]:
-        """Repeat the last push's recorded outcome; only count an older push."""
+        """Repeat the recorded outcome of the last push; if the push is older, only count it."""
         self.state.duplicates += 1
         member.duplicates += 1
         self._count_answer(member)

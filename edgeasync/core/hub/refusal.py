@@ -8,7 +8,7 @@ MALFORMED = "{} is in quarantine because it sent too many malformed messages; se
 
 
 class RefusalError(EdgeAsyncError):
-    """A message is refused; `refuse` is the answer to its sender."""
+    """The hub refuses a message; `refuse` is the answer to its sender."""
 
     def __init__(
         self, code: RefusalCode, sentence: str, retry_after_s: float | None = None, *, rest: bool = False

@@ -1,9 +1,9 @@
-"""Limits a device's reported statistics to plausible values. Part of `HubCore`.
+"""Limits the statistics that a device reports to plausible values. Part of `HubCore`.
 
-An impossible report is clamped, not refused; honest devices never send one. The hub cannot know how
-many steps a device took alone, between its last update and the assignment. The norm of such an
-update means nothing, so it is neither monitored nor compared with others. It is clipped like any
-other.
+An impossible value is clamped, and the report is accepted; honest devices never send one. The hub
+cannot know how many steps a device took without a hub, between its last update and the assignment.
+The norm of an update with such steps is not meaningful, so it is neither monitored nor compared
+with other norms. The update is clipped like any other update.
 """
 
 import math
@@ -13,29 +13,31 @@ import msgspec
 from edgeasync.protocol.messages import Push
 
 STEP_S_MAX = 3600.0
-"""Upper limit of the duration of a local step."""
+"""Maximum duration of a local step in seconds."""
 
 CLOCKS_APART = 1.1
-"""How much faster the device's clock may run than the hub's."""
+"""The device's clock may run faster than the hub's by at most this factor."""
 
 EXAMPLES_PER_STEP_MAX = 1 << 16
-"""Maximum examples per local step for a device that does not report how many it has."""
+"""Maximum number of examples per local step for a device that does not report the size of its
+data.
+"""
 
 BATCHES_OF_ALL_MAX = 4
-"""How often a device may use all its data in one local step, with augmentation."""
+"""How often one local step of a device may use each of its examples, with augmentation."""
 
 LOSS_MAX = 1e30
 VARIANCE_MAX = 1e60
-"""Limits for losses, scores and variances, so that their squares and sums stay finite."""
+"""Maximum of losses, scores and variances, so that their squares and sums stay finite."""
 
 
 class ReportedStats(msgspec.Struct, frozen=True, gc=False):
-    """A push's statistics, limited to plausible values.
+    """The statistics of a push, limited to plausible values.
 
     Losses and scores may be infinite, NaN or `None`. `score` is the loss of the device's own
-    parameters if reported, else that of its base. `base_loss` is the loss of its base, on held-out
-    examples or on the first batch. `alone` is set if the device took more steps before the
-    assignment arrived than the hub allows.
+    parameters if it reports that loss, otherwise the loss of its base version. `base_loss` is the
+    loss of its base version, on held-out examples or on the first batch. `alone` is set if, before
+    the assignment arrived, the device took more steps than the hub allows.
     """
 
     local_steps: int
@@ -58,12 +60,13 @@ def clamp(
     cycle_s: float | None,
     slack_s: float,
 ) -> ReportedStats:
-    """Limit a push's statistics to what the hub considers plausible.
+    """Limit the statistics of a push to what the hub considers plausible.
 
-    `steps_max` limits the local steps after the assignment, `overlap_steps_max` those before it.
-    `examples_told` is the reported size of the device's data (0: not reported). `cycle_s` is the
-    time since the assignment by the hub's clock (`None`: not measured). `slack_s` is how much
-    longer the device's steps may take by its own report.
+    `steps_max` limits the number of local steps after the assignment, and `overlap_steps_max` the
+    number of local steps before it. `examples_told` is the number of examples that the device
+    reports (0: not reported). `cycle_s` is the time since the assignment by the hub's clock
+    (`None`: not measured). The steps may take longer than that by `slack_s`, which the device
+    reports.
     """
     overlap_steps = min(push.overlap_steps, push.local_steps)
     steps = min(push.local_steps - overlap_steps, steps_max)
@@ -91,7 +94,7 @@ def clamp(
 
 
 def _within(value: float | None, low: float, high: float) -> float | None:
-    """Clamp a finite value to the bounds; return other values unchanged."""
+    """Clamp a finite value to the bounds; return an infinite value or NaN unchanged."""
     if value is None or low <= value <= high or not math.isfinite(value):
         return value
     return low if value < low else high

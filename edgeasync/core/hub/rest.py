@@ -1,8 +1,8 @@
-"""When a fleet idles: as training plateaus, devices exchange less often.
+"""Decides when a fleet idles: as training plateaus, devices exchange less often.
 
-The exchange period is a share of the plateau's duration. If training resumes after a plateau, the
-fleet has therefore lost at most that share of the plateau's duration. A trained fleet makes few
-exchanges, however long it runs.
+The exchange period of an idle fleet is a fraction of the duration of the plateau. So if training
+improves again, the fleet has lost at most that fraction of the plateau's duration. A fleet whose
+training has plateaued exchanges rarely, however long it runs.
 """
 
 import math
@@ -14,38 +14,49 @@ from edgeasync.measurements.medians import WINDOW, median
 from edgeasync.measurements.votes import Votes
 
 SHARE = 0.25
-"""The exchange period of an idle fleet, as a share of the plateau's duration."""
+"""The exchange period of an idle fleet, as a fraction of the plateau's duration."""
 
 PATIENCE_PERIODS = 30.0
 PATIENCE_PERIODS_MAX = 100.0
 PATIENCE_S = 300.0
-"""A fleet goes idle after a plateau of 30 normal periods, or up to 100 that fit into this time."""
+"""Minimum duration of a plateau before the fleet goes idle.
+
+It is increased to 30 normal exchange periods if they take longer, and limited to 100 periods.
+"""
 
 JUDGED_MIN = 5
-"""The minimum number of checks of the model before the fleet goes idle."""
+"""Minimum number of checks of the model during a plateau before the fleet goes idle."""
 
 BETTER_SHARE = 0.01
 BETTER_SHARE_FIRST = 0.001
-"""A loss is better if it is lower by these shares of the best loss and of the first loss."""
+"""An improvement must lower the best loss by at least 1 % of the best loss, and by at least 0.1 %
+of the first loss.
+"""
 
 BETTER_ACCURACY = 0.001
 
 MUCH_BETTER = 10.0
-"""From this multiple of the minimum improvement on, the normal pace returns immediately."""
+"""If an improvement is at least this multiple of the minimum improvement, the normal pace resumes
+immediately.
+"""
 
 KEPT = 1.0 / 3.0
-"""The factor by which a small improvement shortens the plateau's duration."""
+"""The factor by which a small improvement multiplies the duration of the plateau."""
 
 RISE_SHARE = 0.1
-"""A loss has risen if it exceeds the worst since the last improvement by this share of the
-progress.
+"""A loss has risen if it exceeds the worst loss since the last improvement by this fraction of the
+total decrease of the loss.
 """
 
 NEWS_SHARE = 0.5
-"""A new voter's losses wake the fleet at this share of such a rise, but only once."""
+"""The losses of a new voter wake the fleet if they exceed the worst loss by this fraction of such a
+rise. They are checked only once.
+"""
 
 NEW_UPDATES = 3
-"""The hub checks a new voter's losses once, at its update with this number."""
+"""The hub checks the losses of a new voter once, when one of its devices has sent this number of
+updates.
+"""
 
 MEASURED_UPDATES = 5
 """A device does not idle before it has sent this many updates."""
@@ -54,22 +65,26 @@ ROUSED_UPDATES = 8
 """A device whose own loss has risen does not idle for this many updates."""
 
 AGREEMENT_STILL = 0.1
-"""Without reported losses, training has plateaued while the updates' mean cosine is at most this.
+"""If no losses are reported, training has plateaued while the mean cosine similarity of the updates
+is at most this value.
 """
 
 KNOWN_MAX = 4096
-"""Maximum number of stored voters that no longer count as new."""
+"""Maximum number of voters that are stored so that they do not count as new again."""
 
 
 class Track(msgspec.Struct):
-    """A loss over time: the first, the best, and the worst since the last improvement."""
+    """Tracks a loss: its first value, its best value, and its worst since the last improvement."""
 
     first: float = math.nan
     best: float = math.inf
     worst: float = -math.inf
 
     def improvement(self, loss: float) -> float:
-        """Return an improvement as a multiple of the minimum one; 0 if it is smaller."""
+        """Return the improvement that a loss brings, as a multiple of the minimum improvement.
+
+        Return 0 if the loss improves by less than the minimum, or rises.
+        """
         if math.isnan(self.first):
             return math.inf
         least = max(BETTER_SHARE * abs(self.best), BETTER_SHARE_FIRST * abs(self.first), 1e-12)
@@ -77,7 +92,10 @@ class Track(msgspec.Struct):
         return times if times >= 1.0 else 0.0
 
     def note(self, loss: float, worse: float, *, better: bool) -> None:
-        """Record a loss and its upper estimate `worse`; `better` sets a new reference."""
+        """Record a loss and its upper estimate `worse`.
+
+        If `better` is set, both become the reference.
+        """
         if math.isnan(self.first):
             self.first = loss
         if better:
@@ -86,25 +104,25 @@ class Track(msgspec.Struct):
             self.worst = max(self.worst, worse)
 
     def has_risen(self, loss: float, share: float = 1.0) -> bool:
-        """Return whether a loss exceeds the worst one by `share` of a rise."""
+        """Return whether a loss exceeds the worst loss by a rise, which is scaled by `share`."""
         rise = share * max(self.learnt, self.worst - self.best)
         return not math.isnan(self.first) and loss > self.worst + rise
 
     @property
     def learnt(self) -> float:
-        """`RISE_SHARE` of the loss's decrease, or of its best value if that is larger."""
+        """`RISE_SHARE` of the loss's decrease so far, or of its best value if that is larger."""
         return RISE_SHARE * max(abs(self.first - self.best), abs(self.best))
 
 
 class RestState(msgspec.Struct):
     """The durable fields of `Rest`.
 
-    - `since_s` is when the model last improved, or there was news.
-    - `judged_s` is when it was last checked; `judged` counts the checks since `since_s`.
-    - `evaluated` tracks the losses of evaluations, `told` those that most voters reach, and
-      `told_by_half` those that at least half of them reach.
+    - `since_s` is the time at which the model last improved or new data arrived.
+    - `judged_s` is the time of the last check. `judged` counts the checks since `since_s`.
+    - `evaluated` tracks the losses of evaluations. `told` tracks the losses that most voters
+      reach, and `told_by_half` the losses that at least half of the voters reach.
     - `known` lists the voters whose first losses were checked.
-    - `cause` is why the fleet last returned to its normal pace.
+    - `cause` is the reason why the fleet last returned to its normal pace.
     """
 
     since_s: float = 0.0
@@ -128,7 +146,10 @@ class Rest:
     # -- checks of the model ---------------------------------------------------------------------------------
 
     def evaluated(self, loss: float, accuracy: float | None, now_s: float, pace_s: float) -> bool:
-        """Check the model by a held-out evaluation; return whether to wake the fleet."""
+        """Check by an evaluation on held-out data whether the model improves.
+
+        Return whether to wake the fleet.
+        """
         state = self.state
         if not math.isfinite(loss):
             return False
@@ -145,11 +166,12 @@ class Rest:
         return self._judge(times, "the evaluation on held-out data improved", now_s, pace_s)
 
     def told(self, losses: Votes, voters_live: int, now_s: float, pace_s: float, *, judges: bool) -> bool:
-        """Check the model by the voters' losses; return whether to wake the fleet.
+        """Check by the losses of voters whether the model improves.
 
-        More than half of the voters must report a loss. The model is better once most voters reach
-        a lower loss, and worse once most have a higher one, so a single key cannot decide either.
-        Without `judges`, only a worse model counts.
+        Return whether to wake the fleet. More than half of the voters must report a loss. The model
+        is better once most voters reach a lower loss, and worse once most voters have a higher
+        loss, so a single key cannot decide either. If `judges` is false, the check only detects
+        that the model has become worse.
         """
         ordered = losses.ordered
         if 2 * len(ordered) <= min(voters_live, WINDOW):
@@ -170,9 +192,10 @@ class Rest:
         return judges and self._judge(times, "the devices' losses fell", now_s, pace_s)
 
     def moved(self, agreement: float, now_s: float, pace_s: float) -> bool:
-        """Check the model by the updates' agreement, for fleets that report no losses.
+        """Check by the agreement of updates whether the model improves; return whether to wake.
 
-        Updates of pure noise point in different directions.
+        Fleets that report no losses use this check. Updates that contain only noise point in
+        different directions.
         """
         if math.isnan(agreement):
             return False
@@ -192,7 +215,7 @@ class Rest:
         return self.wake(f"{name} has joined with data that the model does not fit", now_s)
 
     def has_news(self, losses: BaseLosses) -> bool:
-        """Return whether a device's newest loss is far above all its earlier ones."""
+        """Return whether a device's newest loss is far above all its earlier losses."""
         if len(losses.before) + len(losses.recent) <= MEASURED_UPDATES or math.isnan(self.state.told.first):
             return False
         *before, newest = *losses.before, *losses.recent
@@ -212,13 +235,16 @@ class Rest:
         return rested
 
     def nudge(self, now_s: float, pace_s: float) -> None:
-        """Shorten the plateau's duration, since the model may improve."""
+        """Shorten the duration of the plateau, since the model may improve."""
         state = self.state
         still_s = max(0.0, KEPT * (now_s - state.since_s) - patience_s(pace_s))
         state.since_s = now_s - still_s
 
     def period_s(self, pace_s: float, longest_s: float) -> float:
-        """Return the time between two exchanges, from `pace_s` (normal) to `longest_s`."""
+        """Return the time between two exchanges.
+
+        It is at least `pace_s`, the normal pace, and at most `longest_s`.
+        """
         state = self.state
         if state.judged < JUDGED_MIN:
             return pace_s
@@ -226,7 +252,7 @@ class Rest:
 
     @property
     def still_s(self) -> float:
-        """The plateau's duration in seconds, up to the last check."""
+        """The duration of the plateau until the last check, in seconds."""
         return self.state.judged_s - self.state.since_s
 
     def _judge(self, times: float, cause: str, now_s: float, pace_s: float) -> bool:

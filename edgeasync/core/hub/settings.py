@@ -17,7 +17,7 @@ _EVERY = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*(update|{'|'.join(_SECONDS)})s?\s*")
 
 
 def parse_every(every: str) -> tuple[float, float]:
-    """Return the number of updates and of seconds between two events, one infinite.
+    """Parse a period; return it as updates and as seconds, one of which is infinite.
 
     Raises `ValueError` for invalid text.
     """
@@ -31,17 +31,17 @@ def parse_every(every: str) -> tuple[float, float]:
 
 
 class Liveness(Section, frozen=True):
-    """When the hub marks a device as lost, and when as paused."""
+    """When the hub marks a device as lost or as paused."""
 
     heartbeat_s: Annotated[float, Meta(gt=0, le=3600)] = 5.0
-    """Time between two pings of a device, also while it trains."""
+    """Time between two pings that a device sends, also while it trains."""
     lease_s: Annotated[float, Meta(gt=0, le=86400)] = 15.0
-    """The hub marks a device as lost after this time without a message from it. A device that hears
-    nothing from its hub for this time opens a new connection, at the latest after 3600 s. Must be
-    longer than `heartbeat_s`.
+    """Time without a message from a device after which the hub marks it as lost. A device that
+    receives nothing from its hub for this time, or for 3600 s if that is shorter, opens a new
+    connection. Must be longer than `heartbeat_s`.
     """
     progress_s: Annotated[float, Meta(gt=0)] = 300.0
-    """The hub shows a device as `paused` if it pings but takes no local step for this time."""
+    """Time without a local step after which the hub shows a device that still pings as `paused`."""
 
     def __post_init__(self) -> None:
         if self.lease_s <= self.heartbeat_s:
@@ -49,50 +49,52 @@ class Liveness(Section, frozen=True):
 
 
 class Limits(Section, frozen=True):
-    """Limits of a hub. Above a limit, it refuses a request with a time to retry."""
+    """Limits of a hub. At a limit, the hub refuses requests and names a time to retry."""
 
     devices_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
-    """Devices that the hub remembers, live or not. One key may have a quarter of them. When the
-    limit is reached, a new device replaces an offline one. The hub picks the key with the most
-    devices, and evicts the device that it has not heard from for longest. If no device is offline,
-    the hub refuses the new one.
+    """Maximum number of devices that the hub remembers, connected or not. One key may register a
+    quarter of them. When the limit is reached, a new device replaces an offline one: the hub
+    selects the key with the most devices and evicts its device with the oldest last message. If all
+    devices are online, the hub refuses the new device.
     """
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] = PARAMETERS_MAX
-    """Largest number of parameters; the hub refuses a larger model when it starts."""
+    """Maximum number of parameters; the hub does not start with a larger model."""
     piece_bytes: ByteCount = ByteCount(1 << 20)
-    """Size of pieces in which the hub and its devices send larger payloads. While the hub verifies
-    a payload sent in one message, heartbeats wait.
+    """Size of the pieces into which the hub and its devices split larger payloads. While the hub
+    verifies a payload that was sent in one message, it cannot answer heartbeats.
     """
     updates_held_max: Annotated[int, Meta(ge=1)] = 64
-    """Updates in memory at once, both arriving in pieces and buffered for a fold. Each is a whole
-    payload; as `identity`, 64 updates of 10 million parameters take 2.6 GB. When this many updates
-    are buffered, the hub folds them under any aggregator. For a fold of one update per device, set
-    it to at least the number of devices.
+    """Maximum number of updates in memory, counting both updates that arrive in pieces and updates
+    buffered for a fold. Each occupies the memory of its payload: 64 updates of 10 million
+    parameters, encoded as `identity`, take 2.6 GB. When this many updates are buffered, the hub
+    folds them, whichever aggregator is configured. To fold one update per device, set it to at
+    least the number of devices.
     """
     snapshots_max: Annotated[int, Meta(ge=2)] = 32
-    """Versions of the model in memory at once: the newest, and older ones that the hub still sends
-    in payloads of 64 KiB or more. Also limits how many devices download the graph of an ONNX model
-    at the same time.
+    """Maximum number of model versions in memory: the newest one, and older ones that the hub is
+    still sending in payloads of 64 KiB or more. This also limits how many devices can download the
+    graph of an ONNX model at the same time.
     """
     strikes_max: Annotated[int, Meta(ge=1)] = 20
-    """Malformed messages after which the hub quarantines a device."""
+    """Number of malformed messages after which the hub quarantines a device."""
     quarantine_s: Annotated[float, Meta(ge=0)] = 300.0
-    """Duration of a quarantine. For a key, or a connection without keys, that has not joined, it
-    counts from the last malformed message.
+    """Duration of a quarantine. A key that has not joined or, without keys, a connection that has
+    not joined, stays in quarantine for this time after its last malformed message.
     """
     retry_after_s: Annotated[float, Meta(gt=0, le=SECONDS_MAX)] = 0.5
-    """How long a device waits before it retries if the hub is busy, at most 3600 s."""
+    """Time after which a device retries if the hub is busy, at most 3600 s."""
     connections_per_key_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
-    """Maximum connections per key: one for each agent on a board, plus old ones that have not
-    closed yet. No effect without keys.
+    """Maximum number of connections per key. Allow one for each agent on a board, plus old
+    connections that have not closed yet. No effect without keys.
     """
     bytes_per_day_max: ByteCount | None = None
-    """Daily quota of all devices together, both directions. See [Bytes of a
+    """Daily quota that all devices share, counting both directions. See [Bytes of a
     day](/devices/network.md#bytes-of-a-day).
     """
     device_bytes_per_day_max: ByteCount | None = None
-    """Daily quota of each device, both directions. Both quotas must be at least twice the traffic
-    of a device's pings, 2.2 MB with the default `heartbeat_s`.
+    """Daily quota of each device, counting both directions. `bytes_per_day_max` and this quota must
+    each be at least twice the daily traffic of one device's pings, which is 2.2 MB with the default
+    `heartbeat_s`.
     """
 
     def __post_init__(self) -> None:
@@ -101,51 +103,55 @@ class Limits(Section, frozen=True):
 
 
 class CodecSettings(Section, frozen=True):
-    """`[codec]`: the codecs of payloads, by the names of the wire protocol.
+    """`[codec]`: the codecs of payloads, by their names in the wire protocol.
 
     `push` encodes updates, `model` encodes whole models, and `delta` encodes the differences
-    between two published versions. Published versions form one chain for all devices. A version
-    made of several updates is published at once. If every update makes a version, the hub publishes
-    at most one per `publish_s`. Without that setting, it publishes at most four in the usual time
-    between two exchanges of a device. A device that does not support a codec uses `identity`.
+    between two published versions. All devices follow the same chain of published versions. A
+    version that combines several updates is published immediately. If every update creates a
+    version, the hub publishes at most one version per `publish_s`. If `publish_s` is not set, the
+    hub publishes at most four versions during the usual time between two exchanges of a device. A
+    device that does not support a codec uses `identity`.
     """
 
     push: str = "auto"
-    """Codec of updates: any codec, or `"auto"`. With `"auto"`, the hub chooses for each device by
-    its measured link. It starts with `int8`, and changes to `top_k(0.1)+int8` on a slow link. A
-    link is slow if it carries less than 10 MB/s, and an upload in `int8` takes more than a tenth of
-    the time for eight local steps and a round trip. The fastest of the last 32 exchanges counts, so
-    that a busy machine is not mistaken for a slow link. The hub returns to `int8` if that would
-    take a twentieth, 32 exchanges in a row. Updates up to 4 KiB always use `identity`. Under
-    `model_average`, `"auto"` means `float16`; `identity`, `float16` and `bfloat16` are allowed.
+    """Codec of updates: any codec, or `"auto"`. With `"auto"`, the hub selects a codec for each
+    device, based on the measured bandwidth of its link. It starts with `int8`, and changes to
+    `top_k(0.1)+int8` if the link is slow. A link is slow if its bandwidth is below 10 MB/s, and
+    uploading an update in `int8` takes more than a tenth of the time that eight local steps and a
+    round trip take. The hub uses the fastest of the last 32 exchanges, so that it does not mistake
+    a busy machine for a slow link. It returns to `int8` if, in 32 consecutive exchanges, an upload
+    in `int8` would take less than a twentieth of that time. Updates of up to 4 KiB always use
+    `identity`. Under `model_average`, `"auto"` means `float16`, and only `identity`, `float16` and
+    `bfloat16` are allowed.
     """
     model: str = "float16"
     """Codec of whole models: `identity`, `float16` or `bfloat16`. The hub sends a whole model to a
-    device that joins, rejoins or has missed too many versions. If a value is too
-    large for the codec, the hub uses `identity` instead. With `delta = "int8"`, the hub sends the
-    whole model in `int8`, at half the size, to devices that join later or rejoin. The differences
-    that follow correct the rounding error; see [decision
+    device that joins, rejoins or has missed too many versions. If the codec cannot represent a
+    value because it is too large, the hub uses `identity` instead. With `delta = "int8"`, devices
+    that join later or rejoin receive the whole model in `int8`, which halves its size. The
+    differences that follow correct the rounding error; see [decision
     0014](/decisions/0014-send-deltas-along-one-published-chain.md).
     """
     delta: str = "int8"
-    """Codec of the differences between versions, which all other devices get: any codec but `auto`.
-    With `"off"`, the hub always sends the whole model.
+    """Codec of the differences between versions, which the hub sends to devices that have a recent
+    version: any codec but `auto`. With `"off"`, the hub always sends the whole model.
     """
     publish_s: Annotated[float, Meta(gt=0, le=3600)] | None = None
-    """Minimum time between two versions that the hub publishes. Applies to `immediate` and
-    `model_average`, where every update makes a version. By default, the hub publishes four versions
-    in the usual period between two exchanges. No effect under other aggregators, or with `delta =
-    "off"`.
+    """Minimum time between two versions that the hub publishes. It applies only to `immediate` and
+    `model_average`, under which every update creates a version. By default, the hub publishes four
+    versions in the usual period between two exchanges of a device. No effect under other
+    aggregators, or with `delta = "off"`.
     """
     error_feedback: Literal["auto", "always", "never"] = "auto"
     """Whether a device adds the part that its codec dropped (the residual) to its next update.
-    `"auto"` does so with `top_k` and `sign`. The residual needs memory for one more vector on the
-    device.
+    `"auto"` enables this for `top_k` and `sign`. The residual needs memory on the device for one
+    more vector of the model's size.
     """
     residual_decay: Annotated[float, Meta(ge=0, le=1)] = 0.9
-    """Factor of the residual for every new version, including versions that the device missed.
-    Below 1, training is faster, since devices learn much of the residual again. 1 keeps all of it,
-    and ends a little more accurate. 0 drops it.
+    """Factor by which a device multiplies its residual for every new version, including versions
+    that it missed. With a factor below 1, training is faster, since devices learn much of the
+    residual again. With 1, the whole residual is kept, and the final accuracy is slightly higher.
+    With 0, the residual is dropped.
     """
 
     def __post_init__(self) -> None:
@@ -165,32 +171,33 @@ class CodecSettings(Section, frozen=True):
 
 
 FLOAT32 = CodecSettings(push="identity", model="identity", delta="off")
-"""No compression: four bytes per value."""
+"""No compression: each value takes four bytes."""
 
 
 class CheckpointSettings(Section, frozen=True):
-    """`[checkpoint]`: how often a hub saves its state, how many it keeps, where it resumes.
+    """`[checkpoint]`: how often a hub saves its state, and from which state it resumes.
 
-    The hub also writes a checkpoint at the end, and when the journal has grown too large. While
-    nothing changes, it writes none.
+    The hub also writes a checkpoint when it ends, and when the journal has grown too large. If
+    nothing has changed since the last checkpoint, it does not write another one.
     """
 
     every: str = "1 minute"
-    """Time or updates between two checkpoints: `"1000 updates"`, `"30 seconds"`, `"10 minutes"` or
-    `"1 hour"`.
+    """Time or number of updates between two checkpoints: `"1000 updates"`, `"30 seconds"`, `"10
+    minutes"` or `"1 hour"`.
     """
     keep: Annotated[int, Meta(ge=2, le=10_000)] = 3
     """Number of checkpoints to keep, besides the best one."""
     recovery: Annotated[str, Meta(min_length=1)] = "latest"
-    """Checkpoint to resume from: `latest`, `best`, or a name. `latest` also replays the journal
-    after it. The others start a new branch, and the hub refuses updates from later versions. The
-    run's folder and `edgeasync runs --json` list the names. In a settings file this would reset the
-    run at every start, so prefer the flag for a single start. Refused for a folder without a
-    checkpoint.
+    """Checkpoint to resume from: `latest`, `best`, or a name. With `latest`, the hub also replays
+    the journal written after that checkpoint. With any other value, it starts a new branch, and
+    refuses updates that are based on later versions. The run's folder and `edgeasync runs --json`
+    list the names. If this is set in a settings file, the run is reset at every start, so prefer
+    the flag for a single start. The hub does not start if the folder has no checkpoint.
     """
     journal_bytes_max: ByteCount = ByteCount(256 << 20)
-    """Journal growth after which the hub writes a checkpoint, but at least the size of eight
-    models. The hub then drops the journal before the second newest checkpoint.
+    """Size by which the journal may grow before the hub writes a checkpoint, but at least eight
+    times the size of the model. After the checkpoint, the hub deletes the part of the journal that
+    precedes the second newest checkpoint.
     """
 
     def __post_init__(self) -> None:
@@ -215,13 +222,15 @@ class EvaluationSettings(Section, frozen=True):
 
     data: FilePath | None = None
     """File of held-out examples that no device trains on, in the format of an agent's `data`. The
-    hub runs an ONNX model in evaluation mode (no dropout, batch norms with their running
-    statistics). This needs the forward model, so the hub refuses a prebuilt training graph.
+    hub runs an ONNX model in evaluation mode: dropout is disabled, and batch norms use their
+    running statistics. This requires the forward model, so the hub does not accept a prebuilt
+    training graph.
     """
     every: str = "100 updates"
-    """Applied updates, or time, between two evaluations: seconds (`s`), minutes (`min`) or hours
-    (`h`). With a time, the hub evaluates the first version made after it. In an idle fleet, the hub
-    evaluates every version, but at most every 10 s. It skips an evaluation while another one runs.
+    """Number of applied updates, or time, between two evaluations. Units of time are seconds (`s`),
+    minutes (`min`) and hours (`h`). If it is a time, the hub evaluates the first version created
+    after that time. While the fleet is idle, the hub evaluates every version, but at most one every
+    10 s. It skips an evaluation while another one runs.
     """
 
     def __post_init__(self) -> None:
@@ -231,17 +240,20 @@ class EvaluationSettings(Section, frozen=True):
 class StopPlateau(Section, frozen=True):
     """`[hub.stop.plateau]`: end training when evaluations stop improving.
 
-    An evaluation improves by its accuracy, or without held-out data by its loss. If both `updates`
-    and `minutes` are set, both must pass.
+    With held-out data, an evaluation improves if its accuracy rises. Without held-out data, it
+    improves if its loss falls. If both `updates` and `minutes` are set, training ends only after
+    both limits have passed without an improvement.
     """
 
     updates: Annotated[int, Meta(ge=1)] | None = None
-    """Applied updates since the last better evaluation."""
+    """Number of applied updates without a better evaluation after which training ends."""
     minutes: Annotated[float, Meta(gt=0)] | None = None
-    """Minutes since the last better evaluation, without downtime of the hub."""
+    """Minutes without a better evaluation after which training ends. Downtime of the hub does not
+    count.
+    """
     improvement: Annotated[float, Meta(ge=0, lt=1)] = 0.001
-    """Minimum improvement: the least rise of the accuracy, or the least share by which the loss
-    falls.
+    """Minimum improvement of an evaluation: the absolute increase of the accuracy, or the relative
+    decrease of the loss.
     """
 
     def __post_init__(self) -> None:
@@ -250,21 +262,24 @@ class StopPlateau(Section, frozen=True):
 
 
 class StopCondition(Section, frozen=True):
-    """When training is finished. Conditions that are not set never end it."""
+    """Conditions under which training is finished. A condition that is not set has no effect."""
 
     updates: Annotated[int, Meta(ge=1)] | None = None
-    """End when the hub has applied this number of updates in this run, over all its starts. A
-    version usually contains several updates, so the final count may be slightly higher.
+    """End when the hub has applied this number of updates during the whole run, including earlier
+    starts. A version usually contains several updates, so the final number may be slightly higher.
     """
     minutes: Annotated[float, Meta(gt=0)] | None = None
-    """End when the hub has run for this long in this run, without downtime."""
+    """End when the hub has been running for this number of minutes during the whole run. Downtime
+    does not count.
+    """
     loss: Annotated[float, Meta(ge=0)] | None = None
-    """End when an evaluation finds at most this loss; see `[evaluation]`. Without held-out data and
-    losses from devices, the hub cannot evaluate, and warns.
+    """End when an evaluation measures a loss of at most this value; see `[evaluation]`. If there
+    are neither held-out data nor losses from devices, the hub cannot evaluate the model, and logs a
+    warning.
     """
     accuracy: Annotated[float, Meta(gt=0, le=1)] | None = None
-    """End when an evaluation finds at least this accuracy, from 0 to 1. Refused without
-    `evaluation.data`, and for any loss but `cross_entropy`, since no other loss has an accuracy.
+    """End when an evaluation measures at least this accuracy, from 0 to 1. This requires
+    `evaluation.data` and the loss `cross_entropy`, since no other loss has an accuracy.
     """
     plateau: StopPlateau | None = None
     """End when evaluations stop improving; see `[hub.stop.plateau]`."""
@@ -273,13 +288,13 @@ class StopCondition(Section, frozen=True):
 class HubCoreSettings(Section, frozen=True):
     """All settings of the hub's core. They are fixed for a run.
 
-    With `held_out`, the hub evaluates the model; a `Hub` with an evaluator sets it. Otherwise the
-    loss that most devices reach replaces an evaluation. With `quiet` and an adaptive frequency,
-    devices idle while training has plateaued.
+    With `held_out`, the hub evaluates the model on held-out data; a `Hub` with an evaluator sets
+    it. Without it, the hub uses the loss that most devices reach instead of an evaluation. With
+    `quiet` and an adaptive frequency, devices idle while training has plateaued.
 
     `frozen` decides what happens to a device whose frozen arrays differ from the hub's. A `Hub`
-    sets their checksum, `frozen_arrays`. Without it, the hub compares all devices with the first
-    one.
+    sets the checksum of its frozen arrays in `frozen_arrays`. If that is not set, the hub compares
+    every device with the first one that joined.
     """
 
     liveness: Liveness = Liveness()
@@ -298,7 +313,7 @@ class HubCoreSettings(Section, frozen=True):
 
 
 def check_day(limits: Limits, liveness: Liveness) -> None:
-    """Raise `ValueError` for a daily quota that a device's pings would use up."""
+    """Raise `ValueError` if a device's pings alone would exhaust the daily quota."""
     pings_bytes = round(DAY_S / liveness.heartbeat_s) * HEARTBEAT_BYTES
     for name in ("bytes_per_day_max", "device_bytes_per_day_max"):
         most = getattr(limits, name)

@@ -1,16 +1,17 @@
-"""Strikes of connections that do not belong to a member."""
+"""Counts malformed messages on connections that do not belong to a member."""
 
 from edgeasync.core.hub.events import Peer
 
 STRANGERS_MAX = 4096
-"""How many connections without a member have their strikes stored."""
+"""Maximum number of connections without a member whose malformed messages are counted."""
 
 
 class Strangers:
-    """Strikes of the last `STRANGERS_MAX` connections, or keys, without a member.
+    """Malformed messages of the last `STRANGERS_MAX` connections or keys without a member.
 
-    A quarantine ends `quarantine_s` after the last strike. It depends on the last strike alone, so
-    that a replay, which misses earlier strikes, refuses nobody whom the hub admitted.
+    Each malformed message is a strike. A quarantine ends `quarantine_s` after the last strike, and
+    earlier strikes do not extend it. So a replay, which does not contain earlier strikes, never
+    refuses a device that the hub admitted.
     """
 
     def __init__(self, strikes_max: int, quarantine_s: float) -> None:
@@ -19,7 +20,7 @@ class Strangers:
         self._strikes: dict[Peer, tuple[int, float]] = {}
 
     def remaining_s(self, peer: Peer, now_s: float) -> float:
-        """Return for how many seconds a connection stays in quarantine, 0 for none."""
+        """Return for how many seconds a connection stays in quarantine, or 0."""
         strikes, ends_s = self._strikes.get(peer, (0, 0.0))
         return max(0.0, ends_s - now_s) if strikes >= self._strikes_max else 0.0
 
@@ -31,5 +32,5 @@ class Strangers:
             del self._strikes[next(iter(self._strikes))]
 
     def check(self) -> None:
-        """Raise `AssertionError` if too many connections are stored."""
+        """Raise `AssertionError` if strikes of too many connections are stored."""
         assert len(self._strikes) <= STRANGERS_MAX

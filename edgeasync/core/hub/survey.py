@@ -1,4 +1,4 @@
-"""A periodic survey of the fleet: data, best score, whether it still learns."""
+"""A periodic survey of the fleet: its data, its best score, and whether it still learns."""
 
 import math
 
@@ -12,13 +12,14 @@ from edgeasync.measurements.votes import DEVICES_MIN
 from edgeasync.policies.budget import EXCHANGES_UNCHANGED, has_changed
 
 EXAMPLES_RATIO_MAX = 10.0
-"""A device's reported examples count up to this multiple of the fleet's median."""
+"""A device's number of examples counts only up to this multiple of the fleet's median."""
 
 
 class Survey:
-    """Surveys the fleet, or a sample of a large one.
+    """Surveys the fleet or, if the fleet is large, a sample of it.
 
-    The next survey is due after half as many updates as the sample has devices.
+    After a survey, the next one is due when the hub has processed half as many updates as the
+    sample has devices.
     """
 
     def __init__(self, members: Membership, state: SurveyState) -> None:
@@ -28,7 +29,10 @@ class Survey:
     def take(
         self, fleet: FleetMeasurements, turn: int, updates_applied: int
     ) -> tuple[list[Member], list[DeviceMeasurements]]:
-        """Survey the fleet; return sampled members, and measurements of one per voter."""
+        """Survey the fleet.
+
+        Return the sampled members, and the measurements of one member per voter.
+        """
         state, devices_live = self.state, self._members.live_count
         sample = self._members.sample(turn)
         measurements = self._members.live_measurements(sample)
@@ -47,11 +51,11 @@ class Survey:
         return sample, measurements
 
     def credible_examples(self, told: int) -> int:
-        """Limit a device's reported examples to a multiple of the fleet's median."""
+        """Limit a device's reported number of examples to a multiple of the fleet's median."""
         most = EXAMPLES_RATIO_MAX * self.state.examples_median
         return min(told, int(most)) if most else told
 
     def is_learning(self, updates_applied: int) -> bool:
-        """Return whether the devices' losses changed recently, or are unknown."""
+        """Return whether the losses of the devices changed recently or are unknown."""
         unchanged = updates_applied - self.state.loss_mark_updates
         return math.isinf(self.state.loss_mark) or unchanged < EXCHANGES_UNCHANGED * self._members.live_count

@@ -9,7 +9,7 @@ from edgeasync.protocol.messages import DAY_S
 
 
 class OwnDay(msgspec.Struct, array_like=True):
-    """The day of a device's own quota: used bytes, and its end by the hub's clock."""
+    """The current day of a device's own quota: used bytes, and the day's end by the hub's clock."""
 
     used_bytes: int
     ends_s: float
@@ -21,17 +21,17 @@ class OwnDay(msgspec.Struct, array_like=True):
         self.used_bytes += nbytes
 
     def left_bytes(self, most: int, now_s: float) -> int:
-        """Return how many of `most` bytes are left for the day."""
+        """Return how many of the `most` bytes are left for the day."""
         return max(0, most - self.used_bytes) if now_s < self.ends_s else most
 
     def remaining_s(self, now_s: float) -> float:
-        """Return the remaining seconds of the day."""
+        """Return the number of seconds until the day ends."""
         days = 0 if now_s < self.ends_s else math.floor((now_s - self.ends_s) / DAY_S) + 1
         return self.ends_s + DAY_S * days - now_s
 
 
 class Traffic(msgspec.Struct, array_like=True):
-    """Bytes in both directions: in total and on day number `day`.
+    """Bytes in both directions: in total, and on the day with the number `day`.
 
     `exchanges` lists the sizes of the latest exchanges.
     """
@@ -44,11 +44,11 @@ class Traffic(msgspec.Struct, array_like=True):
 
     @property
     def total_bytes(self) -> int:
-        """All bytes, both directions."""
+        """The total number of bytes, adding both directions."""
         return self.up_bytes + self.down_bytes
 
     def count(self, moved: tuple[int, int], now_s: float) -> None:
-        """Count bytes up and down."""
+        """Count bytes sent and received."""
         up, down = moved
         day = int(now_s // DAY_S)
         if self.day != day:
@@ -58,11 +58,11 @@ class Traffic(msgspec.Struct, array_like=True):
         self.down_bytes += down
 
     def day_bytes(self, now_s: float) -> int:
-        """Return the bytes of the current day."""
+        """Return the number of bytes counted on the current day."""
         return self.used_bytes if self.day == now_s // DAY_S else 0
 
     def left_bytes(self, most: int, now_s: float) -> int:
-        """Return how many of `most` bytes are left for the day."""
+        """Return how many of the `most` bytes are left for the day."""
         return max(0, int(most) - self.day_bytes(now_s))
 
     def note_exchange(self, nbytes: float) -> None:

@@ -1,4 +1,4 @@
-"""Decides which updates count, and with which weight. Part of `PolicyEngine`."""
+"""Decides which updates count, and with which weights. Part of `PolicyEngine`."""
 
 import math
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from edgeasync.protocol.messages import Push, Rejected
 
 
 class Weighed(NamedTuple):
-    """An update's weight or rejection, alarm reports, and a rollback's cause."""
+    """An update's weight or rejection, alarm reports, and the cause of a rollback."""
 
     weight: float | Rejected
     effects: list[HubEffect]
@@ -45,12 +45,12 @@ class Weighing:
         self._leaves_out = policy.behind_max is not None or policy.take != "all"
 
     def weigh(self, member: Member, update: PushArrived, stats: ReportedStats, now_s: float) -> Weighed:
-        """Return an update's weight or its rejection.
+        """Return the weight of an update or its rejection.
 
-        Device detectors see every update, including rejected ones. The fleet's measurements and
-        detectors see only updates that count, except for norms and losses. Those measure what
-        devices send, and without rejected updates the limits could not follow a fleet whose norms
-        grow.
+        Device detectors process every update, including rejected ones. The measurements and
+        detectors of the fleet process only updates that count, with the exception of norms and
+        losses. These describe what devices send: if rejected updates were left out, the limits
+        could not follow a fleet whose norms grow.
         """
         measurements, fleet, policy = member.measurements, self.state.fleet, self._policy
         voter, voters_live = member.voter, self._electorate.voters_live
@@ -94,7 +94,7 @@ class Weighing:
         *,
         compared: bool,
     ) -> Observation:
-        """Return the update in the form that the monitor's detectors read."""
+        """Convert an update to the form that the monitor's detectors read."""
         measurements = member.measurements
         return Observation(
             member.device_id,
@@ -111,7 +111,10 @@ class Weighing:
         )
 
     def _refuse_base(self, push: Push, measurements: DeviceMeasurements) -> Rejected | None:
-        """Record an update's staleness; return its rejection if its base is not valid."""
+        """Record the staleness of an update.
+
+        Return its rejection if its base version is not valid.
+        """
         if not self.state.ancestry.knows(push.base):
             return Rejected("foreign_lineage")
         staleness = self.state.version - push.base.number
@@ -121,9 +124,9 @@ class Weighing:
         return Rejected("rolled_back") if push.base.number < self.state.version_oldest else None
 
     def _is_far_behind(self, score: float) -> bool:
-        """Return whether a device's score is too far behind for its update to count.
+        """Return whether a device's score is so far behind that its update does not count.
 
-        A device without a score has NaN, and is not behind.
+        A device without a score has NaN, which is never behind.
         """
         limit = self._policy.behind_max
         if limit is None:
@@ -132,7 +135,7 @@ class Weighing:
         return score > usual + (limit - 1.0) * abs(usual)
 
     def _is_left_out(self, score: float) -> bool:
-        """Return whether the policy's `take` excludes a device with this score."""
+        """Return whether the policy's setting `take` excludes a device with this score."""
         take, usual = self._policy.take, self.state.fleet.score
         if take == "all" or math.isnan(usual):
             return False

@@ -1,19 +1,23 @@
-"""How long a peer declines proposals of a proposer whose rounds keep failing.
+"""Determines how long a peer declines proposals by a proposer whose rounds keep failing.
 
-Each failed round costs its members up to the bytes of a whole round. The back-off limits what a
+A failed round may cost its members as many bytes as a complete round. The back-off limits what a
 member sends between two complete rounds, whatever a proposer does. If two proposers preempt each
-other, one of them soon waits longer than a round of the other takes.
+other's rounds, one of them soon has to wait longer than a round of the other one takes.
 """
 
 FREE = 3
-"""How many rounds of a proposer may fail between two complete ones before it must wait."""
+"""Number of rounds of a proposer that may fail between two complete rounds before the proposer must
+wait.
+"""
 
 DOUBLINGS_MAX = 5
-"""It then waits for a lease. Each further failure doubles the wait, up to this many times."""
+"""After `FREE` failures, the proposer waits for the duration of a lease. Each further failure
+doubles the wait, up to this number of times.
+"""
 
 
 class Backoff:
-    """The failed rounds of each proposer since its last complete round."""
+    """Counts the failed rounds of each proposer since its last complete round."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
@@ -33,5 +37,5 @@ class Backoff:
             self._until_s.pop(name, None)
 
     def until_s(self, proposer: str) -> float:
-        """Return the time from which the proposer's proposals are accepted."""
+        """Return the earliest time at which the proposals of this proposer are accepted."""
         return self._until_s.get(proposer, 0.0)

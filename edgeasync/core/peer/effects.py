@@ -1,11 +1,12 @@
 """Effects of a peer's core, which the runtime or a simulator executes in order.
 
-The runtime stores the arrays of a round: the snapshot, a sum of the same length cut into segments,
-and at most one outgoing and one incoming payload per step. `DropRound` drops them all.
+The runtime stores the arrays of a round: the snapshot, a sum of the same length that is divided
+into segments, and at most one outgoing and one incoming payload per step. `DropRound` drops all of
+them.
 
-*Work* effects may be slow. Each is answered by exactly one event, also after the round was dropped.
-The core joins no other round until all work of a round is answered, so there are never the arrays
-of two rounds.
+*Work* effects may be slow. Exactly one event answers each of them, even if the round was dropped in
+the meantime. The core joins no other round until all work of a round is answered, so the arrays of
+two rounds never exist at the same time.
 """
 
 from typing import Literal
@@ -16,7 +17,7 @@ from edgeasync.protocol.peer_messages import PeerMessage, Propose, RoundId
 
 
 class SendToPeer(msgspec.Struct, frozen=True, gc=False):
-    """Send a message without payload. It may be lost; important messages are repeated."""
+    """Send a message without payload. It may be lost; the core repeats important messages."""
 
     peer: str
     message: PeerMessage
@@ -35,9 +36,9 @@ class SendPiece(msgspec.Struct, frozen=True, gc=False):
 class TakeSnapshot(msgspec.Struct, frozen=True, gc=False):
     """Work: copy the model between two local steps, then report `SnapshotTaken`.
 
-    The model is cut into `segments` of almost equal length: segment i is `[i * length // segments,
-    (i + 1) * length // segments)`. In a ring the sum starts as the snapshot; in all-to-all it
-    starts as zeros, with one segment.
+    The model is divided into `segments` segments of almost equal length: segment i is `[i * length
+    // segments, (i + 1) * length // segments)`. In a ring, the sum is initialized with the
+    snapshot. In an all-to-all exchange, it is initialized with zeros, and has one segment.
     """
 
     round: RoundId
@@ -48,9 +49,9 @@ class TakeSnapshot(msgspec.Struct, frozen=True, gc=False):
 class Encode(msgspec.Struct, frozen=True, gc=False):
     """Work: encode a segment as the outgoing payload of `step`, then report `Encoded`.
 
-    `"sum"` encodes the sum's segment, `"snapshot"` that of the snapshot. `"mean"` divides the sum's
-    segment by the number of members and encodes it. It then replaces the segment by the decoded
-    payload, as the other members do.
+    `"sum"` encodes the segment of the sum, and `"snapshot"` the segment of the snapshot. `"mean"`
+    divides the sum's segment by the number of members, and encodes the result. The decoded payload
+    then replaces the segment, as it does at the other members.
     """
 
     round: RoundId
@@ -60,9 +61,9 @@ class Encode(msgspec.Struct, frozen=True, gc=False):
 
 
 class ForwardPayload(msgspec.Struct, frozen=True, gc=False):
-    """Reuse the incoming payload of `received_step` as the outgoing one of `step`.
+    """Reuse the incoming payload of `received_step` as the outgoing payload of `step`.
 
-    The bytes are the same. No answer.
+    The bytes are the same. No event answers this effect.
     """
 
     round: RoundId
@@ -71,7 +72,7 @@ class ForwardPayload(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpenPayload(msgspec.Struct, frozen=True, gc=False):
-    """Allocate a buffer for the incoming payload of `step`. No answer."""
+    """Allocate a buffer for the incoming payload of `step`. No event answers this effect."""
 
     round: RoundId
     step: int
@@ -80,7 +81,10 @@ class OpenPayload(msgspec.Struct, frozen=True, gc=False):
 
 
 class StorePiece(msgspec.Struct, frozen=True, gc=False):
-    """Copy the message's payload into the incoming payload of `step`. No answer."""
+    """Copy the payload of the message into the incoming payload of `step`.
+
+    No event answers this effect.
+    """
 
     round: RoundId
     step: int
@@ -90,9 +94,9 @@ class StorePiece(msgspec.Struct, frozen=True, gc=False):
 class Decode(msgspec.Struct, frozen=True, gc=False):
     """Work: decode a payload into a segment of the sum, then report `Decoded`.
 
-    `"add"` adds it to the segment; `"replace"` replaces the segment, because the payload is the
-    mean. With `own` the outgoing payload of `step` is decoded, so that a member counts itself as
-    the others do.
+    `"add"` adds the payload to the segment. `"replace"` replaces the segment, because the payload
+    is the mean. If `own` is set, the outgoing payload of `step` is decoded, so that a member
+    includes its own values with the same rounding as those of the other members.
     """
 
     round: RoundId
@@ -103,7 +107,7 @@ class Decode(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReleasePayload(msgspec.Struct, frozen=True, gc=False):
-    """Drop a payload of `step` that is no longer needed. No answer."""
+    """Drop a payload of `step` that is no longer needed. No event answers this effect."""
 
     round: RoundId
     step: int
@@ -113,16 +117,19 @@ class ReleasePayload(msgspec.Struct, frozen=True, gc=False):
 class ApplyMean(msgspec.Struct, frozen=True, gc=False):
     """Work: apply the mean between two local steps, then report `MeanApplied`.
 
-    This adds the mean minus the snapshot. In a ring the sum already is the mean; in all-to-all it
-    is first divided by the number of members. The outgoing payloads stay, since others may still
-    need them.
+    The mean minus the snapshot is added to the model. In a ring, the sum already is the mean. In an
+    all-to-all exchange, it is first divided by the number of members. The outgoing payloads are
+    kept, since other members may still need them.
     """
 
     round: RoundId
 
 
 class DropRound(msgspec.Struct, frozen=True, gc=False):
-    """Drop the round's arrays and payloads once no work uses them. No answer."""
+    """Drop the arrays and payloads of a round once no work uses them.
+
+    No event answers this effect.
+    """
 
     round: RoundId
 
@@ -141,7 +148,7 @@ ReportName = Literal[
 
 
 class PeerReport(msgspec.Struct, frozen=True, gc=False):
-    """Report an event to the person at the device."""
+    """Report an event to the user of the device."""
 
     event: ReportName
     detail: str = ""
@@ -149,7 +156,7 @@ class PeerReport(msgspec.Struct, frozen=True, gc=False):
 
 
 class EndPeer(msgspec.Struct, frozen=True, gc=False):
-    """End after sent messages have left."""
+    """End after all sent messages were transmitted."""
 
     reason: str
 

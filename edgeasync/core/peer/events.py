@@ -1,4 +1,4 @@
-"""Events of a peer's core: messages, results of work, and people's requests."""
+"""Events of a peer's core: messages, results of work, and requests of users."""
 
 import msgspec
 
@@ -6,10 +6,10 @@ from edgeasync.protocol.peer_messages import PeerMessage, RoundId
 
 
 class PeerReceived(msgspec.Struct, frozen=True, gc=False):
-    """A message arrived under the key of `peer`.
+    """A message was received under the key of `peer`.
 
-    The payload of a `PeerPiece` has `payload_bytes` bytes. It is `sound` if its checksum matches
-    its header. To store it, the core returns `StorePiece` for this event.
+    The payload of a `PeerPiece` has `payload_bytes` bytes. `sound` is set if the payload has the
+    checksum in its header. To store the payload, the core returns `StorePiece` for this event.
     """
 
     peer: str
@@ -19,7 +19,7 @@ class PeerReceived(msgspec.Struct, frozen=True, gc=False):
 
 
 class PeerReceivedMalformed(msgspec.Struct, frozen=True, gc=False):
-    """A message arrived under the key of `peer` that cannot be decoded."""
+    """A message that cannot be decoded was received under the key of `peer`."""
 
     peer: str
     reason: str
@@ -37,7 +37,7 @@ class SnapshotTaken(msgspec.Struct, frozen=True, gc=False):
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):
-    """The answer to `Encode`, with the payload's size and checksum."""
+    """The answer to `Encode`, with the size and the checksum of the payload."""
 
     round: RoundId
     step: int
@@ -48,7 +48,7 @@ class Encoded(msgspec.Struct, frozen=True, gc=False):
 class Decoded(msgspec.Struct, frozen=True, gc=False):
     """The answer to `Decode`, with the norms of the payload.
 
-    It is not `sound` if its checksum is wrong, or its codec cannot decode it.
+    `sound` is not set if the checksum is wrong, or the codec cannot decode the payload.
     """
 
     round: RoundId
@@ -64,35 +64,35 @@ class MeanApplied(msgspec.Struct, frozen=True, gc=False):
 
 
 class WorkFailed(msgspec.Struct, frozen=True, gc=False):
-    """The answer to a work effect that this device could not execute."""
+    """The answer to a work effect that this device was not able to execute."""
 
     round: RoundId
     reason: str
 
 
 class TrainingBegun(msgspec.Struct, frozen=True, gc=False):
-    """The trainer takes its first step: the peer may now join rounds."""
+    """The trainer is about to take its first step. From now on, the peer may join rounds."""
 
 
 class RoundDue(msgspec.Struct, frozen=True, gc=False):
-    """The trainer has taken the steps after which a round is due."""
+    """The trainer has taken the number of steps after which a round is due."""
 
 
 class RoundHalfDue(msgspec.Struct, frozen=True, gc=False):
-    """The trainer has taken half of the steps after which a round is due."""
+    """The trainer has taken half of the number of steps after which a round is due."""
 
 
 class PeersChanged(msgspec.Struct, frozen=True, gc=False):
-    """The list of peers has changed; it does not contain this device itself."""
+    """The list of peers has changed. It does not contain this device itself."""
 
     peers: tuple[str, ...]
 
 
 class PeerStopRequested(msgspec.Struct, frozen=True, gc=False):
-    """A person requested the peer's end.
+    """A user requested to end the peer.
 
     A round in progress loses this member. For a clean end, wait until `PeerCore.round` is `None`,
-    so that nobody needs its payloads any more.
+    so that no other member needs the payloads of this one.
     """
 
 

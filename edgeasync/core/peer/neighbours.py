@@ -1,4 +1,4 @@
-"""The listed peers as one of them knows them: who is live, and who hears whom."""
+"""What a peer knows about the listed peers: which are live, and which hear each other."""
 
 import math
 from collections.abc import Iterator
@@ -15,14 +15,15 @@ NOT_LISTED = "a message from an unlisted peer"
 OTHER_INTERVAL = "another interval between rounds"
 
 NO_PING = PeerPing(incarnation=0, count=0, fingerprint="", number=0, ready=False, heard=())
-"""A placeholder for the ping of a peer that was not heard yet."""
+"""A placeholder for the ping of a peer from which no ping was received yet."""
 
 
 class Neighbour:
-    """One peer's knowledge of another: its latest ping, and when it was last heard.
+    """What this peer knows about another one, such as its latest ping and when it was heard.
 
-    `early_offers` are the offers of one round, by step, that arrived before its proposal, which
-    comes on another link. `norms` are those of its payloads in the last complete round.
+    `early_offers` are the offers of one round, by step, that arrived before the proposal of that
+    round, because the proposal is sent by another peer. `norms` are the norms of the payloads that
+    the other peer sent in the last complete round.
     """
 
     def __init__(self, name: str) -> None:
@@ -32,28 +33,32 @@ class Neighbour:
         self.early_offers: dict[int, Offer] = {}
         self.norms: Norms | None = None
         self.told_live = False
-        """Whether this peer was last reported as live."""
+        """Whether the other peer was live in the last report about it."""
 
     def has_completed(self, round_id: RoundId) -> bool:
-        """Return whether it reported the mean of this round or of a later one."""
+        """Return whether the other peer reported that it has the mean of this round.
+
+        A report about a later round counts as well.
+        """
         return self.ping.completed is not None and self.ping.completed >= round_id
 
     def has_taken(self, round_id: RoundId) -> bool:
-        """Return whether it reported that it is in this round, or has its mean."""
+        """Return whether the other peer reported that it is in this round, or has its mean."""
         return self.ping.current == round_id or self.has_completed(round_id)
 
     def keep_early(self, offer: Offer) -> None:
-        """Store an offer of a round that is not proposed yet; drop those of another round."""
+        """Store an offer of a round that was not proposed yet; drop the offers of other rounds."""
         if any(kept.round != offer.round for kept in self.early_offers.values()):
             self.early_offers.clear()
         self.early_offers[offer.step] = offer
 
 
 class Neighbours:
-    """The listed peers of `name`.
+    """The peers in the list of the peer `name`.
 
-    A peer is *heard* for a lease after its last message. It is *live* if it also reports that it
-    hears this one, since a one-way link is useless for a round.
+    A peer is *heard* for the duration of a lease after its last message. It is *live* if it also
+    reports that it hears this peer, since a link that works in only one direction is useless for a
+    round.
     """
 
     def __init__(self, name: str, peers: tuple[str, ...], settings: PeerCoreSettings) -> None:
@@ -74,7 +79,7 @@ class Neighbours:
         return self._listed[name]
 
     def stranger(self, name: str, now_s: float) -> str:
-        """Return why a message other than a ping is ignored, or ""."""
+        """Return why a message that is not a ping is ignored, or ""."""
         if name not in self._listed:
             return NOT_LISTED
         return "" if self.hears(self._listed[name], now_s) else "a message before a ping"
@@ -106,22 +111,22 @@ class Neighbours:
         return ""
 
     def has_other_frozen(self, ping: PeerPing) -> bool:
-        """Return whether a peer's frozen arrays are known to differ from this device's."""
+        """Return whether the frozen arrays of a peer are known to differ from this device's."""
         ours, theirs = self._settings.frozen_arrays, ping.frozen
         if ours is None or theirs is None:
             return False
         return ours.framework == theirs.framework and ours.checksum != theirs.checksum
 
     def hears(self, neighbour: Neighbour, now_s: float) -> bool:
-        """Return whether the peer sent a message within a lease."""
+        """Return whether the peer sent a message within the duration of a lease."""
         return now_s < neighbour.heard_s + self._lease_s
 
     def heard(self, now_s: float) -> tuple[str, ...]:
-        """Return the peers that sent a message within a lease."""
+        """Return the names of the peers that sent a message within the duration of a lease."""
         return tuple([each.name for each in self if self.hears(each, now_s)])
 
     def is_live(self, neighbour: Neighbour, now_s: float) -> bool:
-        """Return whether this peer and the other hear each other."""
+        """Return whether this peer and the other peer hear each other."""
         return self.hears(neighbour, now_s) and self._name in neighbour.ping.heard
 
     def live(self, now_s: float) -> list[Neighbour]:
@@ -129,25 +134,28 @@ class Neighbours:
         return [each for each in self if self.is_live(each, now_s)]
 
     def knows(self, member: RoundMember, now_s: float) -> bool:
-        """Return whether the member is a live peer in the same incarnation."""
+        """Return whether a member of a round is a live peer in the same incarnation."""
         neighbour = self._listed.get(member.name)
         if neighbour is None or not self.is_live(neighbour, now_s):
             return False
         return neighbour.ping.incarnation == member.incarnation
 
     def doubt(self, names: tuple[str, ...], now_s: float) -> None:
-        """Record that another peer has lost these; they join no round until heard again."""
+        """Record that another peer has lost these peers.
+
+        They do not join a round of this peer until they are heard again.
+        """
         for name in names:
             if name in self._listed:
                 self._listed[name].doubted_s = now_s
 
     def note_abandon(self, name: str, abandon: Abandon) -> None:
-        """Record that a peer has left a round, and whether it is ready for another."""
+        """Record that a peer has left a round, and whether it is ready for another round."""
         neighbour = self._listed[name]
         neighbour.ping = msgspec.structs.replace(neighbour.ping, current=None, ready=abandon.ready)
 
     def changes(self, now_s: float) -> list[PeerReport]:
-        """Return reports of changes in which peers are live."""
+        """Return reports about peers that have become live, or are no longer live."""
         reports = []
         live = 0
         for each in self:
@@ -163,12 +171,12 @@ class Neighbours:
         return reports
 
     def next_silence_s(self, now_s: float) -> float:
-        """Return when the next lease of a peer expires."""
+        """Return the time at which the next lease of a peer expires."""
         return min((each.heard_s + self._lease_s for each in self if self.hears(each, now_s)), default=math.inf)
 
 
 def all_hear_each_other(candidates: list[Neighbour]) -> list[Neighbour]:
-    """Return candidates that all hear one another, chosen greedily in order."""
+    """Return the candidates that all hear one another, selected greedily in order."""
     chosen: list[Neighbour] = []
     for one in candidates:
         if all(one.name in other.ping.heard and other.name in one.ping.heard for other in chosen):

@@ -1,6 +1,6 @@
-"""Limits on the norms of a member's payloads.
+"""Limits the norms of the payloads that members send.
 
-A finite model that is far too long would corrupt the mean as NaN does.
+A finite model with a far too large norm would corrupt the mean in the same way as NaN.
 """
 
 import math
@@ -11,15 +11,16 @@ from edgeasync.core.peer.plan import IncomingStep
 from edgeasync.core.peer.refusals import Refused
 
 TIMES_MAX = 100.0
-"""Maximum norm of a payload as a multiple of the usual model's norm."""
+"""Maximum norm of a payload, as a multiple of the usual norm of a model."""
 
 
 def longest(own: Norms, others: Sequence[Norms]) -> Norms:
-    """Return the maximum norms of a member's payloads in one round.
+    """Return the maximum norms of the payloads of a member in one round.
 
-    `own` are the norms of the receiver's model, `others` those that the other members last sent.
-    The usual norm is their median, but at least 1. For an even count, it is the value nearest to
-    `own` between the middle two. So with two members only the receiver counts.
+    `own` are the norms of the receiver's model, and `others` the norms that the other members last
+    sent. The usual norm is the median of all of these, but at least 1. For an even number of
+    members, it is the value between the two middle ones that is nearest to `own`. So if there are
+    two members, it is the norm of the model that the receiver has.
     """
     trained, statistics = zip(own, *others, strict=True)
     return _bound(own[0], trained), _bound(own[1], statistics)
@@ -32,18 +33,18 @@ def _bound(own: float, norms: tuple[float, ...]) -> float:
 
 
 class PayloadNorms:
-    """The norms of each other member's payloads; in a ring most values count twice."""
+    """The norms of the payloads of each other member. In a ring, most values are counted twice."""
 
     def __init__(self) -> None:
         self.received: dict[str, Norms] = {}
         self._longest: Norms = (math.inf, math.inf)
 
     def bound(self, own: Norms, others: Sequence[Norms]) -> None:
-        """Set the limits by this member's model and by what the others last sent."""
+        """Set the limits by the norms of this member's model and of what the others last sent."""
         self._longest = longest(own, others)
 
     def measure(self, planned: IncomingStep, event: Decoded) -> None:
-        """Add a payload's norms to those of its sender; raises `Refused` above the limit."""
+        """Add the norms of a payload to those of its sender; raises `Refused` above the limit."""
         if planned.own:
             return
         if not event.sound:

@@ -1,7 +1,7 @@
 """`PeerCore`: a peer as a deterministic state machine, without I/O and clock.
 
-`neighbours.py` tracks which peers are live, `rounds.py` the rounds, and `schedule.py` when they are
-due. This file decides which rounds a peer proposes, and which proposals it accepts.
+`neighbours.py` tracks which peers are live, `rounds.py` tracks the rounds, and `schedule.py` when
+rounds are due. This file decides which rounds a peer proposes, and which proposals it accepts.
 """
 
 import math
@@ -36,7 +36,7 @@ from edgeasync.protocol.peer_messages import (
 class PeerCore:
     """A peer's decisions. Methods return effects to execute in order.
 
-    `incarnation` must increase with every start under the same key. Call `tick` at
+    `incarnation` must increase with every start under the same key. Call `tick` at the time
     `next_deadline_s`.
     """
 
@@ -54,7 +54,7 @@ class PeerCore:
         self._now_s = self._ping_at_s = self._silence_s = 0.0
 
     def begin(self, now_s: float) -> list[PeerEffect]:
-        """Send hello to all peers."""
+        """Send a `hello` to all peers."""
         self._schedule.begin(now_s)
         return self.tick(now_s)
 
@@ -68,7 +68,7 @@ class PeerCore:
         return self._count(self._decide(event, now_s))
 
     def tick(self, now_s: float) -> list[PeerEffect]:
-        """Ping, repeat unanswered messages, abandon stalled rounds, and propose a due one."""
+        """Send pings, repeat unanswered messages, abandon a stalled round, or propose a due one."""
         if self.over:
             return []
         self._now_s = now_s
@@ -122,7 +122,7 @@ class PeerCore:
         return effects + self._settle(now_s)
 
     def _answered(self, event: events.WorkEvent, now_s: float) -> list[PeerEffect]:
-        """Process the result of work; notify the proposer of a completed round."""
+        """Process the result of work; if the round is complete here, notify its proposer."""
         before = self.rounds.completed
         effects = self.rounds.answered(event, now_s)
         completed = self.rounds.completed
@@ -162,7 +162,7 @@ class PeerCore:
         return current is not None and now_s < current.progress_s + self.settings.lease_s
 
     def _pinged(self, neighbour: Neighbour, ping: PeerPing, now_s: float) -> list[PeerEffect]:
-        """Record a peer's ping; answer a new peer immediately."""
+        """Record a ping from a peer; if the peer is new, answer immediately."""
         if refusal := self.neighbours.refusal(neighbour.name, ping, now_s):
             detail = ""
             if refusal == OTHER_INTERVAL:
@@ -202,7 +202,7 @@ class PeerCore:
         return []
 
     def _proposed(self, peer: str, proposal: Propose, now_s: float) -> list[PeerEffect]:
-        """Accept the highest round, unless it is invalid."""
+        """Accept the proposed round with the highest id, unless the proposal is invalid."""
         round_id = proposal.round
         if round_id.proposer != peer:
             return self.refusals.note(peer, "a round in another peer's name")
@@ -266,7 +266,7 @@ class PeerCore:
         return [*effects, *rounds.begin(proposal, now_s), SendToPeer(peer, self._ping(now_s))]
 
     def _take_up_waiting(self, now_s: float) -> list[PeerEffect]:
-        """Process a proposal that arrived before half of the steps were taken."""
+        """Process a proposal that was received before half of the steps were taken."""
         proposal = self._schedule.take_waiting()
         if proposal is None or proposal.round.proposer not in self.neighbours:
             return []
@@ -275,7 +275,7 @@ class PeerCore:
     # -- time --------------------------------------------------------------------------------------------------
 
     def _settle(self, now_s: float) -> list[PeerEffect]:
-        """Process changes of live peers and the passing of time."""
+        """Process changes in which peers are live, and the passing of time."""
         effects: list[PeerEffect] = [*self.neighbours.changes(now_s)]
         self._silence_s = self.neighbours.next_silence_s(now_s)
         effects += self.rounds.settle(now_s)
@@ -302,16 +302,16 @@ class PeerCore:
         ]
 
     def _lags(self, ping: PeerPing) -> bool:
-        """Return whether a member is still in a round of this peer that ended without it."""
+        """Return whether a member is still in a round of this peer that is over for the others."""
         completed = self.rounds.completed
         if completed is None or completed.proposer != self.name or ping.current != completed:
             return False
         return ping.completed is None or ping.completed < completed
 
     def _proposes_at_s(self, now_s: float) -> float:
-        """Return when this peer proposes a round.
+        """Return the time at which this peer proposes a round.
 
-        It waits one more lease for each candidate with a lower name.
+        For each candidate whose name is lower than this peer's, it waits for one more lease.
         """
         rounds, schedule = self.rounds, self._schedule
         if rounds.current is not None or rounds.owed or not self._begun:

@@ -1,4 +1,4 @@
-"""One member's plan of a round: which segment goes to whom at which step."""
+"""The plan of a round for one member: which segment it sends to which member at which step."""
 
 from typing import Literal, NamedTuple
 
@@ -9,9 +9,9 @@ Way = Literal["add", "replace"]
 
 
 class OutgoingStep(NamedTuple):
-    """A payload to send. It is made after the payload of step `after` is decoded.
+    """A payload to send. It is encoded after the payload of step `after` was decoded.
 
-    With the source `"forward"`, it is the payload received at that step.
+    If the source is `"forward"`, the payload is the one that was received at that step.
     """
 
     step: int
@@ -22,10 +22,10 @@ class OutgoingStep(NamedTuple):
 
 
 class IncomingStep(NamedTuple):
-    """A payload to receive. It is decoded after the payload of step `after`.
+    """A payload to receive. It is decoded after the payload of step `after` was decoded.
 
-    A member's `own` payload is not received. The payload is the sum of `models` models, or a mean,
-    which counts as one.
+    A payload with `own` set is the member's own, and is not received. A payload is the sum of
+    `models` models, or a mean, which counts as one model.
     """
 
     step: int
@@ -38,9 +38,9 @@ class IncomingStep(NamedTuple):
 
 
 class RoundPlan(NamedTuple):
-    """A member's part in a round.
+    """The part of one member in a round.
 
-    With `in_order`, every step waits for the previous one, around the whole ring.
+    If `in_order` is set, every step waits for the previous step, around the whole ring.
     """
 
     segments: int
@@ -50,13 +50,17 @@ class RoundPlan(NamedTuple):
 
 
 def plan_round(topology: Topology, members: tuple[str, ...], name: str) -> RoundPlan:
-    """Return the part of `name` in a round of these members."""
+    """Return the part that the member `name` has in a round of these members."""
     position = members.index(name)
     return _plan_ring(members, position) if topology == "ring" else _plan_all_to_all(members, position)
 
 
 def _plan_ring(members: tuple[str, ...], position: int) -> RoundPlan:
-    """Plan a ring all-reduce: n - 1 steps grow sums, n - 1 steps forward means."""
+    """Plan a ring all-reduce.
+
+    In the first n - 1 steps, the members add up the segments. In the other n - 1 steps, they
+    forward the means.
+    """
     count = len(members)
     following, before = members[(position + 1) % count], members[position - 1]
     outgoing, incoming = [], []
@@ -71,9 +75,10 @@ def _plan_ring(members: tuple[str, ...], position: int) -> RoundPlan:
 
 
 def _plan_all_to_all(members: tuple[str, ...], position: int) -> RoundPlan:
-    """Plan that each member sends its snapshot to all others, at its position's step.
+    """Plan an all-to-all exchange, in which each member sends its snapshot to all others.
 
-    All decode in the order of the list, so that all sums are rounded equally.
+    A member sends at the step that equals its position in the list. All members decode in the order
+    of the list, so that all sums are rounded equally.
     """
     others = members[:position] + members[position + 1 :]
     incoming = [

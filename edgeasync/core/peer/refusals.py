@@ -1,4 +1,4 @@
-"""Messages that a peer refuses, and reports of them."""
+"""Counts and reports the messages that a peer refuses."""
 
 from collections import Counter
 
@@ -15,11 +15,11 @@ NORMAL = frozenset(
         "an old ping",
     }
 )
-"""Refusals of late, early or repeated messages, which are not reported."""
+"""Reasons to refuse late, early or repeated messages, which are not reported."""
 
 
 class Refused(Exception):  # noqa: N818 (an answer to a peer, not a program error)
-    """A message does not fit the round. With `fatal` the round cannot complete."""
+    """A message does not fit the round. If `fatal` is set, the round cannot be completed."""
 
     def __init__(self, sentence: str, *, fatal: bool = False) -> None:
         super().__init__(sentence)
@@ -27,7 +27,7 @@ class Refused(Exception):  # noqa: N818 (an answer to a peer, not a program erro
 
 
 class Refusals:
-    """Counts refused messages by a short text such as "a corrupt piece"."""
+    """Counts refused messages by the reason, a short text such as "a corrupt piece"."""
 
     def __init__(self, neighbours: Neighbours) -> None:
         self.counts: Counter[str] = Counter()
@@ -35,14 +35,14 @@ class Refusals:
         self._told: set[tuple[str, str]] = set()
 
     def note(self, peer: str, why: str, detail: str = "") -> list[PeerEffect]:
-        """Count a refusal; report the first of its kind per peer, unless normal."""
+        """Count a refusal; report the first one of its kind per peer, unless the kind is normal."""
         self.counts[why] += 1
         if why in NORMAL or peer not in self._neighbours or not self.is_first(peer, why):
             return []
         return [PeerReport("refused", detail or why, peer)]
 
     def is_first(self, peer: str, why: str) -> bool:
-        """Return whether this was not reported of a peer yet, and mark it as reported."""
+        """Return whether a refusal was not reported for a peer before, and mark it as reported."""
         told = (peer, why) in self._told
         self._told.add((peer, why))
         return not told

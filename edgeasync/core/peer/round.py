@@ -1,4 +1,4 @@
-"""A round at one member: what it has received, decoded and sent."""
+"""A round as one member sees it: what the member has received, decoded and sent."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -33,23 +33,23 @@ ROUND: Table[RoundState] = {
     "serving": ("over",),
     "over": (),
 }
-"""The states of a round at one member.
+"""The states of a round at one member, and the allowed changes.
 
-While `serving` it has the mean, and others may still need its payloads.
+In the state `serving`, the member has the mean, but others may still need its payloads.
 """
 
 SEGMENT_SPARE_BYTES = 1 << 12
-"""Maximum overhead of a codec's headers for one segment."""
+"""Maximum number of bytes that the headers of a codec add to the payload of one segment."""
 
 OWN_WORK = -1
-"""The step of a member that waits for its own work."""
+"""The step that is reported for a member that waits for its own work."""
 
 
 class Round:
-    """A member's part in a round.
+    """The part of one member in a round.
 
-    `progress_s` is the time of its last progress of any kind, such as a piece. `step_s` is when one
-    of its steps last started or ended.
+    `progress_s` is the time of the member's last progress of any kind, such as a received piece.
+    `step_s` is the time at which one of its steps last started or ended.
     """
 
     def __init__(self, proposal: Propose, name: str, settings: PeerCoreSettings, now_s: float) -> None:
@@ -77,24 +77,24 @@ class Round:
         self.state = state
 
     def begin(self) -> list[PeerEffect]:
-        """Request the snapshot."""
+        """Request the snapshot of the model."""
         return [TakeSnapshot(self.id, self.proposal, self._plan.segments)]
 
     # -- work on arrays ----------------------------------------------------------------------------------------
 
     def snapshot_taken(self, event: SnapshotTaken, last: Sequence[Norms], now_s: float) -> list[PeerEffect]:
-        """Start to exchange; `last` are the norms of what the other members last sent."""
+        """Start the exchange; `last` are the norms of what the other members last sent."""
         self.norms.bound(event.norms, last)
         self.move("exchanging")
         return self._advance(now_s)
 
     def encoded(self, event: Encoded, now_s: float) -> list[PeerEffect]:
-        """Offer a payload that is ready."""
+        """Offer a payload that is now encoded."""
         offer = Offer(self.id, event.step, event.payload_bytes, event.checksum)
         return [*self.outgoing.offer(offer, now_s), *self._advance(now_s)]
 
     def decoded(self, event: Decoded, now_s: float) -> list[PeerEffect]:
-        """Start the steps that waited for this payload, and drop it; raises `Refused`."""
+        """Start the steps that waited for this payload, and drop the payload; raises `Refused`."""
         planned = self._incoming_steps[event.step]
         self.norms.measure(planned, event)
         self._decoded.add(event.step)
@@ -104,12 +104,12 @@ class Round:
         return effects
 
     def mean_applied(self, now_s: float) -> None:
-        """Serve the other members from now on."""
+        """Record that the mean is applied. From now on, only serve the other members."""
         self.progress_s = now_s
         self.move("serving")
 
     def _advance(self, now_s: float) -> list[PeerEffect]:
-        """Return all work that can start now."""
+        """Return the effects for all work that can start now."""
         self.progress_s = self.step_s = now_s
         if self.state != "exchanging":
             return []
@@ -145,7 +145,7 @@ class Round:
     # -- messages ----------------------------------------------------------------------------------------------
 
     def offer(self, sender: str, offer: Offer, now_s: float) -> list[PeerEffect]:
-        """Answer an offer with a credit from the first missing byte; raises `Refused`."""
+        """Answer an offer with a credit that starts at the first missing byte; raises `Refused`."""
         self._check_sender(sender, offer.step)
         incoming = self._incoming.get(offer.step)
         if incoming is not None:
@@ -164,7 +164,7 @@ class Round:
     def piece(
         self, sender: str, piece: PeerPiece, payload_bytes: int, now_s: float, *, sound: bool
     ) -> list[PeerEffect]:
-        """Store the next piece; raises `Refused`."""
+        """Store a piece if it is the next one; raises `Refused`."""
         self._check_sender(sender, piece.step)
         incoming = self._incoming.get(piece.step)
         if incoming is None:
@@ -188,11 +188,11 @@ class Round:
         return [] if credit is None else [SendToPeer(sender, credit)]
 
     def sender(self, step: int) -> str:
-        """Return the sender of the payload of this step."""
+        """Return the member that sends the payload of this step."""
         return self._incoming_steps[step].sender
 
     def credit(self, receiver: str, credit: PeerCredit, now_s: float) -> list[PeerEffect]:
-        """Send what the receiver requests; raises `Refused`."""
+        """Send the bytes that the receiver requests; raises `Refused`."""
         effects = self.outgoing.credit(receiver, credit, now_s)
         self.progress_s = max(self.progress_s, self.outgoing.progress_s)
         return effects
@@ -205,9 +205,9 @@ class Round:
     # -- time --------------------------------------------------------------------------------------------------
 
     def awaited(self, *, owed: bool) -> tuple[int, tuple[str, ...]]:
-        """Return the step at which this member waits, and for whom.
+        """Return the step at which this member waits, and the members for which it waits.
 
-        If it `owed` work, it waits for itself.
+        If it `owed` the result of work, it waits for itself.
         """
         if owed:
             return OWN_WORK, (self._name,)

@@ -1,4 +1,4 @@
-"""The rounds of a peer: the current one, and the outcomes of earlier ones."""
+"""The rounds of a peer: the current round, and the outcomes of earlier ones."""
 
 import math
 
@@ -31,25 +31,28 @@ RoundMessage = Offer | PeerCredit | PeerPiece
 
 
 class Rounds:
-    """A peer's part in rounds. Every method that returns effects may change `current`."""
+    """The part of one peer in its rounds.
+
+    Every method that returns effects may change `current`.
+    """
 
     def __init__(self, name: str, neighbours: Neighbours, settings: PeerCoreSettings, refusals: Refusals) -> None:
         self.current: Round | None = None
         self.completed: RoundId | None = None
         """The last round whose mean is in the model."""
         self.highest: RoundId | None = None
-        """The highest round that this peer has joined."""
+        """The round with the highest id that this peer has joined."""
         self.number = 0
-        """The highest known number of a round."""
+        """The highest number of a round that this peer knows."""
         self.owed = 0
-        """The number of unanswered work effects."""
+        """The number of work effects that were not answered yet."""
         self.given_up: Abandon | None = None
         """The message with which this peer last abandoned a round."""
         self.schedule = Schedule(settings)
         self.suspicion = Suspicion(settings.lease_s)
         self.backoff = Backoff(settings.lease_s)
         self._declined: set[str] = set()
-        """The peers that declined a round of this peer since the last complete one."""
+        """The peers that have declined a round of this peer since the last complete round."""
         self._name = name
         self._neighbours = neighbours
         self._settings = settings
@@ -78,7 +81,7 @@ class Rounds:
         ]
 
     def _early_offers(self, round_id: RoundId, now_s: float) -> list[PeerEffect]:
-        """Process the offers that arrived before the proposal."""
+        """Process the offers that arrived before the proposal of their round."""
         effects: list[PeerEffect] = []
         for neighbour in self._neighbours:
             offers, neighbour.early_offers = neighbour.early_offers, {}
@@ -90,7 +93,7 @@ class Rounds:
     # -- transfers ---------------------------------------------------------------------------------------------
 
     def handle(self, event: events.PeerReceived, message: RoundMessage, now_s: float) -> list[PeerEffect]:
-        """Process a transfer's message in a round, which most messages are."""
+        """Process a message of a transfer. Most messages are of this kind."""
         peer = event.peer
         if why := self._neighbours.stranger(peer, now_s):
             return self._refusals.note(peer, why)
@@ -116,9 +119,9 @@ class Rounds:
             return effects
 
     def _of_another_round(self, peer: str, message: RoundMessage) -> list[PeerEffect]:
-        """Refuse a message of another round; store an offer that overtook its proposal.
+        """Refuse a message of another round, or store an offer that arrived before its proposal.
 
-        The sender of a repeated offer of a past round gets the outcome of that round.
+        If an offer of a past round is repeated, its sender gets the outcome of that round.
         """
         over = self.highest is not None and message.round <= self.highest
         if isinstance(message, Offer) and not over:
@@ -136,7 +139,7 @@ class Rounds:
     # -- work --------------------------------------------------------------------------------------------------
 
     def answered(self, event: events.WorkEvent, now_s: float) -> list[PeerEffect]:
-        """Process the result of work, if its round is not over."""
+        """Process the result of work if its round is not over."""
         self.owed -= 1
         round_ = self.current
         if round_ is None or round_.id != event.round:
@@ -175,7 +178,7 @@ class Rounds:
     # -- reports of other members ------------------------------------------------------------------------------
 
     def note_ping(self, peer: str, ping: PeerPing, now_s: float) -> list[PeerEffect]:
-        """Process a ping's information about the current round."""
+        """Process what a ping reports about the current round."""
         self.number = max(self.number, ping.number)
         round_ = self.current
         if round_ is None or peer not in round_.others:
@@ -207,7 +210,7 @@ class Rounds:
         return []
 
     def _lose(self, round_: Round, peer: str, abandon: Abandon, now_s: float) -> list[PeerEffect]:
-        """Abandon the current round after another member did, or continue without it."""
+        """Abandon the current round because another member did, or continue without that member."""
         if round_.state not in UNFINISHED:
             round_.outgoing.leave_behind(peer)
             self.schedule.note_retried(round_.id)
@@ -226,7 +229,11 @@ class Rounds:
         return effects
 
     def _declined_by(self, peer: str, abandon: Abandon, now_s: float) -> None:
-        """Propose again without members unknown to a peer; without the peer if it repeats."""
+        """Prepare the next proposal after a peer has declined a round.
+
+        Propose again without the members that the peer does not know. If the peer declines
+        repeatedly, propose without the peer.
+        """
         if self._name in abandon.awaited or peer in self._declined:
             self.suspicion.accuse(peer, msgspec.structs.replace(abandon, awaited=(peer,)))
         else:
@@ -246,8 +253,8 @@ class Rounds:
     ) -> list[PeerEffect]:
         """Abandon the round without its mean, and name the members that delayed it.
 
-        The round counts as failed for its proposer, or for the proposer `at_fault` that preempted
-        it.
+        The round counts as a failure of its proposer or, if its proposer was preempted by the
+        proposer `at_fault`, as a failure of that proposer.
         """
         round_ = self.current
         assert round_ is not None
@@ -291,16 +298,16 @@ class Rounds:
     # -- time --------------------------------------------------------------------------------------------------
 
     def stalls_at_s(self) -> float:
-        """Return when the round stalls: a lease after its last progress.
+        """Return the time at which the round stalls, which is one lease after its last progress.
 
-        A mean that waits for the trainer never stalls.
+        A round whose mean waits for the trainer never stalls.
         """
         if self.current is None or self.current.state == "applying":
             return math.inf
         return self.current.progress_s + self._settings.lease_s
 
     def settle(self, now_s: float) -> list[PeerEffect]:
-        """Abandon the round if it lost a member or stalls; drop it once nobody needs it."""
+        """Abandon the round if it has lost a member or stalls; drop it once nobody needs it."""
         round_ = self.current
         if round_ is None:
             return []
@@ -321,9 +328,9 @@ class Rounds:
         return []
 
     def _all_have_it(self, round_: Round) -> bool:
-        """Return whether nobody needs this member's payloads.
+        """Return whether no other member needs the payloads of this member.
 
-        A proposer also waits until all others have completed the round.
+        A proposer also waits until all other members have completed the round.
         """
         if not round_.outgoing.served:
             return False
@@ -333,7 +340,7 @@ class Rounds:
         return all(self._neighbours[name].has_completed(round_.id) for name in waiting)
 
     def repeat(self, now_s: float) -> list[PeerEffect]:
-        """Repeat unanswered offers, and the proposal to members that have not joined."""
+        """Repeat unanswered offers, and send the proposal again to members that have not joined."""
         round_ = self.current
         if round_ is None:
             return []

@@ -9,18 +9,19 @@ from edgeasync.protocol.peer_messages import Topology
 class PeerCoreSettings(msgspec.Struct, frozen=True, gc=False):
     """The settings of a peer's core.
 
-    - `lease_s`: how long a peer, or a step of a round, may be silent.
-    - `ping_s`: time between pings, and about the time before unanswered messages are repeated.
-    - `piece_bytes`: size of a piece, which must cross the slowest link in half a lease.
-    - `round_every_s`: time between rounds. With `round_steps` a round is due after so many local
-      steps instead, reported by `RoundHalfDue` and `RoundDue`. All peers must use the same
-      interval.
-    - `codec`: codec of own rounds. `codecs`: all supported codecs.
+    - `lease_s`: for how long a peer may send no message, or a step of a round make no progress.
+    - `ping_s`: time between pings, and approximate time before unanswered messages are repeated.
+    - `piece_bytes`: size of a piece. The slowest link must be able to transfer a piece in half of
+      a lease.
+    - `round_every_s`: time between rounds. If `round_steps` is set, a round is due after this
+      number of local steps instead, as reported by `RoundHalfDue` and `RoundDue`. All peers must
+      use the same interval.
+    - `codec`: codec of the rounds that this peer proposes. `codecs`: all supported codecs.
     - `payload_bytes_max`: maximum size of an encoded model.
-    - `window_bytes`: maximum bytes of a payload in flight.
-    - `begins_ready`: without it the peer joins no round before `TrainingBegun`.
-    - `frozen`: what to do with a peer whose frozen arrays differ from `frozen_arrays`, this
-      device's.
+    - `window_bytes`: maximum number of bytes of a payload in flight.
+    - `begins_ready`: if not set, the peer joins no round before `TrainingBegun`.
+    - `frozen`: what to do with a peer whose frozen arrays differ from this device's
+      `frozen_arrays`.
     """
 
     topology: Topology = "ring"
@@ -45,7 +46,7 @@ class PeerCoreSettings(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def interval(self) -> str:
-        """The interval between two rounds as a setting."""
+        """The interval between two rounds, formatted as a setting."""
         return interval_of(self.round_every_s, self.round_steps)
 
 

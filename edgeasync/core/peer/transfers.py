@@ -1,9 +1,9 @@
 """Payloads in transfer between two members of a round.
 
-A receiver grants credit for the bytes that follow those it has. A sender without progress repeats
-its offer, and reports what it has sent. Messages arrive in the order in which they were sent, or
-not at all. So the receiver knows which bytes are lost, and requests them again. It uses no timer,
-because copies would fill a slow link.
+A receiver grants credit for the bytes that follow those that it has. A sender without progress
+repeats its offer, and reports how many bytes it has sent. Messages arrive in the order in which
+they were sent, or not at all. So the receiver can determine which bytes are lost, and requests them
+again. It does not use a timer, because duplicates would fill a slow link.
 """
 
 import math
@@ -18,11 +18,11 @@ from edgeasync.protocol.peer_messages import Offer, PeerCredit, PeerPiece
 
 
 class OutgoingPayload:
-    """A payload in transfer to one receiver; `finished` once the receiver has it.
+    """A payload in transfer to one receiver; `finished` is set once the receiver has it.
 
-    The offer is repeated after `ping_s` without progress, then after twice that time and so on,
-    because copies would fill a slow link. The sender goes back to the same byte at most once in
-    half a `ping_s`, however often it is requested.
+    The offer is repeated after `ping_s` without progress, and the interval doubles each time,
+    because duplicates would fill a slow link. The sender sends the same byte again at most once in
+    half of `ping_s`, however often the receiver requests it.
     """
 
     def __init__(self, receiver: str, offer: Offer, settings: PeerCoreSettings, now_s: float) -> None:
@@ -38,7 +38,7 @@ class OutgoingPayload:
         self._sent_bytes = 0
 
     def offer_again(self, now_s: float) -> Offer | None:
-        """Return the offer if it is due to be repeated."""
+        """Return the offer if it must be repeated now."""
         if self.finished or now_s < self.progress_s + self._offer_after_s:
             return None
         self._offer_after_s *= 2.0
@@ -49,7 +49,7 @@ class OutgoingPayload:
         self._offer_after_s = self._ping_s
 
     def credit(self, credit: PeerCredit, now_s: float) -> list[SendPiece] | None:
-        """Return the pieces to send now; `None` for an impossible credit."""
+        """Return the pieces to send now; return `None` for an impossible credit."""
         received_bytes = credit.received_bytes
         holds_part_of_a_piece = received_bytes % self._piece_bytes and received_bytes != self.offer.payload_bytes
         if received_bytes > self._sent_bytes or holds_part_of_a_piece:
@@ -86,8 +86,8 @@ class OutgoingPayload:
 class OutgoingPayloads:
     """All payloads that a member sends in a round, by receiver.
 
-    `progress_s` is the time of the last progress of a receiver. `gone` are the members that have
-    abandoned the round, or have ended after it.
+    `progress_s` is the time of the last progress of any receiver. `gone` contains the members that
+    have abandoned the round, or have ended after completing it.
     """
 
     def __init__(self, plan: RoundPlan, settings: PeerCoreSettings) -> None:
@@ -110,21 +110,21 @@ class OutgoingPayloads:
         return effects
 
     def has_offered(self, step: int) -> bool:
-        """Return whether the payload of a step is ready."""
+        """Return whether the payload of a step is ready to be sent."""
         return step in self._offered
 
     @property
     def all_offered(self) -> bool:
-        """Whether all payloads are ready."""
+        """Whether all payloads are ready to be sent."""
         return len(self._offered) == len(self._steps)
 
     @property
     def served(self) -> bool:
-        """Whether all receivers have their payloads."""
+        """Whether all receivers have received their payloads."""
         return all(payload.finished for payload in self._payloads.values())
 
     def credit(self, receiver: str, credit: PeerCredit, now_s: float) -> list[PeerEffect]:
-        """Send what the receiver requests; raises `Refused`."""
+        """Send the bytes that the receiver requests; raises `Refused`."""
         payload = self._payloads.get((credit.step, receiver))
         if payload is None:
             raise Refused("a credit for a payload that was not offered")
@@ -145,7 +145,7 @@ class OutgoingPayloads:
         return [ReleasePayload(credit.round, credit.step, incoming=False)]
 
     def offer_again(self, now_s: float) -> list[PeerEffect]:
-        """Repeat offers without progress."""
+        """Repeat the offers of payloads that have made no progress."""
         return [
             SendToPeer(payload.receiver, offer)
             for payload in self._payloads.values()
@@ -153,7 +153,7 @@ class OutgoingPayloads:
         ]
 
     def leave_behind(self, name: str) -> None:
-        """Stop sending to a member that has abandoned the round, or has ended after it."""
+        """Stop sending to a member that has abandoned the round, or has ended."""
         self.gone.add(name)
         for payload in self._payloads.values():
             if payload.receiver == name:
@@ -161,7 +161,7 @@ class OutgoingPayloads:
 
 
 class IncomingPayload:
-    """A payload in transfer from its sender, accepted piece by piece in order."""
+    """A payload in transfer from its sender. Its pieces are accepted in order."""
 
     def __init__(self, offer: Offer, piece_bytes: int) -> None:
         self.offer = msgspec.structs.replace(offer, sent_bytes=None)
@@ -175,7 +175,10 @@ class IncomingPayload:
         return self.received_bytes == self.offer.payload_bytes
 
     def offered_again(self, offer: Offer) -> PeerCredit | None:
-        """Return the credit for a repeated offer; `None` if it is for another payload."""
+        """Return the credit for a repeated offer.
+
+        Return `None` if the offer is for another payload.
+        """
         if msgspec.structs.replace(offer, sent_bytes=None) != self.offer:
             return None
         return self.credit(again=offer.sent_bytes is None or offer.sent_bytes > self.received_bytes)
@@ -200,7 +203,10 @@ class IncomingPayload:
         return PeerCredit(self.offer.round, self.offer.step, self.received_bytes, again)
 
     def credit_again(self) -> PeerCredit | None:
-        """Return the credit that requests lost bytes, once until there is progress."""
+        """Return the credit that requests lost bytes again.
+
+        It is returned only once until there is progress.
+        """
         if self._asked_again:
             return None
         self._asked_again = True

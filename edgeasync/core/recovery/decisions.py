@@ -1,8 +1,8 @@
-"""Detects a plugin whose decisions in a replay differ from those of the run.
+"""Detects a plugin whose decisions in a replay differ from those in the run.
 
-Built-in policies are not compared. Another machine may round their scalars differently, and a
-replay uses those of the log. If a plugin's decisions differ, the run cannot be resumed, because the
-hub's state would differ from the run's.
+The decisions of built-in policies are not compared. Another machine may round their scalars
+differently, and a replay uses the scalars of the log. If a plugin decides differently, the run
+cannot be resumed, because the hub's state would differ from that of the run.
 """
 
 import math
@@ -19,7 +19,7 @@ from edgeasync.policies.guards import plugin_name, plugins_of
 from edgeasync.policies.policy import PolicySet
 
 TOLERANCE = 1e-6
-"""Relative difference up to which two scalars count as equal, because of rounding."""
+"""Maximum relative difference between two scalars that count as equal, because of rounding."""
 
 REMEDY = (
     "a policy must depend only on its keys and arguments; if its package has changed, install the version "
@@ -28,7 +28,7 @@ REMEDY = (
 
 
 def check_decisions(policy: PolicySet, number: int, version: int, folds: Sequence[Fold], entry: Entry) -> None:
-    """Raise `PluginError`, which names the plugin, if decisions differ from the log."""
+    """Raise `PluginError`, which names the plugin, if its decisions differ from the log."""
     plugins = plugins_of(policy)
     if not plugins:
         return
@@ -45,7 +45,7 @@ def check_decisions(policy: PolicySet, number: int, version: int, folds: Sequenc
 
 
 def check_state(core: HubCore, model: HubModel, saved_core: HubCore, saved_model: HubModel, number: int) -> None:
-    """Raise `PluginError`, naming the plugin, if a replay differs from a checkpoint."""
+    """Raise `PluginError`, which names the plugin, if a replay differs from a checkpoint."""
     plugins = plugins_of(core.policy_engine.policy)
     if not plugins:
         return
@@ -75,7 +75,7 @@ def _written(*values: object) -> str:
 
 
 def _raise(plugins: dict[str, object], paths: Sequence[str], number: int, what: str) -> None:
-    """Raise `PluginError` for the plugins at these paths, if any."""
+    """Raise `PluginError` for the plugins at these paths, if there are any."""
     found = [
         f"policy.{path} {plugin_name(part)}" for path, part in plugins.items() if path.startswith(tuple(paths))
     ]

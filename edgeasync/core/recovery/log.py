@@ -1,8 +1,8 @@
 """Entries of the log: the data of events that a replay needs.
 
-An entry contains an input of the core, not its consequences, with two exceptions: random values,
-and the scalars of folds and norms, which another machine might round differently. Like the core, it
-contains only digests of sessions and state ids.
+An entry contains an input of the core, but not its effects. There are two exceptions: random
+values, and the scalars of folds and norms, which another machine might round differently. Like the
+core, an entry contains only digests of sessions and state ids.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ REMEDY = "use the version of edgeasync that wrote it, or resume from a checkpoin
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag="message", gc=False):
-    """A `HubReceived`, with its message as an encoded header frame."""
+    """A `HubReceived` event, with its message as an encoded header frame."""
 
     peer: Peer
     header: bytes
@@ -45,7 +45,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, tag="message", gc=Fals
 
 
 class FoldScalars(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The scalars that the core chose for a `Fold`."""
+    """The scalars that the core computed for a `Fold`."""
 
     weights: tuple[float, ...]
     plan: tuple[Scalars, ...]
@@ -53,10 +53,10 @@ class FoldScalars(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An event, the hub's time, the resulting version, and non-reproducible values.
+    """An event, the hub's time, the resulting version, and values that a replay cannot reproduce.
 
-    `session` is the digest of the session opened by a `Hello`. `folds` are in the order of the
-    decisions.
+    `session` is the digest of the session that a `Hello` opened. `folds` are in the order in which
+    the core decided them.
     """
 
     now_s: float
@@ -82,45 +82,48 @@ _decode = msgspec.msgpack.Decoder(Entry).decode
 
 
 class Log(Protocol):
-    """The destination of a hub's entries, numbered from 1 over a run's whole life.
+    """The destination of a hub's entries, numbered from 1 over the whole run.
 
-    Append the entry of an event before executing its effects. Hold back each message that confirms
-    the event until `durable` has reached the entry's number, and call `commit` while one waits. The
-    log calls the engine's `on_durable` when it has written more, and `on_failing` when a write
-    fails.
+    Append the entry of an event before executing the effects of the event. Delay each message that
+    confirms the event until `durable` has reached the number of the entry, and call `commit` while
+    a message waits. The log calls the engine's `on_durable` when it has written more entries, and
+    `on_failing` when a write fails.
     """
 
     @property
     def last(self) -> int:
-        """The number of the last appended entry."""
+        """The number of the entry that was appended last."""
 
     @property
     def durable(self) -> int:
-        """The last entry that, with all before it, would survive a power cut."""
+        """The number of the last durable entry.
+
+        This entry and all entries before it would survive a power cut.
+        """
 
     @property
     def failing(self) -> str:
-        """Why the log cannot be written at the moment, or ""."""
+        """The reason why the log cannot be written at the moment, or ""."""
 
     @property
     def bytes_waiting(self) -> int:
-        """Bytes of entries that are not durable yet."""
+        """The number of bytes in entries that are not durable yet."""
 
     @property
     def bytes_appended(self) -> int:
-        """Bytes appended since the hub started."""
+        """The number of bytes appended since the hub started."""
 
     def append(self, entry: bytes, payload: wire.Buffer | None) -> None:
-        """Append an entry, which is written later; its payload must not change."""
+        """Append an entry, which is written later. The caller must not change its payload."""
 
     def commit(self) -> None:
-        """Make all entries so far durable as soon as possible, and notify the engine."""
+        """Make all entries appended so far durable as soon as possible, then notify the engine."""
 
 
 def write_entry(
     event: HubEvent, now_s: float, effects: Sequence[HubEffect], version: int, session: bytes
 ) -> bytes:
-    """Encode the entry of an event that the core has handled, with its folds' scalars."""
+    """Encode the entry of an event that the core has handled, with the scalars of its folds."""
     folds = tuple([FoldScalars(e.weights, e.plan, e.scale) for e in effects if isinstance(e, Fold)])
     if isinstance(event, HubReceived):
         frame = Frame(event.peer, wire.encode(event.message), event.has_capacity, event.key, event.moved)

@@ -1,6 +1,6 @@
 """Recovers a hub's state from its log, because the core is deterministic.
 
-Folds use the scalars from the log, so the model is bit-identical on any machine.
+Folds use the scalars from the log, so the resulting model is bit-identical on any machine.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,10 @@ from edgeasync.protocol.wire import Buffer
 
 
 class Sessions:
-    """Draws session tokens and returns their digests, or repeats one from the log."""
+    """Draws session tokens and returns their digests.
+
+    In a replay, returns a digest from the log.
+    """
 
     def __init__(self, draw: Callable[[], bytes]) -> None:
         self.repeated: bytes | None = None
@@ -30,22 +33,22 @@ class Sessions:
         self._token = b""
 
     def __call__(self) -> bytes:
-        """Return the digest of the next token."""
+        """Return the digest of the next session token."""
         if self.repeated is not None:
             return self.repeated
         self._token = self._draw()
         return digest(self._token)
 
     def token(self, session: bytes) -> bytes:
-        """Return the token drawn last; `session` is its digest."""
+        """Return the token that was drawn last; `session` is its digest."""
         assert digest(self._token) == session
         return self._token
 
 
 class Replay:
-    """Passes a log's entries to a hub's core, and applies the effects to the model.
+    """Passes the entries of a log to a hub's core, and applies the effects to the model.
 
-    It sends nothing. `apply` raises `StorageError` if an entry does not produce its recorded
+    It sends no messages. `apply` raises `StorageError` if an entry does not result in the recorded
     version, because another version of the software wrote it, or the settings have changed. It
     raises `PluginError` if a plugin decides differently.
     """
@@ -79,12 +82,12 @@ class Replay:
         return effects
 
     def fold_all(self, now_s: float) -> None:
-        """Fold the buffered updates into a last version, as if the hub were asked to stop."""
+        """Fold the buffered updates into a last version, as if the hub had been asked to stop."""
         effects = self.core.handle(HubStopRequested(), now_s)
         self._follow(effects, [FoldScalars(e.weights, e.plan, e.scale) for e in effects if isinstance(e, Fold)])
 
     def _hold(self, number: int, event: PushArrived, payload: Buffer) -> None:
-        """Buffer an update under its recorded handle; refused updates have no payload."""
+        """Buffer an update under its recorded handle. Updates that were refused have no payload."""
         if not len(payload):
             return
         codec = make_codec(event.push.codec, self.core.spec)
@@ -94,7 +97,7 @@ class Replay:
             raise StorageError(f"entry {number} of the journal contains an invalid update: {error}") from error
 
     def _follow(self, effects: list[HubEffect], folds: list[FoldScalars]) -> None:
-        """Apply effects to the model, folds with their scalars from the log."""
+        """Apply effects to the model; for folds, use the scalars from the log."""
         for effect in effects:
             match effect:
                 case Fold():

@@ -1,11 +1,12 @@
 """Saves and restores the core, the model and the published model.
 
-These are omitted: measurements of connections (`Member.link`, and the codec chosen by it), strikes
-of strangers, and counts of messages since the start. `encode_state` defines the bytes.
+The state does not include measurements of connections (`Member.link`, and the codec selected by
+it), malformed messages of connections without a member, and counts of messages since the start.
+`encode_state` defines the bytes.
 
-A large model's state is saved in two parts. Call `note`, which is fast, right after an event. Call
-`complete`, which adds the arrays, when all effects queued at that time are done and no later one
-has begun.
+The state of a large model is saved in two parts. Call `note`, which is fast, right after an event.
+Then call `complete`, which adds the arrays. At that time, all effects that were queued when `note`
+was called must be done, and no later effect may have begun.
 """
 
 import math
@@ -34,13 +35,15 @@ from edgeasync.parameters import ParameterSpec, Vector
 SCALARS = "scalars"
 
 TOLERANCE = 1e-6
-"""Relative difference up to which two numbers of the core count as equal, because of rounding."""
+"""Maximum relative difference between two numbers of the core that count as equal, because of
+rounding.
+"""
 
 
 class CoreState(msgspec.Struct):
     """The durable fields of `HubCore` and its parts.
 
-    `fingerprint` is that of the model's spec.
+    `fingerprint` is the fingerprint of the model's spec.
     """
 
     fingerprint: str
@@ -54,7 +57,10 @@ class CoreState(msgspec.Struct):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """The first part of a `HubState`; `entry` is the last log entry that it covers."""
+    """The first part of a `HubState`.
+
+    `entry` is the number of the last log entry that it covers.
+    """
 
     core: bytes
     waiting: WaitingUpdates
@@ -66,11 +72,11 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class HubState(msgspec.Struct, frozen=True):
-    """A hub at one moment: named arrays of float32 and bytes, and a summary.
+    """The state of a hub at one moment: named arrays of float32 and bytes, and a summary.
 
     The arrays of the parameters contain the model of `snapshot`. Other vectors are flat arrays, and
-    scalars are encoded as bytes. Do not change the arrays, which may be the hub's own. `evaluation`
-    is the last one, of this or an earlier version.
+    scalars are encoded as bytes. The caller must not change the arrays, because they may be the
+    hub's own. `evaluation` is the last evaluation, of this version or an earlier one.
     """
 
     entry: int | None
@@ -105,9 +111,9 @@ def dump_state(core: HubCore) -> bytes:
 
 
 def load_state(core: HubCore, state: bytes) -> None:
-    """Restore a new core of the same model and settings.
+    """Restore the state into a new core with the same model and settings.
 
-    Raises `StorageError` if the state is invalid or of another model.
+    Raises `StorageError` if the state is invalid or belongs to another model.
     """
     found = decode_state(state, CoreState)
     if found.fingerprint != core.spec.fingerprint:
@@ -124,7 +130,7 @@ def load_state(core: HubCore, state: bytes) -> None:
 
 
 def note(core: HubCore, model: HubModel, entry: int | None, now_s: float) -> Note:
-    """Encode the core's state, and capture the buffered updates."""
+    """Encode the state of the core, and capture the buffered updates."""
     return Note(
         core=dump_state(core),
         waiting=model.waiting([one.handle for one in core.policy_engine.state.gathering.contributions]),
@@ -137,7 +143,7 @@ def note(core: HubCore, model: HubModel, entry: int | None, now_s: float) -> Not
 
 
 def complete(note: Note, model: HubModel, publisher: Publisher) -> HubState:
-    """Add the arrays to a note, once the effects queued at its time are done."""
+    """Add the arrays to a note, once the effects that were queued at its time are done."""
     model_state, arrays = model.dump_state(note.waiting)
     publisher_state, published = publisher.dump_state()
     arrays |= published
@@ -157,15 +163,15 @@ def complete(note: Note, model: HubModel, publisher: Publisher) -> HubState:
 
 
 def capture(core: HubCore, model: HubModel, publisher: Publisher, entry: int | None, now_s: float) -> HubState:
-    """Return the state of a hub without queued effects."""
+    """Return the state of a hub that has no queued effects."""
     return complete(note(core, model, entry, now_s), model, publisher)
 
 
 def restore(tensors: Mapping[str, Array], core: HubCore, model: HubModel, publisher: Publisher) -> None:
-    """Restore a new hub of the same model and settings from its arrays.
+    """Restore a new hub with the same model and settings from the arrays of a state.
 
-    Raises `StorageError` for invalid arrays. Core, model and publisher may then be half restored;
-    do not use them.
+    Raises `StorageError` for invalid arrays. The core, the model and the publisher may then be
+    partially restored, and must not be used.
     """
     scalars, parameters, arrays = _take_apart(tensors, model.spec)
     load_state(core, scalars.core)
@@ -174,7 +180,7 @@ def restore(tensors: Mapping[str, Array], core: HubCore, model: HubModel, publis
 
 
 def restore_core(tensors: Mapping[str, Array], core: HubCore) -> Vector:
-    """Restore a core under any policy for inspection; return the model's values.
+    """Restore a core with any policy for inspection; return the values of the model.
 
     Raises `StorageError` for invalid arrays.
     """
@@ -198,10 +204,10 @@ def _take_apart(
 
 
 def succeed(core: HubCore, old: HubCore) -> None:
-    """Initialize a new core with other policies from an old one, at the same version.
+    """Initialize a new core with other policies from an old core, at the same version.
 
-    Devices, their last outcomes and operators' orders carry over. All other policy state starts
-    from scratch.
+    Devices, their last outcomes and operators' orders are carried over. All other state of the
+    policies is reset.
     """
     core.members.load_state(old.members.dump_state())
     new, before = core.policy_engine.state, old.policy_engine.state
@@ -221,7 +227,7 @@ def succeed(core: HubCore, old: HubCore) -> None:
 def find_difference(found: HubState, saved: HubState, spec: ParameterSpec) -> str:
     """Return where and how two states of one model differ, or "" if they are equal.
 
-    Arrays must be bit-identical. Other numbers may differ by rounding.
+    Arrays must be bit-identical. Other numbers may differ because of rounding.
     """
     scalars = _prefix(spec) + SCALARS
     for name in sorted({*found.tensors, *saved.tensors} - {scalars}):
@@ -259,7 +265,7 @@ def _is_close(one: float, other: float) -> bool:
 
 
 def _prefix(spec: ParameterSpec) -> str:
-    """Return a prefix for the other arrays' names that no parameter's name has."""
+    """Return a prefix for the names of other arrays with which no parameter's name begins."""
     prefix = ""
     kinds = ("optimizer/", "kept/", "update/", "chain/", "published", SCALARS)
     while any(
