@@ -248,7 +248,7 @@ class Lockstep:
         return self.model.runs_ahead and (self.model.is_new or len(self._results) < self.model.ahead_max)
 
     def _may_serve(self) -> bool:
-        """Return whether the worker waits for the loop's model and the loop has no model to load."""
+        """Return whether the worker waits for the loop's model, and no new model is to be loaded."""
         return self._worker == "awaits_model" and not self.model.is_new
 
     def _serve(self) -> None:
