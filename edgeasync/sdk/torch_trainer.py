@@ -197,7 +197,11 @@ class HeldModule:
 
 
 class _NoneAlone(Batches):
-    """Batches; if the last one would contain one example, one is moved there from the batch before."""
+    """Batches of an epoch that never end with a single example.
+
+    If the last batch would contain one example, another example is moved there from the batch
+    before.
+    """
 
     def draw(self) -> npt.NDArray[np.int64]:
         """Return the indices of the next batch's examples."""
