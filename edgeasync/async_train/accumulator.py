@@ -82,7 +82,7 @@ class AsyncGradientAccumulator:
 
 
 class BatchesPerStep:
-    """The number of batches per step; it is fixed, or depends on the durations of batches and steps."""
+    """The number of batches per step: fixed, or computed from the durations of batches and steps."""
 
     def __init__(self, most: int, *, adaptive: bool) -> None:
         self._most, self._adaptive = most, adaptive

@@ -29,7 +29,7 @@ BATCH_SIZE = 32
 
 
 def settled(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Make paths in `arguments` absolute, because the working directory may change before their use."""
+    """Make paths in `arguments` absolute, because the working directory may change later."""
     return {
         name: Path(value).expanduser().absolute() if name in PLACES and isinstance(value, str | Path) else value
         for name, value in arguments.items()

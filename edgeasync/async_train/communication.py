@@ -34,7 +34,7 @@ LEFT_S = 30.0
 TAKE = ("all", "better", "best")
 
 BEHIND_MAX = 2.0
-"""Default of `behind_max`: if a node's score exceeds the median score by this factor, it is preempted."""
+"""Default of `behind_max`: a node is preempted if its score exceeds this multiple of the median."""
 
 MOST = 100_000
 """Default maximum number of iterations between two averagings."""

@@ -1,4 +1,4 @@
-"""Functions that replace those of `torch.cuda`, and the choice of a model's device.
+"""Counterparts of `torch.cuda`'s functions, and the choice of a model's device.
 
 >>> from edgeasync.async_train import cuda
 >>> cuda.is_available() == (cuda.device_count() > 0)

@@ -54,7 +54,7 @@ ROUND_STEPS = 10
 """Default number of local steps between two rounds."""
 
 _OF_WORKERS = {"codec", "frozen", "lease_s", "round_every_s", "round_steps"}
-"""Keys of `[peer]` that settings may contain; the others are arguments or do not apply."""
+"""Keys of `[peer]` that `settings` may contain; other keys are arguments or do not apply."""
 
 
 def check_topology(topology: object, peers: object = None) -> None:

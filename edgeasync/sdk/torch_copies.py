@@ -29,7 +29,7 @@ class Link:
         return torch.empty(length, dtype=torch.float32, pin_memory=True)
 
     def device_buffer(self, length: int) -> Tensor:
-        """Allocate float32 values on the GPU, which are not reused while the side stream needs them."""
+        """Allocate float32 values on the GPU; torch reuses them only after the side stream's work."""
         buffer = torch.empty(length, dtype=torch.float32, device=self._device)
         buffer.record_stream(self._side)
         return buffer

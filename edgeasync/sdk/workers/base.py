@@ -81,7 +81,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
 
     @property
     def end_s(self) -> float:
-        """Time limit in seconds for ending; it is short, since steps after the last update are lost."""
+        """Time limit in seconds for ending; it is short, because the last steps are lost anyway."""
         return END_S
 
     @property
