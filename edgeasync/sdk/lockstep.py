@@ -226,9 +226,10 @@ class Lockstep:
             self._turn.notify_all()
 
     def await_turn(self, timeout_s: float | None = None) -> bool:
-        """Wait until the loop may take a step; return `False` if it shall take no more steps.
+        """Wait until the loop may take a step; return whether it may.
 
-        Meanwhile, record the model whenever the worker waits for it.
+        The result is false if the worker or the loop has ended, or after `timeout_s`. While waiting,
+        record the model whenever the worker needs it.
         """
         with self._turn:
             self._set_loop("waiting")

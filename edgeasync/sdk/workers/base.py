@@ -32,7 +32,7 @@ DEATHS_S = 120.0
 """A worker that dies `DEATHS_MAX` times within `DEATHS_S` seconds is not restarted."""
 
 END_S = 3.0
-"""Time limit in seconds for a worker's process to end after its parent has requested it or exited."""
+"""Time in seconds that a worker's process may take to end after its parent's request or exit."""
 
 MakeTrainer = Callable[[Dataset, int, int], Trainer]
 """A function that creates a trainer from examples, a seed and a number of threads."""

@@ -2,7 +2,7 @@
 
     python -m edgeasync.sdk.workers.forker FOLDER REQUESTS PARENT
 
-It has a single thread, and imports the modules that all workers need, once. `FOLDER` contains the
+It has a single thread, and imports once the modules that all workers need. `FOLDER` contains the
 workers' files. `REQUESTS` is a socket to the process `PARENT`. Each request contains a worker's
 number. A request with a lifeline (a pipe) starts the worker; a request without a lifeline kills it.
 When a worker has ended, the forker sends the worker's number and exit code. The forker ends when
