@@ -1,7 +1,7 @@
-"""A toolbox of asynchronous training with familiar class names, such as `ParameterServer`.
+"""A toolbox for asynchronous training with familiar class names, such as `ParameterServer`.
 
 It uses only edgeasync's public API, and the rest of edgeasync does not import it.
-docs/train/async_train.md explains each name and how it differs from other libraries. Names are
+docs/train/async_train.md explains each name and the differences from other libraries. Names are
 imported on first use.
 
     >>> from edgeasync.async_train import init_distributed

@@ -9,14 +9,14 @@ from edgeasync.async_train.learners import learner_of
 from edgeasync.errors import ConfigError
 
 STEP_SHARE = 0.1
-"""Largest share of time for steps and their exchanges before batches per step increase."""
+"""Maximum fraction of time spent on steps and exchanges; above it, batches per step increase."""
 
 SMOOTHING = 0.2
-"""Weight of a new measurement in a moving mean of seconds."""
+"""Weight of a new measurement in a moving average of durations."""
 
 
 class AsyncGradientAccumulator:
-    """Takes one step per several batches, equal to the step of one large batch.
+    """Takes one step after several batches, which is equal to the step for one large batch.
 
     docs/train/async_train_blocks.md describes the arguments. `session` is the result of
     `edgeasync.join` for a torch module or for `model.network`.
@@ -43,7 +43,7 @@ class AsyncGradientAccumulator:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.accumulation_steps = _batches(accumulation_steps, base_batch_size, target_batch_size)
-        """Batches per step, for the current step."""
+        """Number of batches for the current step."""
         self.steps = 0  # taken so far
         self._pace = BatchesPerStep(self.accumulation_steps, adaptive=adaptive_accumulation)
         self._learner = learner_of(model, device, "AsyncGradientAccumulator")
@@ -53,7 +53,10 @@ class AsyncGradientAccumulator:
         self._batches = self._examples = 0
 
     def train_step(self, inputs: Any, targets: Any, optimizer: Any, loss_fn: Any = None) -> float:
-        """Accumulate a batch's gradient, and take the step if it is complete; return the mean loss."""
+        """Accumulate a batch's gradient, and return the batch's mean loss.
+
+        If this was the last batch of a step, take the step.
+        """
         began_s = self._clock()
         loss = self._learner.add(inputs, targets, loss_fn)
         self._pace.note_batch(self._clock() - began_s)
@@ -79,7 +82,7 @@ class AsyncGradientAccumulator:
 
 
 class BatchesPerStep:
-    """The number of batches per step: fixed, or adapted to the durations of batches and steps."""
+    """The number of batches per step: fixed, or computed from the durations of batches and steps."""
 
     def __init__(self, most: int, *, adaptive: bool) -> None:
         self._most, self._adaptive = most, adaptive
@@ -87,7 +90,7 @@ class BatchesPerStep:
         self._step_s: float | None = None
 
     def note_batch(self, seconds: float) -> None:
-        """Record the duration of a batch's gradient."""
+        """Record the time that computing a batch's gradient has taken."""
         self._batch_s = _mean(self._batch_s, seconds)
 
     def note_step(self, seconds: float) -> int:

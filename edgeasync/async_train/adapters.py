@@ -1,4 +1,4 @@
-"""Converts data, losses and optimizers of the toolbox for edgeasync's public API."""
+"""Converts data, losses and optimizers of the toolbox into those of edgeasync's public API."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -25,11 +25,11 @@ PLACES = ("run", "keys", "state", "peers", "validation")
 """Arguments of `Hub`, `Agent` and `join` that may be file paths."""
 
 BATCH_SIZE = 32
-"""Default batch size, if the data are not batched."""
+"""Default batch size for data that are not batched."""
 
 
 def settled(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Make paths in `arguments` absolute, because the working directory may change before use."""
+    """Make paths in `arguments` absolute, because the working directory may change later."""
     return {
         name: Path(value).expanduser().absolute() if name in PLACES and isinstance(value, str | Path) else value
         for name, value in arguments.items()
@@ -56,7 +56,7 @@ def is_torch(model: object) -> bool:
 
 
 def has_parameters(model: object) -> bool:
-    """Return whether a model is the user's own numpy model, with named arrays."""
+    """Return whether a model is the user's own numpy model, which has named arrays."""
     return isinstance(getattr(model, "parameters", None), Mapping)
 
 
@@ -71,12 +71,12 @@ def as_data(dataset: object = None, dataloader: object = None) -> Dataset:
 
 
 def batch_size_of(loader: object) -> int:
-    """Return the batch size of a loader, or the default."""
+    """Return the batch size of a loader, or the default for other data."""
     return batch_size(loader) or BATCH_SIZE
 
 
 def as_loss(loss_fn: object) -> LossSetting:
-    """Convert a loss of torch or of this package to edgeasync's; raises `ConfigError`."""
+    """Convert a loss of torch or of this package to edgeasync's; raises `ConfigError` for others."""
     name = type(loss_fn).__name__
     make = TORCH_LOSSES.get(name) if type(loss_fn).__module__.startswith("torch.") else None
     if make is None:

@@ -1,4 +1,4 @@
-"""Numpy arrays of loaders and models, with the `to` method that GPU programs call."""
+"""Numpy arrays with the method `to`, which programs for GPUs call on data and scores."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
     """
 
     origin: Any = None
-    """For a model's scores: the model and its inputs. Derived arrays have no origin."""
+    """The model and the inputs, if the array contains a model's scores; `None` for derived arrays."""
 
     def to(self, device: object = None, **_: object) -> "Array":  # noqa: ARG002 - arrays stay on the CPU
         """Return this array; all arrays are on the CPU."""

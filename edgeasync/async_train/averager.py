@@ -13,13 +13,13 @@ from edgeasync.async_train.running import Running
 
 
 class AsyncModelAverager(Running):
-    """Trains this process's model, and averages it with those of other processes.
+    """Trains this process's model, and averages it with the models of other processes.
 
-    By default a hub averages the models; it runs in the process with rank 0. `rank` and
+    By default, a hub averages the models; it runs in the process with rank 0. `rank` and
     `world_size` default to the result of `init_distributed`. `master` is the hub's address, by
-    default MASTER_ADDR and MASTER_PORT. With `topology="ring"` or `"all_to_all"` the processes
-    average without a hub; `peers` is the file that lists them. Use this object in a `with`
-    statement, or call `stop`.
+    default from the environment variables MASTER_ADDR and MASTER_PORT. With `topology="ring"` or
+    `"all_to_all"`, the processes average their models without a hub; `peers` is the file that lists
+    the processes. Use this object in a `with` statement, or call `stop` at the end.
 
     >>> import numpy as np
     >>> from edgeasync.async_train import AsyncModelAverager, nn, optim
@@ -44,12 +44,12 @@ class AsyncModelAverager(Running):
         ignore("AsyncModelAverager", "edgeasync uses ZeroMQ", communication_backend=communication_backend)
         self._learner = learner_of(model, device, "AsyncModelAverager")
         self.device = self._learner.device
-        """The device that computes."""
+        """The device on which the model computes."""
         place = init_distributed(rank=rank, world_size=world_size)
         self.communication = communication_of(model, self._learner, *place, **averaging)
 
     def train_step(self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None) -> float:
-        """Train one batch and return its loss; the model is averaged first if that is due."""
+        """Train one batch and return its loss; if averaging is due, it takes place first."""
         return self._learner.train(inputs, targets, optimizer, loss_fn, self.communication.start().session)
 
     async def train_step_async(
@@ -64,11 +64,11 @@ class AsyncModelAverager(Running):
         return int(self.communication.start().session.steps_since_exchange)
 
     def abort(self) -> None:
-        """Neither send nor receive until `resume`; training continues locally."""
+        """Stop averaging until `resume`; training continues locally."""
         self.communication.start().session.abort()
 
     def resume(self) -> None:
-        """Average again; local changes become part of the next average."""
+        """Resume averaging; local changes become part of the next average."""
         self.communication.start().session.resume()
 
     def evaluate(self, test_data: Iterable[tuple[Any, Any]]) -> float:
@@ -76,10 +76,13 @@ class AsyncModelAverager(Running):
         return evaluate(self._learner, test_data)
 
     def start(self) -> Self:
-        """Start averaging, if not yet started; the first `train_step` does this, too."""
+        """Start averaging unless it has started; the first `train_step` calls this method."""
         self.communication.start()
         return self
 
     def stop(self) -> None:
-        """Push the last steps; rank 0 waits for the others and loads the average of all models."""
+        """Push the last steps, and stop averaging.
+
+        Rank 0 waits for the other processes, and loads the average of all models.
+        """
         self.communication.stop()

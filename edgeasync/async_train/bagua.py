@@ -35,12 +35,12 @@ class AsyncModelAverageAlgorithm:
         self._started: list[tuple[Any, Communication | PeerCommunication]] = []
 
     def start(self, model: Any, rank: int, world_size: int) -> None:
-        """Start averaging a model; its optimizers' steps count from now on."""
+        """Start averaging a model after its optimizers' steps."""
         started = communication_of(model, learner_of(model), rank, world_size, **self._averaging).start()
         self._started.append((model, started))
 
     def __deepcopy__(self, memo: object) -> Self:
-        """Return this object, since copies of a module share the algorithm."""
+        """Return this object, because copies of a module share the algorithm."""
         return self
 
     def communication(self, model: Any) -> Communication | PeerCommunication:
@@ -53,23 +53,27 @@ class AsyncModelAverageAlgorithm:
         )
 
     def abort(self, model: Any) -> None:
-        """Neither send nor receive until `resume`."""
+        """Stop averaging until `resume`."""
         self.communication(model).session.abort()
 
     def resume(self, model: Any) -> None:
-        """Average again."""
+        """Resume averaging."""
         self.communication(model).session.resume()
 
     def stop(self, model: Any) -> None:
-        """Push the last steps; rank 0 waits for the others and loads the average of all models."""
+        """Push the last steps, and stop averaging.
+
+        Rank 0 waits for the other processes, and loads the average of all models.
+        """
         self.communication(model).stop()
 
 
 def with_edgeasync(model: Any, optimizers: Sequence[Any], algorithm: AsyncModelAverageAlgorithm) -> Any:
-    """Average a torch module from now on, after each step of its optimizers; return the module.
+    """Start averaging a torch module when its optimizers step, and return the module.
 
-    Rank and world size come from `init_distributed`. `model.bagua_algorithm` is set to the
-    algorithm. Raises `ConfigError` for other models; use `AsyncModelAverager` for them.
+    Rank and world size are those that `init_distributed` returns. `model.bagua_algorithm` is set to
+    the algorithm. Raises `ConfigError` for models that are not torch modules; use
+    `AsyncModelAverager` for them.
 
     >>> from edgeasync.async_train import AsyncModelAverageAlgorithm, with_edgeasync
     >>> with_edgeasync(object(), [], AsyncModelAverageAlgorithm())

@@ -1,4 +1,4 @@
-"""The communication of a training loop: the hub of rank 0, and the session of each process."""
+"""Averages the models of training loops by a hub in rank 0 and a session in each process."""
 
 import contextlib
 import logging
@@ -23,21 +23,21 @@ PLAIN = Monitor(detectors=(NotFiniteDetector(),), clip=0.0)
 """Plain averaging: updates are not clipped, and learning rates are not reduced."""
 
 JOIN_S = 30.0
-"""How long a process waits for the hub before it trains alone.
+"""Time in seconds that a process waits for the hub before it trains alone.
 
-Rank 0 waits this long for the other processes.
+Rank 0 waits for the same time until the other processes have joined.
 """
 
 LEFT_S = 30.0
-"""How long rank 0, at the end, waits for the other processes."""
+"""Time in seconds that rank 0 waits at the end until the other processes have left."""
 
 TAKE = ("all", "better", "best")
 
 BEHIND_MAX = 2.0
-"""Default of `behind_max`: a node is preempted above this multiple of the median score."""
+"""Default of `behind_max`: a node is preempted if its score exceeds this multiple of the median."""
 
 MOST = 100_000
-"""Default limit of iterations between two averagings."""
+"""Default maximum number of iterations between two averagings."""
 
 
 class Exchanging(TypedDict, total=False):
@@ -49,7 +49,7 @@ class Exchanging(TypedDict, total=False):
 
 
 class Averaging(Exchanging, total=False):
-    """The address of rank 0, and when models are averaged; see docs/train/async_train.md."""
+    """The address of rank 0, and the schedule of averaging; see docs/train/async_train.md."""
 
     master: str | None
     checkpoint_dir: str | Path | None
@@ -73,10 +73,10 @@ class Averaging(Exchanging, total=False):
 class Communication:
     """Trains a loop's model through a hub, together with other processes, from `start` to `stop`.
 
-    - `master`: the hub's address; by default MASTER_ADDR and MASTER_PORT.
+    - `master`: the hub's address; by default, from MASTER_ADDR and MASTER_PORT.
     - `session`: arguments of `join`.
     - `hub`: arguments of `Hub`, if the hub runs in this process.
-    - `world_size`: the number of processes that the hub waits for.
+    - `world_size`: the number of processes for which the hub waits.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Communication:
         self.session: Any = None
 
     def start(self) -> Self:
-        """Start the hub if it is in this process, and join it; do nothing if already started."""
+        """Start the hub if it runs in this process, and join it; do nothing if already started."""
         if self.session is not None:
             return self
         address = self._master or as_address(find_master())
@@ -126,8 +126,8 @@ class Communication:
     def stop(self) -> Run | None:
         """Push the last steps, and stop the session.
 
-        A hub in this process waits for the others to leave. Then the run's values are loaded into
-        the model, and the run is returned.
+        If the hub runs in this process, wait until the other processes have left, load the run's
+        final values into the model, and return the run.
         """
         if self.session is None:
             return None
@@ -176,7 +176,7 @@ def through_hub(
 
 
 def make_hub(model: Any, address: str, *, run: str | Path | None = None, **arguments: Any) -> Hub:
-    """Create the hub of the loops."""
+    """Create the hub that averages the loops' models."""
     return Hub(
         model,
         run=run or temporary_run(),
@@ -237,7 +237,7 @@ def make_policy(
 
 
 def exchanging(exchange: str = "all", *, preempt: bool = False, behind_max: float | None = None) -> dict[str, Any]:
-    """Return the policy settings of an exchange; raises `ConfigError` if `exchange` is unknown."""
+    """Return the policy settings for `exchange`; raises `ConfigError` if its value is unknown."""
     if exchange not in TAKE:
         raise ConfigError(f"exchange is {exchange!r}; choose {' or '.join(map(repr, TAKE))}")
     if preempt and behind_max is None:

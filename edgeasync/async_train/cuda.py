@@ -1,4 +1,4 @@
-"""Functions that programs call about GPUs, and the choice of a model's device.
+"""Counterparts of `torch.cuda`'s functions, and the choice of a model's device.
 
 >>> from edgeasync.async_train import cuda
 >>> cuda.is_available() == (cuda.device_count() > 0)
@@ -23,12 +23,12 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """Return the number of torch's GPUs; without any, 1 if onnxruntime can use a GPU, else 0."""
+    """Return the number of torch's GPUs; if it is 0 and onnxruntime can use a GPU, return 1."""
     return _torch_count() or int(_onnxruntime_starts())
 
 
 def set_device(device: object) -> None:
-    """Select torch's GPU. Models of edgeasync always use the first one; this is logged once."""
+    """Select torch's GPU; edgeasync's models always use the first GPU, which is logged once."""
     if _torch_count():
         sys.modules["torch"].cuda.set_device(device)
     else:
@@ -36,7 +36,7 @@ def set_device(device: object) -> None:
 
 
 def synchronize() -> None:
-    """Wait for torch's GPU; models of edgeasync are always synchronous."""
+    """Wait until torch's GPU has finished its work; edgeasync's models are always synchronous."""
     if _torch_count():
         sys.modules["torch"].cuda.synchronize()
 
@@ -92,5 +92,5 @@ def _torch_count() -> int:
 
 @cache
 def _onnxruntime_starts() -> bool:
-    """Return whether onnxruntime starts on a GPU; a driver or libraries may be missing."""
+    """Return whether onnxruntime can start on a GPU, since a driver or libraries may be missing."""
     return OnnxTrainer.starts_on("cuda")

@@ -1,4 +1,4 @@
-"""Rank and world size as set by torchrun; the only module that reads its environment variables."""
+"""Rank and world size as set by torchrun; only this module reads torchrun's environment variables."""
 
 import os
 from typing import NamedTuple
@@ -27,8 +27,8 @@ def init_distributed(
 ) -> ProcessRank:
     """Return rank and world size, from the arguments or RANK and WORLD_SIZE; by default `(0, 1)`.
 
-    `master_addr` and `master_port` are written to MASTER_ADDR and MASTER_PORT. Raises `ConfigError`
-    if the rank is not below the world size.
+    `master_addr` and `master_port` are written to the environment variables MASTER_ADDR and
+    MASTER_PORT. Raises `ConfigError` if the rank is not below the world size.
 
     >>> from edgeasync.async_train import init_distributed
     >>> init_distributed(rank=1, world_size=4)

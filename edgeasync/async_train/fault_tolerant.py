@@ -1,4 +1,4 @@
-"""Training that can be killed at any time and resumes when the same call is started again."""
+"""Training that can be killed at any time, and resumes when the same program is started again."""
 
 import asyncio
 import sys
@@ -19,23 +19,23 @@ from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.staleness import ConstantStaleness
 
 PATIENCE_S = 86_400.0
-"""How long a loop waits for the hub in its own process."""
+"""Maximum time in seconds that a loop waits for the hub in its own process."""
 
 FLOAT32 = {"push": "identity", "model": "identity", "delta": "off"}
 
 KEPT: dict[str, Any] = {"name": "worker", "spool": "full", "keep_optimizer_state": True}
-"""Settings with which workers resume exactly."""
+"""Settings of workers that make them resume exactly where they were killed."""
 
 NAMES_KEPT = 10_000
-"""Number of checkpoints to keep if a checkpoint is chosen by name, so that it is not removed."""
+"""Number of checkpoints to keep if a checkpoint is selected by name, so that it is not deleted."""
 
 
 class FaultTolerantTrainer:
-    """Trains a model in this process, and stores everything for a restart in a folder.
+    """Trains a model in this process, and stores everything needed for a restart in a folder.
 
-    Killed at any time and started again by the same call, training resumes: every example is
-    trained and counted exactly once per epoch. With one worker the result is identical, bit by bit,
-    to that of an uninterrupted run.
+    The process may be killed at any time. If the same program is started again, training resumes,
+    and every example is trained and counted exactly once per epoch. With one worker, the result is
+    bit by bit identical to that of an uninterrupted run.
 
     - `model`: as for `edgeasync.train`, or a `torch.nn.Module`.
     - `checkpoint_dir`: the folder of the run, which `Run.open` reads; it also contains the workers'
@@ -43,11 +43,12 @@ class FaultTolerantTrainer:
     - `checkpoint_frequency`: updates between two checkpoints. A restart replays the updates since
       the last one.
     - `recovery_strategy`: the model to restart from: `"latest"`, `"best"` (the checkpoint with the
-      best evaluation), or a checkpoint's name. The position in the data is always the latest.
-    - `device`: `"cpu"` or `"cuda"`; by default the model's current device.
+      best evaluation), or a checkpoint's name. The data position is always the latest one.
+    - `device`: `"cpu"` or `"cuda"`; by default, the model's current device.
     - `workers`: the number of parallel workers, each with its part of the data.
     - `update_frequency`: batches between two updates.
-    - `seed`: seed of initial values and the order of examples, where edgeasync chooses them.
+    - `seed`: the seed for initial values and for the order of examples, unless the model or the
+      loader determines them.
 
     >>> import tempfile
     >>> import numpy as np
@@ -89,8 +90,8 @@ class FaultTolerantTrainer:
     ) -> Run:
         """Train up to `epochs` epochs in total, including earlier starts; return the run.
 
-        Then the model has the trained values. `batch_size` defaults to the loader's, or 32.
-        `evaluate` is held-out data, as for `edgeasync.train`.
+        After that, the model contains the trained values. `batch_size` defaults to the loader's batch
+        size, or to 32 without a loader. `evaluate` is held-out data, as for `edgeasync.train`.
         """
         loader = dataset if dataloader is None else dataloader
         loops = adapters.is_torch(self.model) and self._workers == 1 and _is_torch_loader(loader)
@@ -121,14 +122,14 @@ class FaultTolerantTrainer:
         return run
 
     async def train_async(self, *args: Any, **kwargs: Any) -> Run:
-        """Call `train` in a thread, while the caller's loop runs."""
+        """Call `train` in a thread, while the caller's event loop runs."""
         return await asyncio.to_thread(self.train, *args, **kwargs)
 
 
 def _train_in_a_loop(
     hub: Hub, learner: Learner, loader: Any, epochs: int, *, training: tuple[Any, Any], kept: dict[str, Any]
 ) -> None:
-    """Train a torch module in this thread, so that a torch loader keeps its order and workers."""
+    """Train a torch module in this thread, which preserves a torch loader's order and workers."""
     import torch
 
     optimizer, loss_fn = training
@@ -142,7 +143,7 @@ def _train_in_a_loop(
 
 
 def _rules(folder: Path, every: int, recovery: str, local_steps: int) -> dict[str, Any]:
-    """Return settings that make the result reproducible, and the model to restart from."""
+    """Return settings for a reproducible result, including the model to restart from."""
     checkpoint: dict[str, Any] = {"every": f"{every} updates"}
     if recovery not in ("latest", "best"):
         checkpoint["keep"] = NAMES_KEPT

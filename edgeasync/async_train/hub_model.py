@@ -1,4 +1,4 @@
-"""Converts the model that a program passes to a trainer for `Hub` and `train`."""
+"""Converts models that programs pass to the toolbox into arguments for `Hub` and `train`."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from edgeasync.async_train.adapters import as_loss, as_maker, as_stages, has_par
 
 
 def has_own_code(model: object) -> bool:
-    """Return whether only Python code describes a model, so that every worker needs the code."""
+    """Return whether a model is defined only by Python code, which every worker then needs."""
     return is_torch(model) or has_parameters(model)
 
 
 def as_trained(model: Any, examples: Dataset, optimizer: Any, loss_fn: Any, device: str) -> dict[str, Any]:
-    """Convert a model, to be trained on `device`, to arguments of `train`."""
+    """Convert a model that is trained on `device` into arguments of `train`."""
     found, how = as_hub_model(model, examples, optimizer, loss_fn, device)
     how.pop("input_shape", None)  # known from the examples
     return how | {"model": found, "optimizer": None if is_torch(model) else as_stages(optimizer)}
@@ -21,7 +21,7 @@ def as_trained(model: Any, examples: Dataset, optimizer: Any, loss_fn: Any, devi
 def as_hub_model(
     model: Any, examples: Dataset | None, optimizer: Any, loss_fn: Any, device: str
 ) -> tuple[Any, dict[str, Any]]:
-    """Convert a model, to be trained on `device`, to a model and other arguments of `Hub`."""
+    """Convert a model that is trained on `device` into the model and other arguments of `Hub`."""
     if is_torch(model):
         import edgeasync.torch as ours  # noqa: PLC0415 - imports torch
 

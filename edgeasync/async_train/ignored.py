@@ -1,4 +1,4 @@
-"""Arguments that the toolbox accepts for compatibility, ignores, and logs once."""
+"""Logs once that an argument, which the toolbox accepts only for compatibility, is ignored."""
 
 import logging
 from functools import cache
@@ -7,7 +7,7 @@ LOG = logging.getLogger("edgeasync.async_train")
 
 
 def ignore(where: str, why: str, **arguments: object) -> None:
-    """Log once that arguments of `where` are ignored, and why; `None` means not set.
+    """Log once that arguments of `where` are ignored, with the reason; skip those that are `None`.
 
     >>> ignore("AsyncModelAverager", "edgeasync uses ZeroMQ", communication_backend=None)
     """

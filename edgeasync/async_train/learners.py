@@ -21,14 +21,14 @@ from edgeasync.errors import ConfigError
 Vector = npt.NDArray[np.float32]
 
 EVALUATED_AT_ONCE = 256
-"""Batch size for evaluating a pair of arrays."""
+"""Batch size for evaluations on a pair of arrays."""
 
 
 class Learner(ABC):
-    """A model that accumulates gradients until a step; the user's model has the values."""
+    """Accumulates gradients for a model, and steps it; the values are stored in the user's model."""
 
     model: Any
-    """The model with the values."""
+    """The model that contains the values."""
 
     @property
     @abstractmethod
@@ -51,14 +51,14 @@ class Learner(ABC):
 
     @abstractmethod
     def step(self, optimizer: Any) -> None:
-        """Take one optimizer step with the mean accumulated gradient, and clear it."""
+        """Take one optimizer step with the mean of the accumulated gradients, and clear them."""
 
     @abstractmethod
     def predict(self, inputs: Any) -> npt.NDArray[Any]:
         """Return the model's inference results: scores or class numbers."""
 
     def count_step(self, optimizer: Any, session: Any, loss: float | None, examples: int) -> None:
-        """Take a step. If there is a session of `edgeasync.join`, count the step there."""
+        """Take a step, and count it in the session of `edgeasync.join`, if there is one."""
         self.step(optimizer)
         if session is not None:
             session.step(loss=loss, examples=examples)
@@ -86,7 +86,7 @@ def learner_of(model: Any, device: object = None, where: str = "device") -> Lear
 
 
 def evaluate(learner: Learner, loader: Iterable[tuple[Any, Any]] | tuple[Any, Any]) -> float:
-    """Return the accuracy on batches or arrays or, for float targets, the mean squared error."""
+    """Return a model's accuracy on batches or arrays; for float targets, the mean squared error."""
     total, count = 0.0, 0
     if isinstance(loader, tuple):
         loader = DataLoader(loader, batch_size=EVALUATED_AT_ONCE)
@@ -103,7 +103,7 @@ def evaluate(learner: Learner, loader: Iterable[tuple[Any, Any]] | tuple[Any, An
 
 
 class ChosenOptimizer:
-    """Converts each optimizer to one of `optim` only once, so that it keeps its state."""
+    """Converts each optimizer to one of `optim` only once, so that the result keeps its state."""
 
     def __init__(self) -> None:
         self._given: object = None
@@ -117,7 +117,7 @@ class ChosenOptimizer:
 
 
 class ArrayLearner(Learner):
-    """Base of learners whose values are stored in one flat vector."""
+    """Base class of learners whose gradients are accumulated in one flat vector."""
 
     def __init__(self) -> None:
         self._chosen = ChosenOptimizer()
@@ -131,7 +131,7 @@ class ArrayLearner(Learner):
         self._weight += weight
 
     def move(self, model: object, optimizer: object, spec: ParameterSpec, vector: Vector) -> None:
-        """Step a model's vector with the mean accumulated gradient, and clear that."""
+        """Step a model's vector with the mean of the accumulated gradients, and clear them."""
         optimizer = self._chosen(optimizer)
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(
@@ -161,7 +161,7 @@ class NetworkLearner(ArrayLearner):
 
     @property
     def participant(self) -> Any:
-        """The network, which has the values."""
+        """The network, which contains the values."""
         return self.model.network
 
     def predict(self, inputs: Any) -> npt.NDArray[Any]:
@@ -184,8 +184,8 @@ class NetworkLearner(ArrayLearner):
 class OwnLearner(ArrayLearner):
     """Learner of the user's own model, with `parameters` and `gradient(arrays, x, y)`.
 
-    The arrays are read before each gradient and written after each step, because others may change
-    them in between.
+    The model's arrays are read before each gradient and written after each step, because other code
+    may change them in between.
     """
 
     device = "cpu"
@@ -201,7 +201,7 @@ class OwnLearner(ArrayLearner):
 
     @property
     def participant(self) -> Any:
-        """The arrays."""
+        """The model's arrays."""
         return self.model.parameters
 
     def predict(self, inputs: Any) -> npt.NDArray[Any]:
@@ -296,7 +296,7 @@ class TorchLearner(Learner):
 
 
 def _writable(value: Any) -> npt.NDArray[Any]:
-    """Return a writable array of floats, `value` itself if it is one."""
+    """Return `value` as a writable array of floats; it is copied only if necessary."""
     whole = isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.flags.writeable
     return value if whole else np.array(value, np.float32)
 
@@ -314,7 +314,7 @@ def torch_loss(loss_fn: Any) -> Callable[[Any, Any], Any]:
 
 
 def _weight_of(loss_fn: Any, targets: Any) -> float:
-    """Return the divisor of a batch's mean loss: class weights or the number of examples."""
+    """Return the divisor of a batch's mean loss: the sum of class weights or the example count."""
     if isinstance(loss_fn, LossFunction):
         loss: Any = loss_fn.loss()
         weights, ignored = getattr(loss, "class_weights", None), getattr(loss, "ignored_label", None)

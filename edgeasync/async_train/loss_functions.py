@@ -1,4 +1,4 @@
-"""Losses for arrays and torch tensors; `loss()` converts them to edgeasync's losses."""
+"""Losses for arrays and torch tensors; their method `loss` converts them to edgeasync's losses."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from edgeasync.errors import ConfigError
 
 
 class Loss(float):
-    """The mean loss of a batch, as a float; `backward` adds the gradient to the model."""
+    """The mean loss of a batch, as a float; `backward` adds its gradient to the model's gradients."""
 
     origin: Any = None
 
@@ -21,10 +21,10 @@ class Loss(float):
         return float(self)
 
     def backward(self) -> None:
-        """Add the loss's gradient to the model, for the next `optimizer.step()`.
+        """Add the loss's gradient to the model's gradients, for the next `optimizer.step()`.
 
-        Raises `ConfigError` unless the scores come directly from an edgeasync model in training
-        mode.
+        Raises `ConfigError` unless the loss was computed directly from the scores of an edgeasync
+        model in training mode.
         """
         if self.origin is None:
             raise ConfigError(
@@ -36,7 +36,7 @@ class Loss(float):
 
 
 class LossFunction:
-    """A loss with the arguments of torch's loss of the same name."""
+    """A loss with the same name and arguments as torch's loss."""
 
     def __init__(self, loss: losses.Loss, **for_torch: object) -> None:
         self._loss = loss
@@ -47,7 +47,7 @@ class LossFunction:
         return self._loss
 
     def __call__(self, scores: Any, targets: Any) -> Any:
-        """Return the mean loss: a `Loss`, or a tensor if the scores are one."""
+        """Return the mean loss: a tensor if `scores` is a tensor, otherwise a `Loss`."""
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(scores, torch.Tensor):
             return self._of_tensors(torch, scores, targets)
@@ -111,7 +111,7 @@ class L1Loss(LossFunction):
 
 
 class HuberLoss(LossFunction):
-    """Half the squared difference up to `delta`, linear beyond it."""
+    """Half the squared difference; differences above `delta` are penalized linearly."""
 
     def __init__(self, *, delta: float = 1.0) -> None:
         super().__init__(losses.Huber(delta=delta), delta=delta)
@@ -125,7 +125,7 @@ class BCEWithLogitsLoss(LossFunction):
 
 
 def loss_of(loss_fn: object) -> losses.LossSetting:
-    """Convert a loss of this module to edgeasync's; return names and edgeasync's losses unchanged.
+    """Convert a loss of this module to edgeasync's; names and edgeasync's losses stay unchanged.
 
     >>> from edgeasync.async_train import nn
     >>> from edgeasync.async_train.loss_functions import loss_of

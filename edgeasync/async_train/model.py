@@ -1,4 +1,4 @@
-"""Callable models with values, built from layers, an ONNX file or an `onnx.ModelProto`."""
+"""Callable models that store values, built from layers, an ONNX file or an `onnx.ModelProto`."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ class HeldNetwork:
 
     def __init__(self, model: object, input_shape: Sequence[int] | None, seed: int) -> None:
         self.layers: object = model.layers if isinstance(model, HeldNetwork) else model
-        """The layers, path or `onnx.ModelProto` of the model."""
+        """The layers, the path or the `onnx.ModelProto` that the model is built from."""
         self._shape = None if input_shape is None else tuple(input_shape)
         self._seed = seed
         self._provider: Literal["cpu", "cuda"] = "cpu"
@@ -36,7 +36,7 @@ class HeldNetwork:
 
     @property
     def network(self) -> Network:
-        """The network that computes; raises `ConfigError` if the input shape is not known yet."""
+        """The network, built if necessary; raises `ConfigError` if the input shape is unknown."""
         if self._network is None:
             if self._shape is None and isinstance(self.layers, nn.Layer):
                 self._shape = input_shape_of(self.layers)
@@ -48,7 +48,7 @@ class HeldNetwork:
 
     @property
     def device(self) -> str:
-        """The device that computes, `"cpu"` or `"cuda"`; `to` changes it."""
+        """The device on which the model computes, `"cpu"` or `"cuda"`; `to` changes it."""
         return self._provider
 
     def fit_to(self, example: Sequence[int]) -> Network:
@@ -86,11 +86,14 @@ class HeldNetwork:
 
 
 class Model(HeldNetwork):
-    """A model with values: `model(inputs)` returns scores. All of edgeasync accepts it as a model.
+    """A model that stores its values; `model(inputs)` returns scores.
+
+    It can be passed as a model to every function and class of edgeasync.
 
     - `model`: layers of `edgeasync.nn`, the path of an ONNX file, or an `onnx.ModelProto`.
-    - `input_shape`: the shape of one example; by default derived from the layers or the first data.
-    - `seed`: seed of the initial values.
+    - `input_shape`: the shape of one example; by default, it is derived from the layers or from the
+      first data.
+    - `seed`: the seed for the initial values.
 
     >>> from edgeasync.async_train import nn
     >>> model = nn.Model(nn.Linear(4, 2))
@@ -102,10 +105,10 @@ class Model(HeldNetwork):
         super().__init__(model, input_shape, seed)
         self.training = True
         self.gradient_sum: npt.NDArray[np.float32] | None = None
-        """The sum of gradients since the last `zero_grad`."""
+        """The sum of the gradients since the last `zero_grad`."""
 
     def __call__(self, inputs: npt.ArrayLike) -> Array:
-        """Return the scores of inputs in inference mode: running statistics, no dropout."""
+        """Return the scores for inputs, computed with running statistics and without dropout."""
         values = np.asarray(inputs)
         scores = as_array(self.fit_to(values.shape[1:])(values))
         if self.training:
@@ -127,7 +130,7 @@ class Model(HeldNetwork):
         return Parameters(self)
 
     def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 - like torch
-        """Set training mode, in which losses of the scores have `backward`."""
+        """Set training mode, in which losses of the model's scores support `backward`."""
         self.training = mode
         return self
 
@@ -147,7 +150,9 @@ class Model(HeldNetwork):
 
 
 class Sequential(Model):
-    """Layers one after another, with values; models among them are replaced by their layers.
+    """A model of consecutive layers that stores their values.
+
+    If a model is passed instead of a layer, its layers are used.
 
     >>> from edgeasync.async_train import nn
     >>> sorted(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)).state_dict())
@@ -160,7 +165,7 @@ class Sequential(Model):
 
 
 class Parameters:
-    """The parameters of a model in order, as arrays; created on first access."""
+    """The parameters of a model as a sequence of arrays, which is created on first access."""
 
     def __init__(self, model: Model) -> None:
         self.model = model

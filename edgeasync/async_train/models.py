@@ -9,7 +9,7 @@ from edgeasync.errors import ConfigError
 __all__ = ["resnet50"]
 
 PRETRAINED = Path("~/.cache/edgeasync/models")
-"""The folder in which `pretrained=True` looks for files."""
+"""The folder from which files are read if `pretrained` is `True`."""
 
 
 def resnet50(

@@ -1,4 +1,4 @@
-"""`AsyncTrainingMonitor`: detects divergence by thresholds, raises alerts, applies remedies."""
+"""`AsyncTrainingMonitor`: detects divergence by thresholds, raises alerts and applies remedies."""
 
 import math
 import statistics
@@ -17,10 +17,10 @@ from edgeasync.errors import ConfigError
 from edgeasync.policies.monitor import Monitor, ThresholdDetector
 
 WINDOW = 16
-"""Number of losses in a variance."""
+"""Number of losses over which the variance is computed."""
 
 REDUCTION = 0.5
-"""Factor of the learning rate under `reduce_lr`."""
+"""Factor by which the remedy "reduce_lr" multiplies learning rates."""
 
 METRICS = ("loss", "loss_variance", "gradient_norm")
 REMEDIES = {
@@ -32,16 +32,17 @@ REMEDIES = {
 
 
 class AsyncTrainingMonitor:
-    """Monitors training by thresholds, and collects `alerts`.
+    """Compares training metrics with thresholds, and collects `alerts`.
 
-    - `model`: the model, or an `AsyncTrainer` of one. If a class of the toolbox trains the model
-      through a hub in this program, that hub monitors all workers and applies the remedy; create
-      the monitor before training starts. In your own loop call `step` instead.
-    - `divergence_metrics`: metrics to monitor: "loss", "loss_variance", "gradient_norm".
-    - `alert_threshold`: the highest normal value, or a dict of one per metric.
-    - `remediation_strategy`: "increase_sync_frequency", "reduce_lr", "rollback", or "alert" for no
-      remedy. In your own loop "increase_sync_frequency" has no effect, and "reduce_lr" applies to
-      the optimizers that step the model.
+    - `model`: the model, or the `AsyncTrainer` that trains it. If a class of the toolbox trains the
+      model through a hub in this program, that hub monitors all workers and applies the remedy; in
+      this case, create the monitor before training starts. In your own loop, call `step` instead.
+    - `divergence_metrics`: the metrics to monitor: "loss", "loss_variance" or "gradient_norm".
+    - `alert_threshold`: the highest normal value, or a dict with the highest normal value of each
+      metric.
+    - `remediation_strategy`: "increase_sync_frequency", "reduce_lr", "rollback", or "alert" for
+      alerts only. In your own loop, "increase_sync_frequency" has no effect, and "reduce_lr"
+      applies to the optimizers that step the model.
 
     >>> from edgeasync.async_train import AsyncTrainingMonitor
     >>> monitor = AsyncTrainingMonitor(None, divergence_metrics=["loss"], alert_threshold=2.0)
@@ -62,7 +63,7 @@ class AsyncTrainingMonitor:
         self._strategy = remediation_strategy
         self.policy = _policy(self._thresholds, remediation_strategy)
         self.alerts: list[AlertEvent] = []
-        """All alerts so far: `alert.detail`, and `alert.device` if it is about one device."""
+        """All alerts so far; `alert.device` is set if the alert is about one device."""
         self._told: list[Callable[[AlertEvent], object]] = []
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._alarmed: set[str] = set()
@@ -76,7 +77,7 @@ class AsyncTrainingMonitor:
         self._calm: Any = None
 
     def begin(self) -> None:
-        """Record that a hub applies the remedy from now on."""
+        """Record that from now on a hub monitors the training and applies the remedy."""
         self._watched = True
 
     def stepped(self, optimizer: object) -> None:
@@ -106,7 +107,7 @@ class AsyncTrainingMonitor:
         return not high
 
     def _remedy(self, model: Any) -> None:
-        """Apply the remedy of an alert without a hub."""
+        """Apply the remedy after an alert in a loop without a hub."""
         if self._strategy == "rollback" and self._calm is not None:
             model.load_state_dict(self._calm)
         elif self._strategy != "alert" and not (self._stepped_by and self._stepped_by.reduce(REDUCTION)):
@@ -114,7 +115,7 @@ class AsyncTrainingMonitor:
             ignore("AsyncTrainingMonitor", why, remediation_strategy=self._strategy)
 
     def see(self, event: Event) -> None:
-        """Record an alert of the hub; other events are ignored."""
+        """Record an event of the hub if it is an alert; ignore other events."""
         if isinstance(event, AlertEvent):
             self.alerts.append(event)
             for callback in self._told:
@@ -147,7 +148,7 @@ def _figures(losses: Sequence[float], model: Any) -> dict[str, float]:
 
 
 def _norm(model: Any) -> float:
-    """Return the norm of a model's gradients, or 0 without gradients."""
+    """Return the norm of a model's gradients, or 0 if it has no gradients."""
     if hasattr(model, "gradient_sum"):
         return 0.0 if model.gradient_sum is None else float(np.linalg.norm(model.gradient_sum))
     if not callable(getattr(model, "parameters", None)):

@@ -1,7 +1,7 @@
 """Layers, callable models, and losses.
 
-Layers are those of `edgeasync.nn`, which have no values; `Sequential` builds a model with values
-from them. Layers need the `onnx` package, losses do not.
+The layers are those of `edgeasync.nn`, which do not store values; `Sequential` builds a model that
+stores the values of its layers. Layers need the `onnx` package, losses do not.
 
     >>> import numpy as np
     >>> from edgeasync.async_train import nn

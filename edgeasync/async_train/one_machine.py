@@ -1,4 +1,4 @@
-"""`async_sgd`: trains a model with several processes of this machine, in one call."""
+"""`async_sgd`: trains a model with several processes on this machine, in one call."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from edgeasync.async_train.watching import watched
 from edgeasync.policies.frequency import FixedFrequency
 
 LOCAL_STEPS = 8
-"""Local steps between two exchanges, which are cheap on one machine."""
+"""Number of local steps between two exchanges; exchanges are cheap on one machine."""
 
 
 def async_sgd(
@@ -38,16 +38,16 @@ def async_sgd(
     """Train a model with `num_workers` processes and a hub in this one; return the trained model.
 
     - `model`: a torch module, a model of `async_train.nn`, or an object with `parameters` and
-      `gradient`, which then has the trained values. For an ONNX file or layers, a new `Model` is
-      returned.
-    - `data`: a dataset, or a loader, whose batch size is used. Its examples are split among the
+      `gradient`. The trained values are written to this model, and it is returned. For an ONNX file
+      or layers, a new `Model` is returned.
+    - `data`: a dataset, or a loader, whose batch size is then used. The examples are split among the
       workers.
-    - `loss_fn`: by default cross entropy. Your own model uses its own loss.
-    - `optimizer`: by default SGD with the learning rate `lr`.
+    - `loss_fn`: by default, cross entropy. An object with `gradient` uses its own loss.
+    - `optimizer`: by default, SGD with the learning rate `lr`.
     - Other arguments are those of `edgeasync.train`, such as `run`, `evaluate` and `topology`. With
-      `topology` `"ring"` or `"all_to_all"` the processes average their models without a hub.
+      `topology="ring"` or `"all_to_all"`, the processes average their models without a hub.
 
-    A script needs no main guard, and the class of the model may be defined in the calling script.
+    The calling script does not need a main guard, and may define the class of the model.
 
     >>> import numpy as np
     >>> from edgeasync.async_train import async_sgd, nn
@@ -80,7 +80,7 @@ def async_sgd(
 
 
 def _parts(data: Any, workers: int, seed: int) -> list[edgeasync.Dataset]:
-    """Return the data of each worker if examples are read from files; otherwise an empty list."""
+    """Return the data of each worker if examples are read from files; otherwise, an empty list."""
     samples = data.dataset if isinstance(data, DataLoader) else data
     if not getattr(samples, "lazy", False):
         return []
@@ -89,7 +89,7 @@ def _parts(data: Any, workers: int, seed: int) -> list[edgeasync.Dataset]:
 
 
 def one_machine_policy(optimizer: Any) -> edgeasync.Policy:
-    """Return the policy for an optimizer; only one side has momentum, since both would multiply."""
+    """Return the hub's policy for an optimizer, without momentum if the optimizer has momentum."""
     frequency = FixedFrequency(local_steps=LOCAL_STEPS)
     stage = as_optimizer(optimizer)
     groups = [stage.for_torch_options] if isinstance(stage, Optimizer) else getattr(stage, "param_groups", [])

@@ -1,4 +1,4 @@
-"""Optimizers with torch's arguments; `optimizer()` converts them to edgeasync's."""
+"""Optimizers with torch's arguments; their method `optimizer` converts them to edgeasync's."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -22,7 +22,10 @@ Vector = npt.NDArray[np.float32]
 
 
 class Optimizer:
-    """Base of `SGD` and `Adam`; `params` may be omitted if the model is known otherwise."""
+    """Base class of `SGD` and `Adam`.
+
+    `params` may be omitted if the model is passed to the class or function that trains.
+    """
 
     def __init__(self, params: Iterable[Any] | None, stage: Any, weight_decay: float, **for_torch: Any) -> None:
         self._model: Model | None = getattr(params, "model", None)
@@ -67,7 +70,7 @@ class Optimizer:
         return self._model
 
     def update(self, spec: "ParameterSpec", vector: Vector, gradient: Vector) -> None:
-        """Step a flat vector of parameters in place; momentum and averages are kept."""
+        """Step a flat vector of parameters in place, and update the momentum or moving averages."""
         if self._steps is None or self._steps.spec != spec:
             stages = self.optimizer()
             self._steps = VectorSteps(spec, stages if isinstance(stages, list) else [stages])
@@ -84,7 +87,10 @@ class Optimizer:
                 group["lr"] *= factor
 
     def for_torch(self, tensors: Iterable[Any]) -> Any:
-        """Return torch's optimizer of the same name for these tensors; it is created only once."""
+        """Return torch's optimizer of the same name for these tensors.
+
+        Later calls with the same tensors return the same optimizer.
+        """
         tensors = list(tensors)
         if self._torch is None or [id(one) for one in self._torch[0]] != [id(one) for one in tensors]:
             self._torch = tensors, self.maker_for_torch()(tensors)
@@ -99,7 +105,7 @@ class Optimizer:
 
 
 class VectorSteps:
-    """Steps of an optimizer on flat vectors, with gradients computed elsewhere."""
+    """Applies an optimizer's steps to flat vectors, with gradients that the caller has computed."""
 
     def __init__(self, spec: "ParameterSpec", stages: list[Any]) -> None:
         self.spec = spec
@@ -141,7 +147,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam, which adapts the step size per value.
+    """The optimizer Adam, which adapts the step size of each value.
 
     >>> from edgeasync.async_train import optim
     >>> optim.Adam(lr=0.001).optimizer().learning_rate

@@ -23,10 +23,10 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.staleness import AdaptiveLearningRate, ConstantStaleness
 
 STEPS_MAX = 100_000
-"""Limit of local steps that the server assigns; each worker limits them by `update_frequency`."""
+"""Number of local steps that the server assigns; workers use a lower `update_frequency`."""
 
 MOMENTUM = 0.9
-"""Momentum under `momentum_correction`; the learning rate is scaled to keep the step length."""
+"""Momentum with `momentum_correction`; the learning rate 1 - `MOMENTUM` compensates for it."""
 
 HERE, ANYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 - used only with keys or insecure=True
 
@@ -37,8 +37,8 @@ class ParameterServer(Running):
     """Stores a model, and applies workers' updates as they arrive.
 
     docs/train/async_train.md describes the arguments. `hub` is the underlying hub. After
-    `wait_for_workers` and after `stop` the user's model has the trained values. The server accepts
-    other machines only with `keys` or `insecure=True`.
+    `wait_for_workers` and after `stop`, the user's model contains the trained values. The server
+    accepts other machines only with `keys` or `insecure=True`.
 
     >>> from edgeasync.async_train import ParameterServer, nn
     >>> with ParameterServer(nn.Sequential(nn.Linear(4, 2)), port=0) as server:
@@ -93,7 +93,8 @@ class ParameterServer(Running):
     def wait_for_workers(self, num_workers: int = 1, timeout_s: float | None = None) -> None:
         """Wait until `num_workers` workers have joined, and then until all have left.
 
-        Then the user's model has the trained values. Raises `TimeoutError`.
+        After that, the user's model contains the trained values. Raises `TimeoutError` after
+        `timeout_s`.
         """
         self.hub.status()  # raises an error if the server is not running
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -118,7 +119,7 @@ class ParameterServer(Running):
 
 
 class Comers:
-    """The workers that have joined a hub so far; a worker may leave before anyone waits for it."""
+    """Records the workers that have joined a hub, including those that have already left."""
 
     def __init__(self) -> None:
         self._names, self._ended, self._news = set[str](), False, threading.Condition()
@@ -136,14 +137,14 @@ class Comers:
             self._news.notify_all()
 
     def on_end(self, event: EndEvent) -> None:  # noqa: ARG002
-        """End all waits."""
+        """Make all calls of `wait_for` return, because the hub has ended."""
         with self._news:
             self._ended = True
             self._news.notify_all()
 
 
 def travelling_model(model: Any, loss_fn: Any, input_shape: Sequence[int] | None) -> Any:
-    """Convert a model for `Hub`; a torch module becomes ONNX if the input shape is known."""
+    """Convert a model for `Hub`; a torch module is exported to ONNX if its input shape is known."""
     if not is_torch(model):
         return (
             model

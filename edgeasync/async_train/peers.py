@@ -1,4 +1,4 @@
-"""Averaging without a hub, among the processes in a file of peers."""
+"""Averages models without a hub, among the processes that a file of peers lists."""
 
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +13,7 @@ from edgeasync.errors import ConfigError
 
 
 class PeerCommunication:
-    """Averages a loop's model with those of the other processes, from `start` to `stop`."""
+    """Averages a loop's model with the models of the other processes, from `start` to `stop`."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class PeerCommunication:
         return self
 
     def stop(self) -> None:
-        """Take part in one more round with the last steps; the model then has that round's mean."""
+        """Take part in one more round with the last steps, and load that round's mean."""
         if self.session is not None:
             self.session.__exit__(None, None, None)
             self.session = None
@@ -51,7 +51,7 @@ class PeerCommunication:
 def communication_of(
     model: Any, learner: Learner, rank: int, world_size: int, *, topology: str = "star", **averaging: Any
 ) -> Communication | PeerCommunication:
-    """Create a loop's communication: with `topology="star"` through a hub, else with peers."""
+    """Create a loop's communication: through a hub if `topology` is "star", else with peers."""
     if topology == "star":
         if averaging.pop("peers", None) is not None:
             raise ConfigError("peers requires topology='ring' or 'all_to_all'")
@@ -66,7 +66,7 @@ def make_rounds(
     averaging_interval_s: float = 1.0,
     **others: Any,
 ) -> dict[str, Any]:
-    """Return the arguments of `join` for rounds; raises `ConfigError` if one needs a hub."""
+    """Return the arguments of `join` for rounds; raises `ConfigError` if a value requires a hub."""
     for name, value in others.items():
         if name not in Averaging.__annotations__:
             raise TypeError(f"an averager has no argument {name!r}")

@@ -1,4 +1,4 @@
-"""Base of objects with `start` and `stop`, and folders of temporary runs."""
+"""Base class of objects with `start` and `stop`, and folders for temporary runs."""
 
 import asyncio
 import atexit
@@ -9,7 +9,10 @@ from edgeasync.temporary import TemporaryFolder
 
 
 class Running(ABC):
-    """Base of objects used by `with` or `async with`; the latter runs both methods in a thread."""
+    """Base class of objects that `with` and `async with` start and stop.
+
+    `async with` calls `start` and `stop` in a thread.
+    """
 
     @abstractmethod
     def start(self) -> Any:

@@ -1,4 +1,4 @@
-"""Derives the shape of an example from a model's layers, before any data are known."""
+"""Derives the shape of an example from a model's layers, before any data are available."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,16 +6,17 @@ from edgeasync import nn
 from edgeasync.errors import ConfigError
 
 SIDES = (28, 32, 224, 8, 16, 64, 12, 14, 20, 24, 40, 48, 56, 96, 100, 112, 128, 160, 192, 227, 256, 299, 384, 512)
-"""Heights and widths of images to try, common ones first."""
+"""Heights and widths of images to try, with common values first."""
 
 _ANY = (32, 224)
-"""A model that accepts both of these accepts any."""
+"""Two image sizes; a model that accepts both is assumed to accept images of any size."""
 
 
 def input_shape_of(layer: nn.Layer, usual: tuple[int, ...] | None = None) -> tuple[int, ...]:
     """Return the shape of an example, from the first dense layer or by trying image sizes.
 
-    Return `usual` if the layers do not determine it; raises `ConfigError` without `usual`.
+    If the layers do not determine the shape, return `usual`, or raise `ConfigError` if `usual` is
+    `None`.
 
     >>> from edgeasync import nn
     >>> from edgeasync.async_train.shapes import input_shape_of
@@ -55,7 +56,7 @@ def _layers(layer: nn.Layer) -> Iterator[nn.Layer]:
 
 
 def _tells(layer: nn.Layer) -> bool:
-    """Return whether a layer may determine the shape, unlike an activation."""
+    """Return whether a layer may determine the input shape; an activation, for example, does not."""
     return not isinstance(
         layer, nn.ReLU | nn.LeakyReLU | nn.Sigmoid | nn.Tanh | nn.GELU | nn.Hardswish | nn.Dropout | nn.Flatten
     )

@@ -9,7 +9,9 @@ from edgeasync.async_train.optim import Optimizer
 
 
 class SteppedBy:
-    """Tracks the optimizers that step a model: torch's automatically, others by `note`.
+    """Tracks the optimizers that step a model.
+
+    Torch's optimizers are detected automatically; other optimizers are recorded by `note`.
 
     `model` returns the model, or `None` once it has been deleted.
     """
@@ -42,7 +44,7 @@ class SteppedBy:
             self.note(optimizer)
 
     def reduce(self, factor: float) -> bool:
-        """Multiply all learning rates by a factor; return whether there are any optimizers."""
+        """Multiply all learning rates by a factor; return whether any optimizer is known."""
         for optimizer in self._optimizers:
             if isinstance(optimizer, Optimizer):
                 optimizer.scale_learning_rate(factor)

@@ -1,4 +1,4 @@
-"""`AsyncTrainer`: workers that first exchange often and in rounds, and later rarely."""
+"""`AsyncTrainer`: workers exchange often and in rounds during a warm-up, and later less often."""
 
 import asyncio
 import math
@@ -20,17 +20,19 @@ from edgeasync.policies.policy import WarmUp
 
 
 class AsyncTrainer:
-    """Trains a model with workers of this process, or batch by batch; the first epochs are warm-up.
+    """Trains a model with workers in this process, or batch by batch; training has a warm-up.
 
     - `model`: as for `edgeasync.train`, or a `torch.nn.Module`.
-    - `warm_up_epochs`: passes over the data during warm-up. All workers then exchange in rounds,
-      every `warm_up_sync_frequency` batches. After that, workers do not wait for each other, and
-      exchange every `regular_sync_frequency` batches.
-    - `delay`: batches that a worker trains between its update and the use of the answer; with 0 it
-      waits. It is limited to the batches between two exchanges, also during warm-up.
+    - `warm_up_epochs`: the number of passes over the data during warm-up. In the warm-up, all
+      workers exchange in rounds, every `warm_up_sync_frequency` batches. After the warm-up, workers
+      do not wait for each other, and exchange every `regular_sync_frequency` batches.
+    - `delay`: the number of batches that a worker trains between its update and the use of the
+      answer; if `delay` is 0, the worker waits for the answer. `delay` is limited to the number of
+      batches between two exchanges, also during warm-up.
     - `workers`: the number of workers of `train`.
-    - `steps_per_epoch`: batches per epoch, from which `train_step` computes the end of the warm-up.
-    - `seed`: seed of the initial values and the order of examples.
+    - `steps_per_epoch`: the number of batches per epoch, from which `train_step` computes the end
+      of the warm-up.
+    - `seed`: the seed for the initial values and for shuffling the examples.
 
     >>> import numpy as np
     >>> from edgeasync import nn
@@ -60,7 +62,7 @@ class AsyncTrainer:
 
     def train(self, dataset: Any = None, epochs: float = 1, optimizer: Any = None, loss_fn: Any = None,
               **more: Any) -> Run:  # fmt: skip
-        """Train for `epochs` epochs and return the run; the model then has the trained values.
+        """Train for `epochs` epochs, load the trained values into the model, and return the run.
 
         `more` may contain `dataloader`, and arguments of `edgeasync.train` such as `evaluate`,
         `run` and `batch_size`.
@@ -92,12 +94,12 @@ class AsyncTrainer:
         return await asyncio.to_thread(self.train_step, *batch, **training)
 
     def close(self) -> Run | None:
-        """Push the last steps of `train_step`, and end its hub; return the run."""
+        """Push the last steps of `train_step`, end the hub that it has started; return the run."""
         stepping, self._stepping = self._stepping, None
         return None if stepping is None else stepping[1].stop()
 
     def check_may_watch(self) -> None:
-        """Raise `ConfigError` after the first `train_step`: a new monitor would see nothing."""
+        """Raise `ConfigError` after the first `train_step`, when a new monitor has no effect."""
         if self._stepping is not None:
             raise ConfigError("training has already started: create the monitor before the first train_step")
 

@@ -1,4 +1,4 @@
-"""Registers the monitors of each model, so that the hub that trains it applies their remedies."""
+"""Registers the monitors of each model, so that the hub that trains the model uses them."""
 
 import weakref
 from collections.abc import Callable
@@ -11,23 +11,23 @@ from edgeasync.policies.monitor import Monitor
 
 
 class Watcher(Protocol):
-    """The interface of an `AsyncTrainingMonitor` for the code that trains its model."""
+    """The interface through which the code that trains a model calls an `AsyncTrainingMonitor`."""
 
     policy: Monitor
-    """The detectors for the hub."""
+    """The detectors for the hub to use."""
 
     def begin(self) -> None:
-        """Record that a hub monitors from now on, and applies the remedy."""
+        """Record that from now on a hub monitors the training and applies the remedy."""
 
     def see(self, event: Event) -> None:
-        """Receive an event of the hub."""
+        """Process an event of the hub."""
 
     def stepped(self, optimizer: object) -> None:
-        """Receive an optimizer of `optim` that has stepped the model."""
+        """Record an optimizer of `optim` that has stepped the model."""
 
 
 class WatchedModels:
-    """The watchers of each model, until the model is deleted."""
+    """Stores the watchers of each model until the model is deleted."""
 
     def __init__(self) -> None:
         self._watchers: dict[int, tuple[Callable[[], Any], list[Watcher]]] = {}
@@ -49,13 +49,13 @@ class WatchedModels:
         return list(self._watchers[id(model)][1]) if id(model) in self._watchers else []
 
     def begin(self, model: object) -> list[Watcher]:
-        """Notify the watchers of a model that a hub monitors from now on; return them."""
+        """Inform a model's watchers that from now on a hub monitors the training; return them."""
         for watcher in (found := self.of(model)):
             watcher.begin()
         return found
 
     def stepped(self, model: object, optimizer: object) -> None:
-        """Notify the watchers of a model of an optimizer of `optim` that has stepped it."""
+        """Inform a model's watchers that an optimizer of `optim` has stepped the model."""
         for watcher in self.of(model):
             watcher.stepped(optimizer)
 

@@ -37,10 +37,10 @@ class Training(TypedDict, total=False):
 class AsyncWorker:
     """Trains on its own data, and pushes an update every `update_frequency` batches.
 
-    With a `delay`, it uses each answer exactly `delay` batches after the update, and trains
-    meanwhile. It trains the server's model. A torch module that the server does not send must also
-    be passed here, as `model`. All other arguments are those of `Agent`, such as `state`, `enrol`
-    and `insecure`.
+    If `delay` is set, the worker keeps training after each update, and uses the server's answer
+    exactly `delay` batches later. It trains the server's model. If that model is a torch module
+    which the server does not send, the module must also be passed here, as `model`. All other
+    arguments are those of `Agent`, such as `state`, `enrol` and `insecure`.
 
     >>> import numpy as np
     >>> from edgeasync.async_train import AsyncWorker, ParameterServer, nn, optim
@@ -66,7 +66,7 @@ class AsyncWorker:
     ) -> None:
         self._address, self._model = as_address(server_address), model
         self.device = usable(device, model, "AsyncWorker")
-        """The device that computes."""
+        """The device on which the model computes."""
         self._batch_size = local_batch_size
         if delay is not None and not 0 <= delay <= update_frequency:
             raise ConfigError(
@@ -91,7 +91,7 @@ class AsyncWorker:
             await agent.wait_async()
 
     def evaluate(self, test_data: object) -> float:
-        """Return the accuracy of the newest local model or, for float targets, the loss."""
+        """Return the newest local model's accuracy or, for float targets, its loss."""
         if self.agent is None:
             raise EdgeAsyncError("this worker has no model yet: call train first")
         found = self.agent.evaluate(as_data(test_data))
@@ -116,7 +116,7 @@ def how_to_train(
     metrics: Sequence[str] = (),
     log_frequency: int | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of an agent; a torch module has a torch optimizer and its own loss."""
+    """Return the arguments of `Agent` that correspond to these arguments."""
     how: dict[str, Any] = {
         "data": as_data(dataset, dataloader),
         "batch_size": batch_size_of(dataset if dataloader is None else dataloader),
@@ -134,13 +134,13 @@ def how_to_train(
 
 
 class WorkerProgress:
-    """Logs a worker's progress every `log_frequency` batches; prints it if INFO is not logged."""
+    """Logs a worker's progress every `log_frequency` batches, or prints it if INFO is disabled."""
 
     def __init__(self, log_frequency: int) -> None:
         self._log_frequency, self._batches = log_frequency, 0
 
     def on_exchange(self, event: ExchangeEvent) -> None:
-        """Add an update's steps."""
+        """Add an update's steps, and log the progress if it is due."""
         before, self._batches = self._batches, self._batches + event.local_steps
         if self._batches // self._log_frequency > before // self._log_frequency:
             told = {"loss": event.loss, **event.metrics}

@@ -15,15 +15,15 @@ COLUMNS = (
 )  # fmt: skip
 
 FLUSH_S = 1.0
-"""Longest time before a written row is flushed."""
+"""Maximum time in seconds between writing a row and flushing it to the file."""
 
 
 class CSVLog:
     """Writes every event as a row of a CSV file, and appends to an existing file.
 
-    The column `event` contains the kind: "update", "version", "evaluation", "exchange", "join",
-    "leave", "alert" or "end". Other columns contain the event's fields of the same names, or are
-    empty.
+    The column `event` contains the event's kind: "update", "version", "evaluation", "exchange",
+    "join", "leave", "alert" or "end". Each other column contains the event's field of the same
+    name, and is empty if the event has no such field.
 
     >>> import csv, tempfile
     >>> from pathlib import Path
@@ -46,7 +46,7 @@ class CSVLog:
         self._flushed_s = 0.0
 
     def __call__(self, event: Event) -> None:
-        """Write an event; raises `ConfigError` if the file has other columns, and `OSError`."""
+        """Write an event; raises `ConfigError` if the file has different columns, or `OSError`."""
         file = self._file or self._open()
         kind = HANDLERS[type(event)].removeprefix("on_")
         csv.writer(file).writerow([kind, *[_text(getattr(event, name, None)) for name in COLUMNS[1:]]])

@@ -1,4 +1,4 @@
-"""`Progress`: shows the progress of a run on one line, or prints a line at intervals."""
+"""`Progress`: shows the progress of a run on one line, or prints a line at regular intervals."""
 
 import time
 from importlib.util import find_spec
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 REFRESH_S = 0.1
-"""Shortest time between two updates of the line."""
+"""Minimum time in seconds between two updates of the line."""
 
 
 class Progress:
     """Shows the progress of a run: updates, version, loss, accuracy, devices, time.
 
     In a terminal, and in a notebook with `ipywidgets`, one line is updated in place. Otherwise a
-    plain line is printed every `every_s` seconds, and one at the end. With `updates`, the total
-    number of updates, the line has a progress bar. Output goes to standard error, or to `console`,
-    a rich console.
+    plain line is printed every `every_s` seconds and at the end of the run. If `updates` is set to
+    the total number of updates, the line contains a progress bar. The output is written to
+    `console`, a rich console, and by default to standard error.
 
     >>> import numpy as np
     >>> from edgeasync import Stop, train
@@ -47,7 +47,7 @@ class Progress:
         self._next_s: float | None = None
 
     def __call__(self, event: Event) -> None:
-        """Process an event, and refresh the line if that is due."""
+        """Process an event, and refresh the line if it was not refreshed recently."""
         self._count(event)
         now_s, ends = time.monotonic(), isinstance(event, End)
         if self._next_s is None:

@@ -14,12 +14,12 @@ class SaveBest:
     """Writes the model to `path` whenever an evaluation is the best so far.
 
     The suffix of `path` selects the format: `.onnx` for inference, or `.npz` or `.safetensors` for
-    named arrays. Without a suffix, `.onnx` is added for ONNX models and `.npz` for others; `saved`
-    is the resulting path. Other suffixes raise `ConfigError`. Use it with `train` and `Hub`; an
-    `Agent` does not evaluate the run's model.
+    named arrays. If `path` has no suffix, `.onnx` is appended for ONNX models and `.npz` for other
+    models; `saved` is the resulting path. Any other suffix raises `ConfigError`. Pass this callback
+    to `train` or `Hub`; an `Agent` does not evaluate the run's model.
 
-    Without held-out data (`evaluate=`), the best version is the one with the lowest loss that most
-    devices reach.
+    Without held-out data (`evaluate=`), versions are compared by the losses that the devices report.
+    The best version is the one with the lowest loss that most devices reach.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -41,12 +41,13 @@ class SaveBest:
         if self._path.suffix:
             check_suffix("SaveBest", self._path)
         self.saved: Path | None = None
-        """The file that was written last."""
+        """The path of the file that was written last."""
 
     def on_best(self, event: Best) -> None:
         """Write the model to `path`.
 
-        Raises `ConfigError` if the suffix does not fit the model, and `StorageError`.
+        Raises `ConfigError` if a model of this kind cannot be saved with the suffix of `path`, and
+        `StorageError` if the file cannot be written.
         """
         model = _onnx(event) if self._path.suffix in ("", ONNX_SUFFIX) else None
         if model is None and self._path.suffix == ONNX_SUFFIX:
@@ -63,7 +64,7 @@ class SaveBest:
 
 
 def _onnx(event: Best) -> Any:
-    """Return the model if it is ONNX, otherwise `None`."""
+    """Return the model if it is an ONNX model, otherwise `None`."""
     try:
         model = event.model
     except ConfigError:  # a training graph, which cannot be exported

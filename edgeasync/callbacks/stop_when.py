@@ -1,4 +1,4 @@
-"""`StopWhen`: ends a run by a custom rule."""
+"""`StopWhen`: ends a run when a custom rule is met."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,14 +9,14 @@ from edgeasync.sdk.events import Evaluation, Event, Exchange
 
 
 class StopWhen:
-    """Ends the run by a rule; `Run.reason` then says which.
+    """Ends the run when a rule is met; `Run.reason` then describes the rule.
 
-    - `rule`: a function that receives every event and returns true to end the run. Or the name of a
-      number in evaluations, such as "loss", together with `below` or `above`.
-    - `reason`: the value of `Run.reason`.
+    - `rule`: a function that receives every event and returns true to end the run; or the name of a
+      number in evaluations, such as "loss", which is then compared with `below` or `above`.
+    - `reason`: the value of `Run.reason` after the rule has ended the run.
 
-    In a `Hub` or in `train`, this ends the run for all devices. In an `Agent`, it ends only that
-    agent; "loss" is then also the loss of its local steps.
+    In a `Hub` or in `train`, the rule ends the run for all devices. In an `Agent`, it ends only
+    that agent, and the rule "loss" also applies to the loss of the agent's local steps.
 
     >>> import numpy as np
     >>> from edgeasync import Stop, train

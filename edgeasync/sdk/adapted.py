@@ -1,4 +1,4 @@
-"""Base class of the models of `edgeasync.torch`, `edgeasync.jax` and `edgeasync.sklearn`."""
+"""Base class for models of `edgeasync.torch`, `edgeasync.jax` and `edgeasync.sklearn`."""
 
 import copy
 from typing import ClassVar, Self
@@ -13,15 +13,15 @@ from edgeasync.training.trainer import Trainer
 
 
 class Adapted:
-    """A model of another framework, seen as named arrays."""
+    """A model of another framework, represented as named arrays."""
 
     spec: ParameterSpec
     optimizer_is: ClassVar[str]
-    """Advice in error messages: where this framework's optimizer is set instead."""
+    """Advice for error messages: how to set the optimizer for a model of this framework."""
     frozen: Frozen | None = None
-    """Checksum of the arrays that are not exchanged."""
+    """Checksum of the model's arrays that are not exchanged."""
     measures: ClassVar[bool] = False
-    """Whether its trainers report metrics."""
+    """Whether trainers of this model report metrics."""
 
     def check_training(self, local: LocalTraining) -> None:
         """Raise `ConfigError` for settings that this model would ignore."""

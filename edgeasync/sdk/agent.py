@@ -40,51 +40,55 @@ LOG = logging.getLogger("edgeasync.agent")
 class Agent(Service):
     """A device that trains for a hub and waits for it as long as needed.
 
-    - `hub`: the hub's address, or several. An enrolled device knows its hub.
+    - `hub`: the hub's address, or several addresses. An enrolled device has stored its hub's
+      address, so that `hub` may be omitted.
     - `data`: a `Dataset`, a tuple `(x, y)` or a file path. The hub decides which model to train on
       it.
     - `model`: a model of `edgeasync.torch`, `edgeasync.jax` or `edgeasync.sklearn`, or an object
-      with `parameters` and `gradient`. The device then trains this model. Its arrays must match the
-      hub's, in any order.
-    - `trainer`: your own trainer, instead of `data`. Its `step` may be `async def`, which is
-      awaited on the agent's loop. Alternatively, beside `data`, the name of a factory,
-      `"package.module:factory"`, as for the command.
+      with `parameters` and `gradient`. The device then trains this model. Its arrays must have the
+      same names and shapes as the hub's, in any order.
+    - `trainer`: your own trainer, used instead of `data`. If its `step` is an `async def`, it is
+      awaited on the agent's event loop. Alternatively, pass `data` and, as `trainer`, the name of a
+      factory, `"package.module:factory"`, as for the command `edgeasync agent`.
     - `initial`: the parameters that this device starts from, by array name or as one flat vector.
-      Its first update then contains the difference from the hub's model. By default, it starts from
-      the hub's model.
+      The device's first update then contains the difference between these parameters and the hub's
+      model. By default, the device starts from the hub's model.
     - `validation`: data, a function of the named arrays that returns a loss, or a fraction of this
-      device's data to hold out, such as 0.1. Each update then reports the loss of this device's
-      parameters after its steps. The hub's policies `take` and `behind_max` compare devices by this
-      loss.
+      device's data to hold out, such as 0.1. Each update then reports the validation loss that this
+      device's parameters have after the update's local steps. The hub's policies `take` and
+      `behind_max` compare devices by this loss.
     - `workers`: the number of devices in this agent, each with its own connection. They are named
-      `name/0`, `name/1` and so on. The data are split evenly at random. A list contains the data,
-      or the trainer, of each worker.
-    - `name`: by default this machine's name; without `state`, six random digits are appended at
-      every start.
+      `name/0`, `name/1` and so on. The data are split evenly at random. To assign data or trainers
+      to the workers yourself, pass a list with one entry per worker as `data` or `trainer`.
+    - `name`: this device's name, by default the machine's name. Without `state`, six random digits
+      are appended to the machine's name at every start.
     - `state`: a folder that stores the device's identity. Without it, the agent is a new device at
       every start.
-    - `enrol`: a token from `edgeasync keys enrol`; requires a `state` folder. Without keys the
+    - `enrol`: a token from `edgeasync keys enrol`; requires a `state` folder. Without keys, the
       agent connects to other machines only if `insecure` is set.
     - `optimizer`, `batch_size`, `metrics`, `keep_optimizer_state`: settings of this device that
-      override the hub's.
-    - `loss`: the expected loss of the hub's training graph; a graph with another loss is refused.
-    - `throttle`: a dict with keys of `[throttle]`. The agent then pauses when this device is too
-      hot, by default from 80 C. Without it, the agent reads no sensors.
+      override the hub's settings.
+    - `loss`: the loss that the hub's training graph must have; the agent rejects a graph with
+      another loss.
+    - `throttle`: a dict with keys of the settings table `[throttle]`. The agent then pauses
+      training while this device is too hot, by default at 80 C or more. Without `throttle`, the
+      agent reads no sensors.
     - `epochs`: passes over this device's data between two exchanges, instead of the hub's number of
       local steps.
     - `passes`: passes over this device's data after which the agent ends; each pass uses every
-      example once. With a `state` folder and `spool="full"` passes are counted across restarts, so
-      a killed agent continues its pass.
-    - `seed`: seed of the order of examples.
+      example once. With a `state` folder and `spool="full"`, passes are counted across restarts, so
+      that an agent that was killed continues its interrupted pass.
+    - `seed`: the seed for shuffling the examples.
     - `callbacks`: functions, or objects with methods such as `on_exchange`; see
       `edgeasync.callbacks`.
     - `timeout_s`: how long to wait for a hub to accept this device before raising
       `HubUnreachableError` with the reason. By default, and after joining, the agent waits as long
       as needed.
-    - `on_report`: called on the agent's loop with each report: `report.event`, `report.detail`.
-    - Other keys of `[agent]` and `[limits]` in a settings file, such as `threads` or
-      `local_steps_max` (docs/reference/settings/index.md). With several workers, a limit applies to
-      each.
+    - `on_report`: a function that is called with each report on the agent's event loop. A report
+      has the attributes `event` and `detail`.
+    - Other keyword arguments are keys of `[agent]` and `[limits]` in a settings file, such as
+      `threads` or `local_steps_max` (docs/reference/settings/index.md). With several workers, a
+      limit applies to each worker separately.
 
     `with` and `start` do not wait for the hub; `wait_until_joined` does.
 
@@ -176,25 +180,27 @@ class Agent(Service):
             self._done.result()
 
     def pause(self, *, training: bool = False) -> None:
-        """Leave the hub; neither send nor receive until `resume`.
+        """Leave the hub; neither send nor receive messages until `resume`.
 
-        With `training`, local steps continue from the last model and become part of a later update.
-        Otherwise training stops.
+        If `training` is true, local steps continue from the last model and become part of a later
+        update. Otherwise training stops.
         """
         self._call(lambda: self._each(lambda agent: agent.request_pause(training=training)))
 
     def resume(self) -> None:
-        """Reconnect to the hub after `pause`; otherwise do nothing."""
+        """Reconnect to the hub if the agent is paused; otherwise do nothing."""
         self._call(lambda: self._each(lambda agent: agent.request_resume()))
 
     def evaluate(self, data: object) -> events.Evaluation:
         """Evaluate the newest model received from the hub, in the calling thread.
 
         `data` is as for `Agent`, or a function of the named arrays that returns a loss, or a loss
-        and an accuracy. A training graph evaluates as it trains: with batch statistics and dropout.
-        Callbacks receive `on_evaluation`. After its end, the agent evaluates its last model.
+        and an accuracy. A training graph is evaluated in training mode, with batch statistics and
+        dropout. The result is also passed to the callbacks' `on_evaluation`. After the agent has
+        ended, it evaluates the last model that it received.
 
-        Raises `EdgeAsyncError` if there is no model yet, and `DataError` for unusable data.
+        Raises `EdgeAsyncError` before the agent has received a model, and `DataError` for unusable
+        data.
         """
         self._check_may_wait("evaluate", "write `await asyncio.to_thread({0}.evaluate, data)`")
         if self._done.done() and self._workers:
@@ -256,7 +262,7 @@ class Agent(Service):
             agent.request_stop()
 
     async def _run_worker(self, worker: AgentWorker) -> str:
-        """Run `worker`; raises `HubUnreachableError` if no hub accepts it within `timeout_s`."""
+        """Run `worker`; raise `HubUnreachableError` if no hub accepts it within `timeout_s`."""
         agent = worker.agent
         assert agent is not None
         if self._timeout_s is None:
@@ -296,7 +302,7 @@ class Agent(Service):
         return self._callbacks.here
 
     def _find_workers(self, network: ZmqNetwork | None) -> Sequence[AgentWorker]:
-        """Create the workers; reads their data."""
+        """Read the workers' data and create the workers."""
         section, parts = self._settings.agent, self._parts()
         if section.device_id is None and section.state is None:
             # Without a stored identity, two agents on one machine need different names.
@@ -350,7 +356,10 @@ class Agent(Service):
 
 
 def _sorted(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split keywords into training settings and keys of `AgentSettings`; raises `ConfigError`."""
+    """Split keyword arguments into training settings and keys of `AgentSettings`.
+
+    Raises `ConfigError` for invalid training settings.
+    """
     if twice := sorted({"hub", "data", "device_id"} & keys.keys()):
         instead = "pass name" if twice[0] == "device_id" else "pass it as a named argument"
         raise ConfigError(f"{twice[0]} is not a setting of Agent: {instead}")
@@ -360,7 +369,7 @@ def _sorted(keys: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _settings_of(keys: Mapping[str, Any], throttle: Mapping[str, object] | None) -> AgentSettings:
-    """Build the agent's settings from keys; raises `ConfigError`."""
+    """Build the agent's settings from keyword arguments; raises `ConfigError` for invalid values."""
     said = {key: value for key, value in keys.items() if value is not None}
     if "state" in said:
         said["state"] = str(as_path(said["state"], "state"))
@@ -384,7 +393,7 @@ def _check_passes(epochs: float | None, passes: int | None, settings: AgentSetti
 
 
 def _sub_device(device: Device, number: int) -> Device:
-    """Return worker `number` of a device: same keys, its own state folder."""
+    """Return the device of worker `number`: it has the same keys, but its own state folder."""
     state = None if device.state is None else device.state / str(number)
     return Device(f"{device.device_id}/{number}", state, device.keys)
 

@@ -26,15 +26,16 @@ from edgeasync.sdk.shares import Share
 from edgeasync.sdk.trainer_factory import OwnTraining, TrainerFactory
 
 INSTALL_S = 5.0
-"""How long an evaluation waits for a model that is being installed."""
+"""Maximum time in seconds that an evaluation waits while a model is being installed."""
 
 
 class AgentWorker:
     """One device of an `Agent`. Call `make`, run `agent`, then call `close`.
 
-    - `part`: its data, or the user's trainer; `own`: how it trains.
-    - `tell` receives events; `on_report` receives the runtime's reports.
-    - `network` and `sense`: as for `AgentRuntime`.
+    - `part`: the device's data, or the user's trainer.
+    - `own`: the user's settings for training on this device.
+    - `tell` is called with events, and `on_report` with the runtime's reports.
+    - `network` and `sense` are the same as for `AgentRuntime`.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class AgentWorker:
     def make(self) -> AgentRuntime:
         """Open the state folder and create the runtime.
 
-        Raises the errors of `Device.open` and `DeviceFolder`.
+        Raises the same errors as `Device.open` and `DeviceFolder`.
         """
         device, part = self._device, self._training.part
         own = self._own.model if isinstance(part, Dataset) else part
@@ -129,7 +130,7 @@ class AgentWorker:
         self._on_report(report)
 
     def _observe(self, event: DeviceEvent) -> None:
-        """Process each event of the device's core, on the event loop."""
+        """Process an event of the device's core; called on the event loop."""
         assert self.agent is not None
         told = self._exchanges.observe(self.agent, event)
         if told is not None:
@@ -162,7 +163,10 @@ class Exchanges:
         self._bytes = (0, 0)
 
     def observe(self, agent: AgentRuntime, event: DeviceEvent) -> dict[str, Any] | None:
-        """Process an event of the core; return the exchange that it completes, as a dict."""
+        """Process an event of the core.
+
+        If the event completes an exchange, return that exchange as a dict.
+        """
         self._push = agent.core.work.pending.push or self._push
         match event:
             case DeviceReceived(message=Ack() as ack) | DeviceReceived(message=Assignment(ack=Ack() as ack)):
@@ -191,7 +195,10 @@ class Exchanges:
 
 
 def _newest(agent: AgentRuntime) -> tuple[int, Vector]:
-    """Return the number and a copy of the newest model; wait while it is being installed."""
+    """Return the version number and a copy of the newest model.
+
+    If a model is being installed, wait until that is done.
+    """
     until_s = time.monotonic() + INSTALL_S
     while (found := agent.copy_model()) is None:
         if time.monotonic() > until_s:

@@ -1,4 +1,4 @@
-"""Runs coroutines from synchronous code, even in a thread with a running loop (notebooks)."""
+"""Runs coroutines from synchronous code, even in a notebook, where a loop is already running."""
 
 import asyncio
 import concurrent.futures
@@ -17,7 +17,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 INTERRUPT_S = 10.0
-"""How long an interrupt waits for a clean shutdown."""
+"""Maximum time in seconds that an interrupt waits for a clean shutdown."""
 
 
 def blocking(
@@ -41,11 +41,11 @@ def blocking(
 
 
 def run_blocking(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-    """Run the coroutine from `make` in a thread with its own loop, and return its result.
+    """Run the coroutine that `make` returns in a thread with its own loop; return its result.
 
-    An interrupt (Ctrl-C, a notebook's stop button) cancels the coroutine, waits for its shutdown
-    and is raised again. A second interrupt does not wait. If the program exits meanwhile, the
-    coroutine is cancelled and `SystemExit` is raised.
+    An interrupt (Ctrl-C, or a notebook's stop button) cancels the coroutine, waits until it has
+    shut down, and is then raised again. A second interrupt is raised without waiting. If the
+    program exits while the coroutine runs, the coroutine is cancelled and `SystemExit` is raised.
     """
     check_threads()
     exit_on_sigterm()

@@ -16,13 +16,13 @@ from edgeasync.sdk.events import HANDLERS, OF_A_HUB, Best, Event, Update
 LOG = logging.getLogger("edgeasync.callbacks")
 
 WAITING_MAX = 10_000
-"""Limit of queued events for slow callbacks; above it, `Update` events are dropped."""
+"""Maximum number of events queued for slow callbacks; above it, `Update` events are dropped."""
 
 CLOSE_S = 5.0
-"""How long the end of a run waits for slow callbacks."""
+"""Maximum time in seconds that a run waits for slow callbacks when it ends."""
 
 _NEWEST_BEST = Event(time_s=0.0)
-"""Queue marker for the newest best model."""
+"""Placeholder in the event queue for the newest best model."""
 
 Callback = Callable[[Any], object] | object
 """A function that receives every event, or an object with some of the methods of `HANDLERS`."""
@@ -31,8 +31,8 @@ Callback = Callable[[Any], object] | object
 class StopTraining(Exception):  # noqa: N818 - like StopIteration, not an error
     """Raise this in a callback to end the run; its text becomes `Run.reason`.
 
-    In a `Hub` or in `train`, this ends the run for all devices. In an `Agent`, it ends only that
-    agent.
+    In a `Hub` or in `train`, this exception ends the run for all devices. In an `Agent`, it ends
+    only that agent.
 
     >>> from edgeasync.callbacks import StopTraining, VersionEvent
     >>> def stop_early(event):
@@ -44,9 +44,9 @@ class StopTraining(Exception):  # noqa: N818 - like StopIteration, not an error
 class Callbacks:
     """Delivers events to callbacks, in order, in a separate thread.
 
-    `async with` starts the thread, and at its end waits for slow callbacks.
+    `async with` starts the thread. At the end of the block, it waits for slow callbacks.
 
-    `kinds` are the event types that occur here. When a callback ends the run, `on_stop` is called
+    `kinds` are the event types that can occur. When a callback ends the run, `on_stop` is called
     with the reason, in the callbacks' thread.
     """
 
@@ -98,7 +98,10 @@ class Callbacks:
                     self._call(number, callback, told)
 
     def _take_best(self) -> Best | None:
-        """Return a copy of the newest undelivered best model, since the hub reuses its buffers."""
+        """Return the newest best model that was not delivered yet.
+
+        The model is copied, because the hub reuses its buffers.
+        """
         best, self._best = self._best, None
         if best is None:
             return None

@@ -34,7 +34,9 @@ class Join(Event, frozen=True):
 
 
 class Leave(Event, frozen=True):
-    """A device left, was lost or was excluded; `detail` says why. In an agent: it lost its hub.
+    """A device left, expired or was excluded; `detail` is the reason.
+
+    In an agent, the event means that the agent has lost its connection to the hub.
 
     >>> from edgeasync.callbacks import LeaveEvent
     >>> LeaveEvent(time_s=9.0, device="pi-1", detail="was silent for 15 s").detail
@@ -46,12 +48,13 @@ class Leave(Event, frozen=True):
 
 
 class Update(Event, frozen=True):
-    """The hub decided on a device's update.
+    """The hub applied, buffered or rejected a device's update.
 
-    `number` counts the device's updates from 1. `outcome` is "applied", "buffered" until the next
-    version, or the reason for its rejection. `loss` is the mean over its `local_steps`, or `None`
-    if the device reports none. `staleness` is the number of versions made since the update's base.
-    `metrics` are the metrics that the device reported, by name.
+    `number` counts the device's updates from 1. `outcome` is "applied", "buffered" (until the next
+    version), or the reason for which the hub rejected the update. `loss` is the mean loss over the
+    update's `local_steps`, or `None` if the device reports no loss. `staleness` is the number of
+    versions that the hub created after the version that the update was computed from. `metrics` are
+    the metrics that the device reported, by name.
 
     >>> from edgeasync.callbacks import UpdateEvent
     >>> told = {"loss": 0.5, "examples": 512, "local_steps": 16, "staleness": 0}
@@ -71,7 +74,9 @@ class Update(Event, frozen=True):
 
 
 class Version(Event, frozen=True):
-    """The hub created a version of the model; `updates` is the number of updates in it.
+    """The hub created a version of the model.
+
+    `updates` is the number of updates that the hub applied to create this version.
 
     >>> from edgeasync.callbacks import VersionEvent
     >>> VersionEvent(time_s=2.0, version=7, updates=3).updates
@@ -83,7 +88,7 @@ class Version(Event, frozen=True):
 
 
 class Evaluation(Event, frozen=True):
-    """The model was evaluated; `accuracy` is `None` if it is not measured.
+    """The model was evaluated; `accuracy` is `None` if accuracy is not measured.
 
     >>> from edgeasync.callbacks import EvaluationEvent
     >>> EvaluationEvent(time_s=2.0, version=7, loss=0.5, accuracy=0.9).accuracy
@@ -96,7 +101,7 @@ class Evaluation(Event, frozen=True):
 
 
 class Best(Event, frozen=True):
-    """An evaluation was the best so far; only callbacks with `on_best` receive its model.
+    """An evaluation was the best so far; only callbacks with `on_best` receive this event.
 
     >>> import numpy as np
     >>> from edgeasync.callbacks import BestEvent
@@ -114,7 +119,7 @@ class Best(Event, frozen=True):
 
     @property
     def model(self) -> Any:
-        """The model in the type that the user passed, like `Run.model`."""
+        """The model, in the type of the model that the user passed, as in `Run.model`."""
         return self.restore(self.arrays)
 
 
@@ -136,10 +141,11 @@ class Alert(Event, frozen=True):
 class Exchange(Event, frozen=True):
     """In an agent: the hub has answered update `number`, and the next model is installed.
 
-    `version` is the number of that model. `outcome` is "applied", "buffered" until the next
-    version, or the reason for the update's rejection. `loss` is the mean over the update's
-    `local_steps`, or `None` if the trainer reports none. `metrics` cover the same steps, by name.
-    `bytes_up` and `bytes_down` count all messages to and from the hub since the previous exchange.
+    `version` is the version number of the installed model. `outcome` is "applied", "buffered"
+    (until the next version), or the reason for which the hub rejected the update. `loss` is the
+    mean loss over the update's `local_steps`, or `None` if the trainer reports no loss. `metrics`
+    are the metrics over the same steps, by name. `bytes_up` and `bytes_down` are the sizes of all
+    messages that were sent to and received from the hub since the previous exchange.
 
     >>> from edgeasync.callbacks import ExchangeEvent
     >>> told = {"loss": 0.5, "examples": 512, "local_steps": 16, "bytes_up": 4096, "bytes_down": 4096}
@@ -160,7 +166,7 @@ class Exchange(Event, frozen=True):
 
 
 class End(Event, frozen=True):
-    """The run or the agent ended or was interrupted; `reason` says why.
+    """The run or the agent has ended or was interrupted; `reason` describes why.
 
     >>> from edgeasync.callbacks import EndEvent
     >>> EndEvent(time_s=60.0, reason="100 updates applied").reason

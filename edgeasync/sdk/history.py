@@ -56,7 +56,7 @@ class Table:
         return f"<{type(self).__name__}: {len(self)} rows of {', '.join(self._columns)}>"
 
     def to_csv(self, path: str | Path) -> Path:
-        """Write the table as CSV with a header, unknown values as empty fields; return the path.
+        """Write the table as CSV with a header, and return the path; unknown values are left empty.
 
         Raises `StorageError` if the file cannot be written.
         """
@@ -80,28 +80,28 @@ class Table:
 
 
 class History(Table):
-    """The history of a run: one row for each update that the hub decided on.
+    """The history of a run: one row for each update that the hub applied, buffered or rejected.
 
-    The older half of a long history is thinned out, so the values of `row` have gaps there.
+    In a long history, some rows of the older half are removed, so that `row` skips values there.
 
     | column | content |
     |---|---|
-    | `time` | the hub's time in seconds; it stops while no hub runs |
-    | `version` | the newest version after the update |
+    | `time` | the hub's time in seconds, not counting times when no hub was running |
+    | `version` | the number of the newest version after the update |
     | `update` | the update's number, as counted by its device |
     | `device` | the name of the device |
-    | `outcome` | `applied`, `buffered` until the next version, or the reason for its rejection |
+    | `outcome` | `applied`, `buffered` (until the next version), or the reason of the rejection |
     | `loss` | the mean loss of the update's local steps, as reported by the device |
-    | `staleness` | the number of versions made since the update's base |
-    | `local_steps`, `examples` | the local steps and examples that the device trained |
+    | `staleness` | the number of versions created since the one the update was computed from |
+    | `local_steps`, `examples` | the number of local steps, and of examples used in them |
     | `bytes` | the size of the encoded update |
-    | `updates` | the number of updates in the model after this one |
+    | `updates` | the total number of updates applied to the model, including this one |
     | `row` | the update's number in the run, from 1 |
     | `metrics.NAME` | one column for each metric that a device reported |
 
     Unknown values are NaN. `evaluations` is a separate table with the columns `time`, `version`,
-    `loss` and `accuracy`. If rows may be missing, `reason` says why: the file is missing or
-    damaged.
+    `loss` and `accuracy`. If rows may be missing because the file is missing or damaged, `reason`
+    describes the problem.
 
     >>> from edgeasync import Run
     >>> history = Run.open("runs/digits").history  # doctest: +SKIP
@@ -114,19 +114,19 @@ class History(Table):
         self.evaluations = Table(_evaluation_columns(rows.evaluations))
         """The evaluations of the run."""
         self.reason = rows.trouble
-        """Why rows may be missing; empty if the history is complete."""
+        """The reason why rows may be missing; empty if the history is complete."""
 
     @classmethod
     def read(cls, run: Path) -> "History":
-        """Read the history in a run's folder, even while a hub writes it."""
+        """Read the history from a run's folder; a hub may be writing to it."""
         return cls(RunFolder(run).history())
 
     def plot(self) -> Any:
         """Return a matplotlib figure of losses and accuracies.
 
-        The loss axis excludes outliers, which would compress the rest. A notebook shows the figure
-        if this call is the last line of a cell. Raises `ConfigError` if matplotlib is not
-        installed.
+        The range of the loss axis ignores outliers, which would compress the rest of the curve. A
+        notebook shows the figure if this call is the last line of a cell. Raises `ConfigError` if
+        matplotlib is not installed.
         """
         figure = _library("matplotlib.figure").Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()
@@ -178,10 +178,10 @@ def _evaluation_columns(rows: list[EvaluationRow]) -> dict[str, Column]:
 
 
 def _robust_limits(*curves: Column) -> tuple[float, float] | None:
-    """Return limits of an axis that shows the curves without outliers, or `None` without a range.
+    """Return limits for an axis, ignoring outliers; return `None` if all values are equal.
 
-    A value is an outlier if it is outside the middle 98 % of its curve and over 3 interquartile
-    ranges beyond a quartile.
+    A value is an outlier if it is outside the middle 98 % of its curve's values and more than 3
+    interquartile ranges above the upper quartile or below the lower quartile.
     """
     shown = []
     for curve in curves:

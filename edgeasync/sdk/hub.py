@@ -29,7 +29,7 @@ from edgeasync.sdk.stop import Stop
 _ELSEWHERE = {key: f"use settings={{'hub': {{'{key}': ...}}}}" for key in HubSection.__struct_fields__} | {
     table: f"use settings={{'{table}': {{...}}}}" for table in RunSettings.__struct_fields__
 }
-"""Advice for keys and tables of a hub's settings file that are not keyword arguments."""
+"""How to set the keys and tables of a hub's settings file that are not keyword arguments."""
 
 
 class Hub(Service):
@@ -37,19 +37,19 @@ class Hub(Service):
 
     - `model`: as for `train`; layers of `edgeasync.nn` need `input_shape`, the shape of one
       example.
-    - `run`: the folder of the run; a run that the folder already contains is continued.
-    - `bind`: the address to listen on. Port `*` selects a free port, which `address` then shows.
+    - `run`: the folder of the run. If the folder already contains a run, that run is resumed.
+    - `bind`: the address to listen on. Port `*` selects a free port; `address` then contains it.
     - `local`: patterns of local parameters, such as `["head.*"]` (docs/train/local.md). Each device
-      keeps its own values of them.
-    - `until`: when training ends; by default at `stop`. It cannot count epochs, since the hub has
-      no data.
-    - `keys`: a folder from `edgeasync keys init`. Without keys a hub accepts other machines only if
-      `insecure` is set.
-    - `frozen`: whether to "refuse" or only "warn" a device whose frozen arrays differ from those of
-      the hub's model (docs/train/join.md). If the hub's model has none, the first device that joined
-      defines them.
+      has its own values of these parameters, and does not exchange them.
+    - `until`: when training ends; by default, it ends only at `stop`. The hub has no data, so that
+      `until` cannot count epochs.
+    - `keys`: a folder from `edgeasync keys init`. Without keys, a hub accepts other machines only
+      if `insecure` is set.
+    - `frozen`: "refuse" rejects a device whose frozen arrays differ from those of the hub's model;
+      "warn" only logs a warning (docs/train/join.md). If the hub's model has no frozen arrays,
+      devices are compared with the first device that joined.
     - `settings`: other keys of a hub's settings file, as tables: `{"hub": {"knocking": True}}`.
-    - All other arguments are as for `train`.
+    - All other arguments are the same as for `train`.
 
     `with`, `start` and `wait` raise the hub's errors.
 
@@ -122,8 +122,8 @@ class Hub(Service):
     def status(self) -> dict[str, Any]:
         """Return the output of `edgeasync status --json` as a dict (docs/reference/json.md).
 
-        The call waits until that state is on disk. On the hub's own event loop, it does not wait,
-        but returns the state that was on disk at the previous call.
+        The call waits until the returned state is on disk. On the hub's own event loop, it cannot
+        wait, and returns the state that was on disk at the previous call.
         """
         hub = self._running
         found: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()
@@ -134,7 +134,10 @@ class Hub(Service):
 
     @property
     def history(self) -> History:
-        """The run's updates up to two seconds ago, and its evaluations; read at each access."""
+        """The run's updates and evaluations, read from disk at each access.
+
+        Updates of the last two seconds may be missing.
+        """
         return History.read(self.path)
 
     def snapshot(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -144,10 +147,10 @@ class Hub(Service):
         return {name: array.copy() for name, array in hub.spec.views(vector).items()}
 
     def finish(self, reason: str = "asked to finish") -> None:
-        """End the run for all: the agents are told that training has finished, and end.
+        """End the run for all devices: the hub informs the agents, which then end, too.
 
-        `wait` then returns `reason`. After `stop`, by contrast, the agents wait for the hub to
-        return.
+        `wait` then returns `reason`. After `stop`, by contrast, the agents wait until the hub is
+        started again.
         """
         self._finishing = self._finishing or reason
         self._on_loop(self._request_finish)
@@ -166,7 +169,7 @@ class Hub(Service):
         await asyncio.shield(asyncio.wrap_future(self._until_live(lambda live: live >= devices)))
 
     def wait_until_left(self, timeout_s: float | None = None) -> None:
-        """Wait until no device is live: each has left or expired.
+        """Wait until no device is live, because every device has left or expired.
 
         Raises `TimeoutError`, or `EdgeAsyncError` if the hub ends.
         """
@@ -266,7 +269,7 @@ class Hub(Service):
         return awaited
 
     def _from_now_on(self, listen: Callable[[], None]) -> None:
-        """Call `listen` on the loop; raises `EdgeAsyncError` once `End` has been delivered."""
+        """Call `listen` on the loop; raise `EdgeAsyncError` if `End` was already delivered."""
 
         def begin() -> None:
             if self._over:  # the hub may still be waiting for callbacks
@@ -284,7 +287,7 @@ class Hub(Service):
 
 
 def _done(awaited: concurrent.futures.Future[None], timeout_s: float | None) -> bool:
-    """Return whether `awaited` completes in time; raises its error."""
+    """Return whether `awaited` completes within `timeout_s`; raise its error if it fails."""
     concurrent.futures.wait([awaited], timeout_s)
     if awaited.done():
         awaited.result()

@@ -1,4 +1,4 @@
-"""`join`: take part in a run from the user's own training loop."""
+"""`join`: connects the user's own training loop to a run."""
 
 import concurrent.futures
 import contextlib
@@ -35,7 +35,7 @@ LOG = logging.getLogger("edgeasync.join")
 Found = TypeVar("Found")
 
 ANSWER_S = 5.0
-"""How long a session waits for the hub's first model, and at its end for the last answer."""
+"""Default time limit in seconds for the hub's first model, and for its last answer at the end."""
 
 TROUBLES = {"disconnected", "quarantined", "resting", "unreachable", "waiting", "warning"}
 """Reports that explain why a session is not connected."""
@@ -52,8 +52,8 @@ class JoinedTraining(NamedTuple):
 class JoinedLoop(UserLoop):
     """A session that takes part in a hub's run from your own loop; created by `join`.
 
-    Every optimizer step counts. At the end of an assignment, the session pushes the update and
-    receives the next model.
+    The session counts every optimizer step. After the number of steps that the hub has assigned, it
+    pushes an update and receives the next model.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class JoinedLoop(UserLoop):
     # -- the loop --------------------------------------------------------------------------------------------
 
     def evaluate(self, function: Callable[[], Found]) -> Found:
-        """Call `function` with the newest hub model loaded, then restore the loop's values.
+        """Call `function` with the hub's newest model loaded, then restore the loop's own values.
 
-        Other changes that `function` makes are not undone. Raises `EdgeAsyncError` before the first
-        model.
+        Other changes that `function` makes are not undone. Raises `EdgeAsyncError` if the session
+        has not received a model yet.
         """
         lockstep, agent = self._lockstep, self._agent
         found = None if agent is None else agent.copy_model()
@@ -101,9 +101,10 @@ class JoinedLoop(UserLoop):
             self._participant.write(lockstep.spec.views(own))
 
     def abort(self) -> None:
-        """Disconnect from the hub until `resume`: nothing is sent, and the model stays unchanged.
+        """Disconnect from the hub until `resume`: nothing is sent, and no model is loaded.
 
-        Steps in between do not count, but their changes become part of the next update.
+        Steps that the loop takes in the meantime are not counted, but their changes become part of
+        the next update.
         """
         self._aborted = True
         if self._agent is not None and not self.finished:
@@ -111,7 +112,7 @@ class JoinedLoop(UserLoop):
             self._call(lambda: agent.request_pause(training=False))
 
     def resume(self) -> None:
-        """Reconnect to the hub after `abort`; otherwise do nothing."""
+        """Reconnect to the hub if `abort` was called before; otherwise do nothing."""
         if self._aborted and self._agent is not None and not self.finished:
             agent = self._agent
             self._welcome_before = agent.core.welcome
@@ -121,7 +122,7 @@ class JoinedLoop(UserLoop):
     # -- how it runs -----------------------------------------------------------------------------------------
 
     def _await_ready(self) -> None:
-        """Wait until the session runs; load the hub's model if it arrives in time."""
+        """Wait until the session runs; load the hub's model if it arrives within `timeout_s`."""
         super()._await_ready()
         until_s = time.monotonic() + self._timeout_s
         either: list[concurrent.futures.Future[Any]] = [self._welcomed, self._done]
@@ -139,7 +140,7 @@ class JoinedLoop(UserLoop):
         self._is_begun = True
 
     def _has_returned(self) -> bool:
-        """Wait until the hub answers `resume`; return whether the session is connected.
+        """Wait until the hub has readmitted the session; return whether the session is connected.
 
         Without this wait, the hub would count the device as live until its lease expires.
         """
@@ -151,7 +152,7 @@ class JoinedLoop(UserLoop):
         return agent.core.welcome is not self._welcome_before
 
     def _send_last_steps(self) -> None:
-        """Push the steps since the last exchange, and wait up to `timeout_s` for the answer."""
+        """Push the steps since the last exchange, and wait up to `timeout_s` for the hub's answer."""
         if not self._has_returned():
             return
         lockstep, agent = self._lockstep, self._agent
@@ -262,20 +263,27 @@ def join(
     """Take part in a hub's run from your own training loop; use the session in a `with` statement.
 
     - `model`: a `torch.nn.Module`, a dict of numpy arrays, an `edgeasync.networks.Network`, or a
-      participant (docs/train/join.md). Unless `own_start` is set, it loads the hub's values at once.
-    - `optimizer`: a torch optimizer, by default any of the module's parameters. For other models
-      call `session.step()` after each step.
-    - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state` a killed script resumes its
-      optimizer, random numbers and, with `session.batches`, its position in the data.
-    - `also`: other torch objects to resume, such as a scheduler; they have a `state_dict`.
+      participant (docs/train/join.md). The hub's values are loaded into the model at once, unless
+      `own_start` is set.
+    - `optimizer`: the torch optimizer whose steps are counted; by default, every optimizer of the
+      module's parameters. For other models, call `session.step()` after each step.
+    - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state`, a script that was killed
+      resumes with its optimizer state, its random state and, if the loop uses `session.batches`,
+      its position in the data.
+    - `also`: other torch objects with a `state_dict` to save and resume, such as a scheduler.
     - `examples`: the number of examples that the loop trains on.
-    - `keep_optimizer_state`: whether it is kept across exchanges; by default the hub decides.
-    - `timeout_s`: how long to wait for the hub's first model, and at the end for its last answer.
-    - `topology`: `"ring"` or `"all_to_all"` averages without a hub, with the devices in the file
-      `peers` (docs/train/peers.md). The session ends with the mean of one more round.
-    - Other keys of `[agent]` and `[limits]` in a settings file; without a hub, keys of `[peer]`.
+    - `keep_optimizer_state`: whether the optimizer's state is kept across exchanges; by default, the
+      hub decides.
+    - `timeout_s`: how long to wait for the hub's first model and, at the end of the session, for
+      the hub's answer to the last update.
+    - `topology`: with `"ring"` or `"all_to_all"`, the devices listed in the file `peers` average
+      their models without a hub (docs/train/peers.md). When the session ends, it takes part in one
+      more round, and loads that round's mean.
+    - Other keyword arguments are keys of `[agent]` and `[limits]` in a settings file or, without a
+      hub, keys of `[peer]`.
 
-    Raises `ConfigError`, `AddressError`, `AccessError`, or `ModelMismatchError` for another model.
+    Raises `ConfigError`, `AddressError` or `AccessError`, and `ModelMismatchError` if the hub trains
+    another model.
 
     >>> import tempfile
     >>> import numpy as np
@@ -303,7 +311,7 @@ def join(
 
 
 def _settings_of(settings: Mapping[str, Any], said: Mapping[str, Any]) -> AgentSettings:
-    """Build a session's settings from keys and arguments; raises `ConfigError`."""
+    """Build a session's settings from keys and arguments; raises `ConfigError` for invalid ones."""
     if twice := sorted({*said, "data"} & settings.keys()):
         raise ConfigError(
             f"{twice[0]} is not a setting of join: pass the device's name as name; load data in your loop"

@@ -25,14 +25,15 @@ LOG = logging.getLogger("edgeasync.join")
 Found = TypeVar("Found")
 
 _OF_A_DEVICE = (*DeviceSection.__struct_fields__, "steps_max", "epochs", "rounds_max", "out")
-"""Keys of `[peer]` about how a device trains, when it ends and what it writes then."""
+"""Keys of `[peer]` about local training, the end of training and the files written then."""
 
 
 class JoinedPeers(UserLoop):
     """A session that averages your loop's model with other devices; created by `join`.
 
-    It begins once all devices in the file are connected, or after a lease. Leaving `with` waits for
-    one more round, as a `Peer` does, and loads that round's mean into the model.
+    The session begins once all devices in the file are connected, or after the duration of a lease.
+    At the end of the `with` block, it waits for one more round, as a `Peer` does, and loads that
+    round's mean into the model.
     """
 
     def __init__(
@@ -57,24 +58,24 @@ class JoinedPeers(UserLoop):
         return self._trainer
 
     def note(self, loss: float | None = None, examples: int = 0, *, score: float | None = None) -> None:
-        """Set the mean loss and number of examples of the next step, for a watched optimizer."""
+        """Set the mean loss and number of examples of the next step, if the optimizer is watched."""
         if score is not None:
             raise ConfigError("score requires a hub: without a hub all models have the same weight; remove score")
         super().note(loss, examples)
 
     def evaluate(self, function: Callable[[], Found]) -> Found:
-        """Call `function`; without a hub the loop's own model is the only one."""
+        """Call `function` with the loop's own model, since there is no hub's model."""
         return function()
 
     def abort(self) -> None:
-        """Raise `ConfigError`: without a hub a session cannot be interrupted."""
+        """Raise `ConfigError`, because a session without a hub cannot be interrupted."""
         raise ConfigError("abort requires a hub: end the session, and call join again to return")
 
     def resume(self) -> None:
         """Do nothing, since `abort` is not available."""
 
     def _await_ready(self) -> None:
-        """Wait for the other devices, for at most a lease."""
+        """Wait until the other devices are connected, at most for the duration of a lease."""
         super()._await_ready()
         lockstep = self._trainer
         lockstep.await_turn()
@@ -133,7 +134,7 @@ def joined_section(
 ) -> PeerSection:
     """Build the `[peer]` section of a session from its arguments and other keys.
 
-    Raises `ConfigError`, also if an argument in `unfit` is set.
+    Raises `ConfigError` for invalid values, and if any of the arguments in `unfit` is set.
     """
     for name, value in unfit.items():
         if value:

@@ -1,4 +1,4 @@
-"""Keyword arguments shared by `train`, `Hub`, `Agent`, `Peer` and `join`, each declared once."""
+"""Keyword arguments that `train`, `Hub`, `Agent`, `Peer` and `join` have in common."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -19,11 +19,11 @@ class LocalKeywords(TypedDict, total=False):
     optimizer: object
     """An optimizer such as `SGD(learning_rate=0.1)`, or a list of stages."""
     batch_size: int | None
-    """Examples per local step; with `accumulation_steps`, per batch of a step."""
+    """Examples per local step or, with `accumulation_steps`, per batch of a local step."""
     metrics: object
-    """Metrics of `edgeasync.metrics`, as objects or names; `on_update` reports them."""
+    """Metrics of `edgeasync.metrics`, as objects or names; the callback `on_update` receives them."""
     keep_optimizer_state: bool | None
-    """Whether momentum and averages are kept across exchanges."""
+    """Whether the optimizer's momentum and moving averages are kept across exchanges."""
 
 
 class GraphKeywords(TypedDict, total=False):
@@ -40,7 +40,7 @@ class GraphKeywords(TypedDict, total=False):
 
 
 class DeviceKeywords(TypedDict, total=False):
-    """Keys of `[agent]` and `[limits]` in a settings file, by their names (docs/reference/settings/agent.md)."""
+    """Keys of `[agent]` and `[limits]` in a settings file (docs/reference/settings/agent.md)."""
 
     state: str | Path | None
     enrol: str | None
@@ -66,23 +66,29 @@ class DeviceKeywords(TypedDict, total=False):
 
 
 class AgentKeywords(LocalKeywords, DeviceKeywords, total=False):
-    """Keywords of an `Agent`: local training that overrides the hub's, and keys of its file."""
+    """Keyword arguments of an `Agent`: keys of its settings file, and of local training.
+
+    The settings of local training override the hub's.
+    """
 
     loss: LossSetting | None
-    """The expected loss of the hub's training graph; a graph with another loss is refused."""
+    """The loss that the hub's training graph must have; a graph with another loss is rejected."""
 
 
 class TrainingKeywords(LocalKeywords, GraphKeywords, total=False):
     """Training settings of a `Hub` or of `train`."""
 
     accumulation_steps: int | None
-    """Batches per local step."""
+    """Number of batches per local step."""
     micro_batch_size: int | str | None
-    """The most examples that the model processes at once; `"auto"` chooses by speed and memory."""
+    """Maximum number of examples that the model processes at once.
+
+    With `"auto"`, it is chosen by speed and memory use.
+    """
 
 
 def show_keywords(function: Called) -> Called:
-    """Add the keys of `**keys: Unpack[...]` to the signature that `help` and editors show."""
+    """Add the keys of `**keys: Unpack[...]` to the function's signature, for `help` and editors."""
     signature = inspect.signature(function)
     *own, rest = signature.parameters.values()
     (kind,) = get_args(get_type_hints(function)[rest.name])
@@ -99,7 +105,7 @@ def check_keywords(
 ) -> None:
     """Raise `TypeError`, as Python does, for a keyword that is not in the signature of `called`.
 
-    `elsewhere` maps a keyword to advice on where to set it instead.
+    `elsewhere` maps such keywords to a text about where to set them instead.
     """
     known = inspect.signature(called).parameters
     for keyword in given:
@@ -109,12 +115,12 @@ def check_keywords(
 
 
 def of_graph(given: Mapping[str, Any]) -> GraphKeywords:
-    """Return the keywords of the training graph."""
+    """Return those keyword arguments that configure the training graph."""
     return cast(
         "GraphKeywords", {name: value for name, value in given.items() if name in GraphKeywords.__annotations__}
     )
 
 
 def of_steps(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of local steps."""
+    """Return those keyword arguments that configure local steps."""
     return {name: value for name, value in given.items() if name not in GraphKeywords.__annotations__}

@@ -1,4 +1,4 @@
-"""A trainer whose local steps are taken by a user's loop in another thread."""
+"""A trainer that leaves its local steps to the user's loop, which runs in another thread."""
 
 import threading
 from collections import deque
@@ -37,16 +37,16 @@ class Lockstep:
     """A trainer whose steps the user's loop takes, in the loop's own thread.
 
     The agent's worker thread requests a step and waits. The loop takes one step, reports it, and
-    waits until the worker requests the next. An exchange may happen in between, after which a new
-    model is available. Only the loop's thread accesses the user's model: it reads it at the end of
-    an assignment and copies new values into it (`LoopModel`).
+    waits until the worker requests the next step. An exchange may happen in between, after which a
+    new model is available. Only the loop's thread accesses the user's model: it reads the model at
+    the end of an assignment, and copies new values into the model (`LoopModel`).
 
     If `ahead_max` is above 0 and the participant can add differences (`RunAhead`), the loop may run
     ahead of the worker by `ahead_max` steps. It then does not wait while the worker encodes an
     update or installs a model.
 
     With `each_step`, the model is read after every step, because a peer's worker may request it at
-    any time. `keep` returns the loop's state.
+    any time. `keep` is a function that returns the loop's state.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Lockstep:
         self._loop: Turn = "training"
         self._results: deque[StepResult] = deque()
         self._reading: Reading | None = None
-        """The model's values as recorded by the loop for the worker."""
+        """Copies the model's values, which the loop has recorded for the worker, into the vector."""
         self._has_filled = False
         """Whether the vector has received the loop's model since `begin`."""
         self._steps_beyond = 0
-        """Steps that are not part of an update yet."""
+        """The number of steps that are not part of an update yet."""
         self._score: float | None = None
         self._resets = False
 
@@ -100,7 +100,10 @@ class Lockstep:
     # -- called by the agent's worker ------------------------------------------------------------------------
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment; the loop then copies `parameters`, or adds their difference."""
+        """Begin an assignment with the new model `parameters`.
+
+        The loop then copies it, or adds the difference between it and the previous model.
+        """
         with self._turn:
             self._has_filled = False
             ahead = self.model.renew(parameters, whole=self._resets)
@@ -112,7 +115,7 @@ class Lockstep:
             self._turn.notify_all()
 
     def step(self) -> StepResult:
-        """Wait for a step of the loop; raises `StepsEndedError` if there are no more."""
+        """Wait until the loop has taken a step; raise `StepsEndedError` if it takes no more steps."""
         with self._turn:
             self._set_worker("awaits_step")
             self._turn.wait_for(lambda: self._results or self.over)
@@ -124,9 +127,9 @@ class Lockstep:
         raise StepsEndedError("the loop takes no more steps")
 
     def flush(self) -> None:
-        """Fill the worker's vector with the loop's model; wait until the loop has recorded it.
+        """Wait until the loop has recorded its model, and copy this into the worker's vector.
 
-        A loop that runs ahead is read once per update, since its later steps are never undone.
+        If the loop runs ahead, its model is read once per update, since later steps are not undone.
         Raises `StepsEndedError` if the loop ends first.
         """
         if not (self.model.runs_ahead and self._has_filled):
@@ -146,23 +149,23 @@ class Lockstep:
             self.model.fill(reading)
 
     def reset(self) -> None:
-        """Make the loop reset its optimizer's state when it loads the next model."""
+        """Request that the loop resets its optimizer's state when it loads the next model."""
         with self._turn:
             self._resets = True
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Scale the loop's steps by `factor`, also in the loop's own model."""
+        """Scale the loop's steps by `factor`, in the worker's vector and in the loop's own model."""
         with self._turn:
             self.model.factor = np.float32(factor)
 
     def take_reset(self) -> bool:
-        """Return whether to reset the optimizer's state, and clear the request."""
+        """Return whether a reset of the optimizer's state was requested, and clear the request."""
         with self._turn:
             resets, self._resets = self._resets, False
             return resets
 
     def take_score(self) -> float | None:
-        """Return and clear the score of the model after the last step, if the loop reported one."""
+        """Return the score that the loop reported last, if there is one, and clear it."""
         with self._turn:
             score, self._score = self._score, None
             return score
@@ -173,7 +176,7 @@ class Lockstep:
             self._set_worker("gone")
 
     def state(self) -> TrainerState:
-        """Return the loop's state after an assignment's last step, while the loop waits."""
+        """Return the loop's state after the last step of an assignment, when the loop waits."""
         with self._turn:
             # After it reports a step, the loop still updates its counters until it waits.
             self._turn.wait_for(lambda: self._loop != "handed_over" or self.over)
@@ -188,9 +191,9 @@ class Lockstep:
     # -- called by the loop ----------------------------------------------------------------------------------
 
     def hand_over(self, result: StepResult, score: float | None = None) -> bool:
-        """Report a step to the worker; return whether it counts.
+        """Report a step to the worker; return whether the step counts.
 
-        Steps that began before the loop had the worker's model do not count.
+        A step does not count if it began before the loop had loaded the worker's model.
         """
         with self._turn:
             if self.over or self.model.state == "absent":
@@ -208,7 +211,10 @@ class Lockstep:
             return True
 
     def updates_to_come(self) -> int:
-        """Return how many answers the loop expects: for the update in flight and its last steps."""
+        """Return the number of answers from the hub that the loop can still expect.
+
+        One answer is for the update in flight, and one for steps that are not part of an update yet.
+        """
         with self._turn:
             return self._has_filled + (self._steps_beyond > 0)
 
@@ -220,7 +226,11 @@ class Lockstep:
             self._turn.notify_all()
 
     def await_turn(self, timeout_s: float | None = None) -> bool:
-        """Wait until the loop may take a step, serving the worker; return whether it takes more."""
+        """Wait until the loop may take a step; return whether it may.
+
+        The result is false if the worker or the loop has ended, or after `timeout_s`. While waiting,
+        record the model whenever the worker needs it.
+        """
         with self._turn:
             self._set_loop("waiting")
             self._turn.notify_all()
@@ -239,7 +249,7 @@ class Lockstep:
         return self.model.runs_ahead and (self.model.is_new or len(self._results) < self.model.ahead_max)
 
     def _may_serve(self) -> bool:
-        """Return whether the worker waits for a model that includes the latest exchange."""
+        """Return whether the worker waits for the loop's model, and no new model is to be loaded."""
         return self._worker == "awaits_model" and not self.model.is_new
 
     def _serve(self) -> None:
@@ -250,13 +260,13 @@ class Lockstep:
     def _note_filled(self) -> None:
         """Record that the vector contains the loop's model.
 
-        The first time after `begin`, an update is made from it.
+        The worker computes its update from the first such vector after `begin`.
         """
         if not self._has_filled:
             self._has_filled, self._steps_beyond = True, 0
 
     def serve(self) -> None:
-        """Record the model if the worker waits for it; never block."""
+        """Record the model if the worker waits for it; otherwise return at once."""
         with self._turn:
             if self._worker == "awaits_model" and self.model.is_new and self.model.runs_ahead:
                 self.model.take()
@@ -264,9 +274,9 @@ class Lockstep:
                 self._serve()
 
     def take_model(self) -> bool:
-        """Copy a new model into the user's model; return whether there was one.
+        """Copy a new model into the user's model; return whether there was a new model.
 
-        After `end`, call this again once the worker has ended.
+        After `end`, call this method again once the worker has ended.
         """
         with self._turn:
             may_take = self.model.runs_ahead or self._worker == "awaits_step" or self._loop == "ended"

@@ -22,14 +22,14 @@ LOOP_MODEL: Table[Loop] = {
 }
 
 Reading = Callable[[], None]
-"""Copies recorded values into the vector."""
+"""A function that copies recorded values into the vector."""
 
 
 class LoopModel:
-    """The loop's model and the worker's vector, and which of them is newer.
+    """The loop's model, the worker's vector, and the state that tells which of them is newer.
 
     Only the loop's thread reads and writes the model. The worker's thread calls `renew`, `offer`
-    and `fill`. `Lockstep` holds its lock during all calls except `fill`. With `each_step` the
+    and `fill`. `Lockstep` holds its lock during all calls except `fill`. With `each_step`, the
     vector is updated after every step.
     """
 
@@ -37,9 +37,9 @@ class LoopModel:
         self.spec = spec
         self.state: Loop = "absent"
         self.factor = np.float32(1.0)
-        """Scale of the loop's steps."""
+        """The factor by which the loop's steps are scaled."""
         self.ahead_max = ahead_max
-        """Number of steps that the loop may run ahead of the worker."""
+        """Maximum number of steps that the loop may run ahead of the worker."""
         self._participant = participant
         self._each_step = each_step
         self._vector: Vector = np.empty(0, np.float32)
@@ -57,7 +57,7 @@ class LoopModel:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the loop has taken steps that the vector lacks."""
+        """Whether the loop has taken steps that the vector does not contain."""
         return self.state in ("trained", "apart")
 
     @property
@@ -68,10 +68,11 @@ class LoopModel:
     # -- called for the worker -------------------------------------------------------------------------------
 
     def renew(self, vector: Vector, *, whole: bool) -> RunAhead | None:
-        """Set the vector of the next assignment; a model that the loop has not loaded is dropped.
+        """Set the vector of the next assignment.
 
-        Return an object that can add the difference to the loop's model, or `None` if the model
-        must be replaced as a `whole`.
+        If the loop has not loaded the previous model yet, that model is dropped. Return an object
+        that can add the difference to the loop's model, or `None` if the loop must load the whole
+        model, for example because `whole` is set.
         """
         self._vector = vector
         if self.is_new:
@@ -81,8 +82,8 @@ class LoopModel:
     def offer(self, *, adds: bool) -> None:
         """Offer the new vector to the loop.
 
-        Unless the vector `adds` a difference, it replaces the steps that the loop has taken
-        meanwhile.
+        If `adds` is true, the loop adds a difference to its model. Otherwise the new vector
+        replaces the model, and steps that the loop has taken in the meantime are lost.
         """
         if not adds:
             self._ahead = None
@@ -99,7 +100,7 @@ class LoopModel:
     # -- called by the loop ----------------------------------------------------------------------------------
 
     def note_step(self) -> None:
-        """Record that the loop has taken a step that counts."""
+        """Record a step of the loop that counts."""
         self._participant.note_step()
         self._move("apart" if self.is_new else "trained")
         if self._ahead is None and (self._each_step or self.factor != 1.0):
@@ -121,7 +122,7 @@ class LoopModel:
         return reading
 
     def take(self) -> None:
-        """Load new values: add the changes of other devices, or copy the whole vector."""
+        """Load new values: add other devices' changes, or copy the whole vector."""
         if self._ahead is not None:
             self._ahead.add()
             self._move("trained" if self.is_trained else "same")

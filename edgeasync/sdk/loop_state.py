@@ -1,4 +1,4 @@
-"""The position of a loop, in steps and in the data, with which a killed script resumes."""
+"""The number of steps and the data position of a loop, so that a killed script can resume."""
 
 import random
 import sys
@@ -21,20 +21,20 @@ class LoopState:
     """Counts steps, epochs and batches, and stores the random state at the start of each epoch.
 
     A resuming loop skips finished epochs without reading a batch, and restarts the interrupted
-    epoch with the same random state. `restore` is called when the loop has reached its old
-    position, so any other changes on the way are undone.
+    epoch with the same random state. Once the loop has reached its old position, `restore` is
+    called, which overwrites all changes that the skipped part of the epoch has made.
     """
 
     def __init__(self) -> None:
         self.steps = 0
         self._epochs = self._batches = 0
-        """Finished epochs, and batches of the current epoch that the loop has received."""
+        """The number of finished epochs, and of batches received in the current epoch."""
         self._begun = random_state()
         self._passed = 0
-        """Epochs passed since the start; below `_epochs` while the loop is resuming."""
+        """The number of epochs since this start; it is below `_epochs` while the loop resumes."""
         self._resumed: tuple[RandomState, Callable[[], None]] | None = None
         self._generator: Any = None
-        """The loader's own random generator, if it has one, such as a torch generator."""
+        """The loader's own random generator, such as a torch generator, if the loader has one."""
 
     def epoch(self, loader: Iterable[Item]) -> Iterator[Item]:
         """Yield the batches of one pass over `loader`, or the rest of an interrupted pass."""
@@ -62,7 +62,7 @@ class LoopState:
         self._batches = 0
 
     def _arrive(self) -> None:
-        """Restore the state after the last step, once the loop has reached its old position."""
+        """Restore the state that was saved, because the loop has reached its old position."""
         if self._resumed is not None:
             (drawn, restore), self._resumed = self._resumed, None
             restore()
@@ -75,7 +75,7 @@ class LoopState:
         return state | {f"now.{name}": array for name, array in random_state(self._generator).items()}
 
     def load(self, state: TrainerState, restore: Callable[[], None]) -> None:
-        """Resume from a position and call `restore` there.
+        """Resume from a saved position; call `restore` when the loop has reached it.
 
         Raises `ValueError` if `state` is invalid.
         """

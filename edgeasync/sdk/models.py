@@ -43,12 +43,13 @@ KINDS = (
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is ready to train.
 
-    - `make_trainer`: takes data, a seed and a number of threads, which some trainers ignore.
-    - `described`: the model as in a settings file, or `None` if only Python code describes it.
-    - `loss`: the kind of its loss, or `None` if unknown.
-    - `accumulates`: whether its trainers support `accumulation_steps`.
-    - `frozen`: the checksum of its arrays that are not exchanged.
-    - `restore`: converts trained arrays into a model of the user's type.
+    - `make_trainer`: a function that creates a trainer from data, a seed and a number of threads,
+      which some trainers ignore.
+    - `described`: the model as in a settings file, or `None` if it is defined only by Python code.
+    - `loss`: the kind of the model's loss, or `None` if unknown.
+    - `accumulates`: whether the model's trainers support `accumulation_steps`.
+    - `frozen`: the checksum of the model's arrays that are not exchanged.
+    - `restore`: a function that converts trained arrays into a model of the user's type.
     """
 
     spec: ParameterSpec
@@ -64,7 +65,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shipped(self) -> SoftmaxModel | MlpModel | ShippedModel | None:
-        """The model as announced to a device."""
+        """The description of the model that is sent to a device."""
         return ShippedModel() if isinstance(self.described, OnnxModel) else self.described
 
     def evaluator(self, given: object, name: str) -> Evaluator:
@@ -80,7 +81,7 @@ def graph_settings(
     train: str | Sequence[str] = (),
     freeze: str | Sequence[str] = (),
 ) -> GraphSettings:
-    """Build the settings of a training graph from arguments; raises `ConfigError`."""
+    """Build the settings of a training graph; raises `ConfigError` for invalid arguments."""
     table: dict[str, Any] = {"output": output}
     for name, patterns in (("train", train), ("freeze", freeze)):
         if patterns:
@@ -92,7 +93,7 @@ def graph_settings(
 def prepare(
     model: object, example: Dataset | None, local: LocalTraining, *, graph: GraphSettings, run: Path, seed: int
 ) -> Prepared:
-    """Prepare a model for a run in the folder `run`; `example` defines the input's shape.
+    """Prepare a model for a run in the folder `run`; `example` determines the input's shape.
 
     Raises `ConfigError` for an unsupported object, and `GraphError` for an ONNX model that cannot
     be trained.
@@ -123,7 +124,7 @@ def prepare(
 
 
 def _check_unsaid(model: object, graph: GraphSettings) -> None:
-    """Raise `ConfigError` for graph settings that a model other than ONNX would ignore."""
+    """Raise `ConfigError` for graph settings that apply only to ONNX models, if they are set."""
     default = GraphSettings()
     for name in ("output", "train", "freeze"):
         if getattr(graph, name) != getattr(default, name):
@@ -151,9 +152,10 @@ def check_training(model: object, local: LocalTraining) -> None:
 
 
 def prepare_as(model: Any, spec: ParameterSpec, local: LocalTraining) -> Prepared:
-    """Prepare a model of Python code for a hub's arrays, in the hub's order.
+    """Prepare a model that is defined by Python code, with its arrays in the hub's order.
 
-    Raises `ConfigError` for another kind of model, and `ModelMismatchError` if the arrays differ.
+    Raises `ConfigError` for another kind of model, and `ModelMismatchError` if the model's arrays
+    differ from the hub's.
     """
     if hasattr(model, "ordered_as"):
         found: Prepared = model.ordered_as(spec).prepare(local)
@@ -190,7 +192,7 @@ def _numpy(model: SoftmaxModel | MlpModel, local: LocalTraining, loss: LossSetti
 
 
 def _onnx(file: str | Path, forward: bytes | None, settings: GraphSettings, local: LocalTraining) -> Prepared:
-    """Prepare a forward model from its bytes or from `file`."""
+    """Prepare an ONNX model without a training graph, from its bytes or from `file`."""
     described = with_own_loss(OnnxModel(file=FilePath.parse(file), **msgspec.structs.asdict(settings)))
     graph = load_graph(described) if forward is None else build_graph(forward, described, "the model")
     for warning in graph.warnings:
@@ -283,7 +285,7 @@ def _gradient_of(model: Any, gradients: Mapping[str, Any], name: str, shape: tup
 
 
 def _own_evaluator(model: Any, spec: ParameterSpec, data: Dataset) -> Evaluator:
-    """Create an evaluator of the mean loss and, if the model predicts classes, the accuracy."""
+    """Create an evaluator for the mean loss and, if the model predicts classes, the accuracy."""
     features = data.features.arrays.values() if isinstance(data.features, Inputs) else [data.x]
     rows = rows_at_once(sum(int(np.prod(array.shape[1:])) for array in features))
     predicts = hasattr(model, "predict") and data.y.dtype.kind == "i"
@@ -328,9 +330,10 @@ def evaluator_of(evaluate: Callable[[Arrays], Any], spec: ParameterSpec) -> Eval
 
 
 def maker_of(initial: Mapping[str, npt.ArrayLike] | npt.ArrayLike) -> Callable[[ParameterSpec], Vector]:
-    """Return a function that builds a hub's vector from named arrays or a flat vector.
+    """Return a function that builds a vector for the hub's model from the values in `initial`.
 
-    The function raises `ModelMismatchError` if the values belong to another model.
+    `initial` contains named arrays or a flat vector. The function raises `ModelMismatchError` if
+    names or shapes differ from those of the hub's model.
     """
     if not isinstance(initial, Mapping):
         vector = np.array(initial, np.float32)
@@ -376,7 +379,10 @@ def as_dataset(data: object, where: str) -> Dataset:
 def local_training(
     optimizer: object = None, batch_size: int | None = None, metrics: object = (), **numbers: Any
 ) -> LocalTraining:
-    """Build the settings of local training; `None` means the default. Raises `ConfigError`."""
+    """Build the settings of local training; `None` means the default.
+
+    Raises `ConfigError` for invalid arguments.
+    """
     table: dict[str, Any] = {"batch_size": batch_size, **numbers}
     table = {name: value for name, value in table.items() if value is not None}
     table["metrics"] = to_table(check_metrics(metrics, "train"))

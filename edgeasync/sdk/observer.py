@@ -1,4 +1,4 @@
-"""Converts a hub's decisions into events for callbacks, and ends a run on its conditions."""
+"""Converts a hub's decisions into events for callbacks, and ends a run when a condition is met."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from edgeasync.sdk.stop import Stop, TrainingProgress
 LOG = logging.getLogger("edgeasync.hub")
 
 NOT_FINITE_MAX = 10
-"""Consecutive non-finite updates after which a device has diverged."""
+"""Number of consecutive non-finite updates after which a device counts as diverged."""
 
 _LEFT = ("left", "lost", "quarantined", "revoked")
 _JOINED = ("joined", "rejoined", "reconnected")
@@ -30,7 +30,10 @@ _ODD = ("alarm", "excluded", "not_writing", "released", "warning")
 def event_of(
     name: str, device: str, detail: str, time_s: float, figures: Mapping[str, float]
 ) -> events.Event | None:
-    """Convert a hub's report into an event, if a device joined or left or there is a warning."""
+    """Convert a hub's report into an event.
+
+    Return `None` unless a device has joined or left, or the report is a warning.
+    """
     if name in _JOINED:
         return events.Join(time_s=time_s, device=device)
     if name in _LEFT:
@@ -43,8 +46,8 @@ def event_of(
 class Observer:
     """Observes all events and reports of a hub's core, on the hub's event loop.
 
-    `tell` receives events once they are on disk. `listening` is called once devices can join. With
-    `ends_diverged` the run ends when the updates of all devices are no longer finite.
+    `tell` is called with each event once the event is on disk. `listening` is called when devices
+    can join. With `ends_diverged`, the run ends when the updates of all devices are not finite.
     """
 
     def __init__(
@@ -57,11 +60,11 @@ class Observer:
         ends_diverged: bool = False,
     ) -> None:
         self.noted: list[events.Event] = []
-        """All events except updates and versions, of which there may be many."""
+        """All events except updates and versions, which may be too many to store."""
         self.now_s = 0.0
         """The hub's time at the last event, in seconds."""
         self.reason = ""
-        """Why the run finished; empty if the hub was stopped."""
+        """The reason why the run has finished; empty if the hub was stopped."""
         self._until = until or Stop()
         self._examples = examples
         self._tell_now = tell
@@ -70,13 +73,13 @@ class Observer:
         self._trained = 0
         self._ends_diverged = ends_diverged
         self._not_finite: Counter[str] = Counter()
-        """Consecutive non-finite updates per device."""
+        """The number of consecutive non-finite updates per device."""
         self._diverged: set[str] = set()
         """Devices with at least `NOT_FINITE_MAX` consecutive non-finite updates."""
         self._told_diverged = False
 
     def watch(self, hub: HubRuntime, loop: asyncio.AbstractEventLoop) -> None:
-        """Attach to a hub that will run on this loop; call this before the hub runs."""
+        """Start to observe a hub that will run on this loop; call this before the hub runs."""
         self._hub, self._loop = hub, loop
 
     def end(self, reason: str) -> None:
@@ -111,7 +114,7 @@ class Observer:
             self._hub.show(partial(self._note, told))
 
     def on_report(self, report: HubReport) -> None:
-        """Process a report of the hub; reports of the core's decisions were processed before."""
+        """Process a report of the hub, unless it was already processed as a decision of the core."""
         if report.decided_s is not None:
             return
         if report.event == "listening":
@@ -121,7 +124,7 @@ class Observer:
             self._note(told)
 
     def on_best(self, restore: Callable[[Any], Any], snapshot: Snapshot, found: Evaluated) -> None:
-        """Send the best model so far; `restore` converts it into the user's type."""
+        """Send the best model so far; `restore` converts it into a model of the user's type."""
         self._tell_now(events.Best(
             time_s=self.now_s,
             version=snapshot.number,
@@ -158,7 +161,7 @@ class Observer:
             self.finish(f"{epochs:g} passes over the data")
 
     def _watch_divergence(self, device_id: str, outcome: FirstOutcome) -> None:
-        """Warn once when the updates of all devices are no longer finite."""
+        """Warn once if the updates of all devices are not finite any more."""
         if outcome != Rejected("not_finite"):
             self._not_finite.pop(device_id, None)
             self._diverged.discard(device_id)

@@ -1,4 +1,4 @@
-"""Models that can take part in a session: numpy arrays, torch modules and custom participants."""
+"""Models that a session can exchange: numpy arrays, torch modules and custom participants."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -14,18 +14,18 @@ from edgeasync.protocol.messages import Frozen
 
 
 class Participant(ABC):
-    """A model that takes part in a session. Subclass it to connect your own kind of model.
+    """A model that a session exchanges. Write a subclass to connect your own kind of model.
 
     All methods are called in the thread of the user's loop, during `join`, `step`, `evaluate` and
-    at the end of a session. The session reads the model at the end of an assignment. `parameters`,
-    `read` and `write` are required; the other members have defaults. An `AddingParticipant` does
-    not wait for exchanges if the hub allows overlap.
+    at the end of a session. The session reads the model at the end of each assignment.
+    `parameters`, `read` and `write` are required; the other members have defaults. If the hub
+    allows overlap, the loop of an `AddingParticipant` does not wait for exchanges.
     """
 
     parameters: Sequence[Parameter]
     """The model's arrays: names, shapes and roles."""
     frozen: Frozen | None = None
-    """The checksum of its arrays that are not exchanged."""
+    """The checksum of the model's arrays that are not exchanged."""
 
     @abstractmethod
     def read(self, arrays: Arrays) -> None:
@@ -38,69 +38,76 @@ class Participant(ABC):
     def begin_read(self, arrays: Arrays) -> Callable[[], None]:
         """Record the model's current values.
 
-        Return a function that copies them into `arrays`; it is called from another thread.
+        Return a function that copies the recorded values into `arrays`; the session calls this
+        function from another thread.
         """
         self.read(arrays)
         return lambda: None
 
     @property
     def rounds(self) -> bool:
-        """Whether written values may be rounded; if so, the session reads them back."""
+        """Whether the model may round written values; if so, the session reads them back."""
         return True
 
     def pending(self) -> str | None:
         """Return the name of an array that a backward pass still needs, or `None`.
 
-        While there is such an array, the session neither counts steps nor writes to the model.
+        While a backward pass needs an array, the session does not count steps or write to the model.
         """
         return None
 
     @property
     def has_unsent(self) -> bool:
-        """Whether the model has steps that the session must still read, and push at its end."""
+        """Whether the model contains steps that the session must still push when it ends."""
         return False
 
     def note_step(self) -> None:  # noqa: B027 - optional
-        """Check the model after a step that counts; may raise an error."""
+        """Check the model after a step that counts; raise an error if the model is unsuitable."""
 
     def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
-        """Call `on_step` after each optimizer step, if that can be detected.
+        """Call `on_step` after each optimizer step, if steps can be detected.
 
-        Return a function that ends this.
+        Return a function that ends these calls.
         """
         return lambda: None
 
     def reset_optimizer(self) -> None:  # noqa: B027 - optional
-        """Reset the optimizer's state, which belongs to the previous model."""
+        """Reset the optimizer's state, because it belongs to the previous model."""
 
     def state(self) -> TrainerState:
-        """Return the state of the optimizer and of random numbers as arrays."""
+        """Return the optimizer's state and the random state as arrays."""
         return {}
 
     def restore(self, state: TrainerState) -> None:  # noqa: B027 - optional
-        """Restore what `state` returned; raises `ValueError` if it does not fit the model."""
+        """Restore arrays returned by `state`; raise `ValueError` if they do not fit the model."""
 
 
 class AddingParticipant(Participant):
-    """A model to which the session can add the changes of others while its loop keeps training."""
+    """A model to which the session can add other devices' changes while the loop continues."""
 
     @abstractmethod
     def stage(self, arrays: Arrays) -> None:
-        """Prepare `add` for these arrays, in a thread other than the loop's."""
+        """Prepare to `add` these arrays; called in a thread other than the loop's thread."""
 
     @abstractmethod
     def add(self, arrays: Arrays) -> None:
-        """Add the arrays passed to `stage` to the trained values; replace statistics by theirs."""
+        """Add trained arrays to the model's values, and replace the model's statistics.
+
+        `arrays` are those that were passed to `stage` before.
+        """
 
 
 def frozen_of(model: object) -> Frozen | None:
-    """Return the checksum of the arrays of a model or trainer that are not exchanged, if any."""
+    """Return the checksum of those arrays of a model or trainer that are not exchanged.
+
+    Return `None` if all arrays are exchanged.
+    """
     found = getattr(model, "frozen", None)
     return found if isinstance(found, Frozen) else None
 
 
 class ArrayParticipant(Participant):
-    """A dict of numpy arrays that the user's loop changes in place; by default all are trained."""
+    """A dict of numpy arrays that the user's loop changes in place; by default, all are trained."""
 
     def __init__(
         self, arrays: Mapping[str, Any], spec: ParameterSpec | None = None, frozen: Frozen | None = None
@@ -120,7 +127,7 @@ class ArrayParticipant(Participant):
         return any(array.dtype.itemsize < np.dtype(np.float32).itemsize for array in self._arrays.values())
 
     def note_step(self) -> None:
-        """Raise `ModelMismatchError` if the arrays have changed shape or names since `join`."""
+        """Raise `ModelMismatchError` if names or shapes of the arrays have changed since `join`."""
         self._check(self._joined)
 
     def read(self, arrays: Arrays) -> None:
@@ -130,7 +137,7 @@ class ArrayParticipant(Participant):
             array[...] = self._arrays[name]
 
     def write(self, arrays: Arrays) -> None:
-        """Copy these arrays' values into the model."""
+        """Copy the values of these arrays into the model."""
         self._check({name: array.shape for name, array in arrays.items()})
         for name, array in arrays.items():
             self._arrays[name][...] = array
@@ -171,7 +178,7 @@ def participant_of(model: object, optimizer: object, also: Sequence[object]) -> 
 
 
 def check_same(parameters: Sequence[Parameter], spec: ParameterSpec) -> None:
-    """Raise `ModelMismatchError` unless a model has the hub's arrays, in any order."""
+    """Raise `ModelMismatchError` unless a model has the same arrays as the hub's, in any order."""
     ours = {parameter.name: parameter for parameter in parameters}
     theirs = {parameter.name: parameter for parameter in spec.parameters}
     for these, others, whose in ((ours, theirs, "your"), (theirs, ours, "the hub's")):

@@ -1,4 +1,4 @@
-"""`Peer`: a device in a Python program that averages its model with others, without a hub."""
+"""`Peer`: a device in a Python program that averages its model with other devices, without a hub."""
 
 import asyncio
 import logging
@@ -39,25 +39,27 @@ class Peer(Service):
 
     - `data`: a `Dataset`, a tuple `(x, y)` or a file path; or your own trainer, which contains its
       data.
-    - `model`: as for `edgeasync.train`; with your own trainer also a dict of named arrays to start
-      from.
-    - `state`: the folder of this device's key and model, which a later start resumes.
-    - `peers`: the file that lists all peers, the same on every device (docs/train/peers.md).
-    - `hub`: the address of a hub that provides the list of peers, instead of a file. This also
-      requires `address="tcp://HOST:PORT"`, where the others reach this device, and at the first
-      start `enrol`, a token from `edgeasync keys enrol`.
+    - `model`: as for `edgeasync.train`. With your own trainer, it may also be a dict of named arrays
+      to start from.
+    - `state`: the folder that stores this device's key and model; a later start resumes from it.
+    - `peers`: the file that lists all peers, which is identical on every device
+      (docs/train/peers.md).
+    - `hub`: instead of `peers`, the address of a hub that provides the list of peers. This also
+      requires `address="tcp://HOST:PORT"`, at which the other peers reach this device, and at the
+      first start `enrol`, a token from `edgeasync keys enrol`.
     - `name`: this device's name in the list of peers; by default this machine's name. A hub assigns
       the name when the device enrols.
     - `optimizer`, `batch_size`, `keep_optimizer_state`: settings of its local steps.
     - `loss`, `output`, `train`, `freeze`: as for `edgeasync.train`.
-    - `on_report`: called on the peer's loop with each report: `report.event`, `report.peer`,
-      `report.detail`.
-    - Other keys of `[peer]` in a settings file, such as `topology="all_to_all"` or
-      `codec="float16"`. With `epochs` or `steps_max` the peer ends after one more round; otherwise
-      it ends at `stop`.
+    - `on_report`: a function that is called with each report on the peer's event loop. A report has
+      the attributes `event`, `peer` and `detail`.
+    - Other keyword arguments are keys of `[peer]` in a settings file, such as
+      `topology="all_to_all"` or `codec="float16"`. With `epochs` or `steps_max`, the peer takes
+      part in one more round when it has trained that much, and then ends; otherwise it ends at
+      `stop`.
 
-    The peer trains alone until another peer connects. Its first start creates its key, and reports
-    which entry to add to the file:
+    The peer trains alone until another peer connects. Its first start creates a key, and reports
+    the entry to add to the file `peers`:
 
     >>> import tempfile
     >>> import numpy as np
@@ -126,7 +128,7 @@ class Peer(Service):
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
-        """A copy of the model's arrays; during training it may be taken in the middle of a step."""
+        """A copy of the model's arrays; during training, it may contain a partly completed step."""
         peer, _ = self._begun()
         return dict(peer.spec.views(peer.parameters.copy()))
 
@@ -194,4 +196,4 @@ _INSTEAD = {
     "device_id": "pass name instead",
     "out": "save `arrays` after the peer has ended",
 }
-"""Advice for keys of `[peer]` that are not arguments of `Peer`."""
+"""Advice about keys of `[peer]` that are not arguments of `Peer`."""

@@ -54,7 +54,7 @@ ROUND_STEPS = 10
 """Default number of local steps between two rounds."""
 
 _OF_WORKERS = {"codec", "frozen", "lease_s", "round_every_s", "round_steps"}
-"""Keys of `[peer]` that settings may contain; the others are arguments or do not apply."""
+"""Keys of `[peer]` that `settings` may contain; other keys are arguments or do not apply."""
 
 
 def check_topology(topology: object, peers: object = None) -> None:
@@ -67,9 +67,9 @@ def check_topology(topology: object, peers: object = None) -> None:
 
 
 def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop) -> PeerSection:
-    """Build the `[peer]` section of the workers; raises `ConfigError`.
+    """Build the `[peer]` section of the workers; raises `ConfigError` for invalid arguments.
 
-    Without a hub training ends by `epochs`, `minutes` or `updates`. Each worker that takes part in
+    Without a hub, training ends by `epochs`, `minutes` or `updates`. Each worker that takes part in
     a round counts as one update.
     """
     table = dict(settings or {})
@@ -92,7 +92,7 @@ def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop
 def _section_of(
     share: Share, section: PeerSection, until: Stop, local: LocalTraining, workers: int
 ) -> PeerSection:
-    """Return the section of one worker, including when its training ends."""
+    """Return the `[peer]` section of one worker, including the keys that end its training."""
     steps = rounds = None
     if until.epochs is not None:
         check_epochs(until, [share])
@@ -104,9 +104,9 @@ def _section_of(
 
 
 class PeerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of workers that train without a hub; `sections` has one entry per share.
+    """The plan for training without a hub; `sections` has one entry per share of the data.
 
-    The workers are processes if they are `apart`, otherwise tasks of this process.
+    If `apart` is true, the workers are processes, otherwise tasks of this process.
     """
 
     prepared: Prepared
@@ -119,7 +119,7 @@ class PeerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_hubless(topology: str, engine: str, of_a_hub: Mapping[str, object]) -> None:
-    """Raise `ConfigError` for an engine or for arguments that require a hub."""
+    """Raise `ConfigError` if the engine or any argument requires a hub."""
     for name, given in of_a_hub.items():
         if given:
             raise ConfigError(f"{name} requires a hub, and topology={topology!r} has none; remove it")
@@ -140,7 +140,7 @@ def plan_peers(
     seed: int,
     apart: bool,
 ) -> PeerPlan:
-    """Plan training without a hub; the workers are processes if they are `apart`.
+    """Plan training without a hub; if `apart` is true, the workers are processes.
 
     Raises the same errors as `plan_run`.
     """
@@ -162,9 +162,9 @@ def plan_peers(
 
 
 class PeerWorkers:
-    """The workers of one call of `train`. `async with` prepares them and finally cleans up.
+    """The workers of one call of `train`; `async with` prepares them and cleans up at the end.
 
-    They start from the values of `initial`.
+    All workers start from the values in `initial`.
     """
 
     def __init__(self, plan: PeerPlan, initial: Vector) -> None:
@@ -206,7 +206,7 @@ class PeerWorkers:
             write_files(folder, self._plan.prepared.make_trainer, self._shares)
 
     async def run(self) -> None:
-        """Train until all workers have ended; raise the first error."""
+        """Train until all workers have ended; if any fails, raise the first error."""
         numbers = range(1, len(self._shares) + 1)
         if self._plan.apart:
             lives = [keep_alive(worker_name(number), partial(self._live_apart, number)) for number in numbers]
@@ -229,7 +229,7 @@ class PeerWorkers:
 
     @property
     def reason(self) -> str:
-        """Why training ended."""
+        """The reason why training ended."""
         if self._diverged:
             return "diverged: no worker has a model with finite values"
         return "until.minutes is reached" if self._stopping.is_set() else "all workers have reached until"
@@ -237,7 +237,7 @@ class PeerWorkers:
     def mean(self) -> tuple[Vector, int]:
         """Return the mean of the workers' final models, and the largest number of local steps.
 
-        Workers that took no step or diverged do not count; they may have left no file.
+        Workers that have taken no step or have diverged are ignored; their file may be missing.
         """
         spec, numbers = self._plan.prepared.spec, range(1, len(self._shares) + 1)
         files = [file for number in numbers if (file := model_file(self.folder, number)).exists()]
@@ -286,8 +286,8 @@ class PeerWorkers:
 async def train_with_peers(plan: PeerPlan, folder: Path) -> Run:
     """Train without a hub; return a run with the mean of the workers' final models.
 
-    Training starts from the model in the run's folder, if there is one. The folder then receives
-    the mean, even after an error.
+    Training starts from the model in the run's folder, if the folder contains one. At the end, the
+    mean is written to the folder, even if training has failed.
     """
     spec, lock = plan.prepared.spec, FolderLock(folder, "run")
     try:
@@ -325,10 +325,10 @@ async def train_with_peers(plan: PeerPlan, folder: Path) -> Run:
 
 
 def _open(lock: FolderLock, plan: PeerPlan) -> tuple[Vector, int]:
-    """Lock the run's folder; return the model to start from, and its local steps.
+    """Lock the run's folder; return the model to start from, and the local steps taken so far.
 
-    Raises `ConfigError` if the folder contains a hub's run, `StorageError` and
-    `ModelMismatchError`.
+    Raises `ConfigError` if the folder contains a run of a hub, `StorageError` if it cannot be read,
+    and `ModelMismatchError` if it contains another model.
     """
     lock.take("a hub or another training has this folder; choose another run folder")
     for remark in lock.remarks:

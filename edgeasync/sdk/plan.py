@@ -39,7 +39,7 @@ SEEDS = 1 << 62
 
 
 class HubPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is needed to create a hub."""
+    """Everything that is needed to create a hub."""
 
     prepared: Prepared
     sections: RunSettings
@@ -66,10 +66,10 @@ def plan_run(
     settings: Mapping[str, Any] | None,
     local: Sequence[str] = (),
 ) -> HubPlan:
-    """Plan a run; `hub` contains keys of `[hub]` that follow from the caller's arguments.
+    """Plan a run; `hub` contains keys of `[hub]` that the caller has derived from its arguments.
 
-    `local` are patterns of local parameters. Raises `ConfigError`, `DataError` or `GraphError` for
-    invalid arguments.
+    `local` contains patterns of local parameters. Raises `ConfigError`, `DataError` or `GraphError`
+    for invalid arguments.
     """
     check_seed(seed)
     for name, value, wanted in (
@@ -111,7 +111,7 @@ _WANTED = {
 
 
 def as_path(path: object, what: str) -> Path:
-    """Convert to a path; raises `ConfigError` if `path` is not one."""
+    """Convert `path` to a `Path`; raises `ConfigError` if this is not possible."""
     if not isinstance(path, str | Path) or not str(path):
         raise ConfigError(f"{what} is {path!r}; pass the path of a folder")
     return expanded(path)
@@ -132,10 +132,10 @@ def make_hub(
     *,
     trust_code: bool = False,
 ) -> HubRuntime:
-    """Create the hub of a plan, not running yet, with the address `bind`.
+    """Create the hub of a plan with the address `bind`, without starting it.
 
-    `keys` apply to this start only. With `trust_code`, the hub imports plugins that only the run's
-    folder names.
+    `keys` apply to this start only. With `trust_code`, the hub also imports plugins that are named
+    only in the run's folder.
     """
     prepared, hub = plan.prepared, plan.sections.hub
     shipped: Model | ShippedModel | CodeModel = prepared.shipped or CodeModel()
@@ -166,7 +166,7 @@ def make_hub(
 
 
 def _record(plan: HubPlan) -> bytes | None:
-    """Return the settings that the commands read, or `None` if only code describes the model."""
+    """Return the settings for the commands, or `None` if the model is defined only by Python code."""
     if plan.prepared.described is None or not plan.recordable:
         return None
     sections = plan.sections
@@ -181,7 +181,7 @@ def _record(plan: HubPlan) -> bytes | None:
 def _sections(
     settings: Mapping[str, Any] | None, hub: Mapping[str, Any], until: Stop | None, policy: Policy | None
 ) -> RunSettings:
-    """Build a hub's settings; raises `ConfigError` if a key duplicates an argument."""
+    """Build a hub's settings; raises `ConfigError` if a key is also set by an argument."""
     table = dict(settings or {})
     for name in ("model", "local"):
         if name in table:

@@ -52,7 +52,7 @@ class Run:
         events: Sequence[Event] | None = None,
     ) -> None:
         self.path = path
-        """The folder of the run; a temporary folder is deleted with this object."""
+        """The folder of the run; a temporary folder is deleted when this object is deleted."""
         self.arrays = arrays
         """The newest model: float32 arrays by name."""
         self.version = version
@@ -62,9 +62,9 @@ class Run:
         self.accuracy = accuracy
         """The accuracy of the last evaluation, from 0 to 1, or `None`."""
         self.reason = reason
-        """Why training ended; empty for a run opened from its folder."""
+        """The reason why training ended; empty for a run opened from its folder."""
         self.updates = updates
-        """The number of updates in the model, or `None` if unknown."""
+        """The number of updates applied to the model, or `None` if unknown."""
         self.devices = list(devices)
         """The status of every device when training ended (docs/reference/json.md)."""
         self._events = None if events is None else list(events)
@@ -89,8 +89,8 @@ class Run:
     def events(self) -> list[Event]:
         """The events of the run except updates and versions, as in `edgeasync.callbacks`.
 
-        For a run opened from its folder: joins, departures and alerts from the journal, and all
-        evaluations. They are read at the first access.
+        For a run opened from its folder, the list contains the joins, departures and alerts in the
+        journal, and all evaluations. These events are read at the first access.
         """
         if self._events is None:
             self._events = _read_events(self.path)
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def model(self) -> Any:
-        """The trained model in the type that the user passed.
+        """The trained model, in the type of the model that the user passed.
 
         ONNX models and layers are returned as an `onnx.ModelProto` for inference. Your own models
         and named arrays are returned as named arrays.
@@ -108,8 +108,8 @@ class Run:
     def export(self, path: str | Path) -> Path:
         """Write the trained model to `path` (`.onnx`, `.safetensors` or `.npz`); return the path.
 
-        ONNX is for inference. The other formats store the named arrays of any model. Raises
-        `ConfigError` for another suffix, or for `.onnx` if the model is not ONNX, and
+        An ONNX file is for inference. The other formats store the named arrays of any model. Raises
+        `ConfigError` for another suffix, or for `.onnx` if the model is not an ONNX model, and
         `StorageError` if the file cannot be written.
         """
         path = expanded(path)
@@ -125,11 +125,12 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path, *, best: bool = False, trust_code: bool = False) -> "Run":
-        """Read the newest version of a run, even while it runs; with `best` the best by evaluation.
+        """Read the newest version of a run from its folder, even while the run continues.
 
-        No code that the folder names is imported. If the run uses plugins, the newest version is
-        therefore that of the last checkpoint, and a warning is logged. With `trust_code` the
-        plugins are imported, and run with your rights.
+        With `best`, read the version with the best evaluation instead. Code that the folder names
+        is not imported. If the run uses plugins, the version of the last checkpoint is therefore
+        read, and a warning is logged. With `trust_code`, the plugins are imported, and run with
+        your rights.
 
         Raises `StorageError` if the folder does not contain a run.
         """
@@ -171,7 +172,7 @@ def _read_events(folder: Path) -> list[Event]:
 
 
 def _restored(folder: Path, arrays: dict[str, npt.NDArray[np.float32]]) -> Any:
-    """Return the run's ONNX model with these arrays, or the arrays if there is no ONNX model."""
+    """Return the run's ONNX model with these arrays, or the arrays if the run has no ONNX model."""
     forward = held_file(folder / FORWARD_FILE)
     if forward is None:
         return arrays

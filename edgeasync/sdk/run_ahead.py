@@ -7,15 +7,16 @@ from edgeasync.sdk.participants import AddingParticipant
 
 
 class RunAhead:
-    """The model that the worker last saw, or its difference from the model after an exchange.
+    """Adds the change that an exchange has made to the loop's model, instead of replacing the model.
 
-    The loop keeps training while its model is read, exchanged and installed. The new model must
-    therefore not replace the loop's. Instead the difference between the two models that the worker
-    has seen is added. The steps taken meanwhile remain, and become part of the next update.
-    Statistics are replaced.
+    The loop keeps training while its model is read, exchanged and installed. If the new model
+    replaced the loop's model, the steps taken in the meantime would be lost. Therefore the worker
+    computes the difference between the model that it has read and the new model, and the loop adds
+    this difference. The steps taken in the meantime become part of the next update. Statistics are
+    replaced.
 
-    The worker calls `note` and `prepare`, the loop `add`. One vector stores first the model, then
-    the difference.
+    The worker calls `note` and `prepare`, and the loop calls `add`. One vector first stores the
+    model that the worker has read, and then the difference.
     """
 
     def __init__(self, spec: ParameterSpec, model: AddingParticipant, vector: Vector) -> None:
@@ -25,12 +26,12 @@ class RunAhead:
         self._is_difference = False
 
     def note(self, vector: Vector) -> None:
-        """Store the loop's model as the worker has read it."""
+        """Store the loop's model that the worker has read."""
         np.copyto(self._held, vector)
         self._is_difference = False
 
     def prepare(self, vector: Vector) -> bool:
-        """Prepare `add` for the model `vector`; return `False` if the difference is not finite."""
+        """Compute the difference to the new model `vector`; return `False` if it is not finite."""
         if self._is_difference:
             return False
         trained = self._spec.trained_length

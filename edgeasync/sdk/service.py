@@ -1,4 +1,4 @@
-"""Base class of objects that run until they end, by `with`, `async with` or `start` and `stop`."""
+"""Base class of objects that are run with `with`, `async with`, or `start` and `stop`."""
 
 import asyncio
 import concurrent.futures
@@ -20,19 +20,20 @@ LOG = logging.getLogger("edgeasync.service")
 Result = TypeVar("Result")
 
 CALL_S = 10.0
-"""How long a call from another thread waits for the loop, in seconds."""
+"""Maximum time in seconds that a call from another thread waits for the loop."""
 
 
 class Service(ABC):
     """Base of `Hub`, `Agent` and `Peer`; each object runs once.
 
-    `async with` runs it on the caller's event loop, `with` and `start` in a thread with its own
-    loop. All three wait until it is ready. At the end of the block, or when the program exits, it
-    is asked to stop, and the caller waits for that. All methods may be called from any thread.
+    `async with` runs the service on the caller's event loop; `with` and `start` run it in a thread
+    with its own loop. All three wait until the service is ready. At the end of the block, or when
+    the program exits, the service is requested to stop, and the caller waits until it has ended.
+    All methods may be called from any thread.
     """
 
     _afterwards = ""
-    """Advice appended to the error of a call after its end."""
+    """Advice appended to the error that a call raises after the service has ended."""
 
     def __init__(self) -> None:
         # Completed when the service is ready, or has ended.
@@ -45,7 +46,7 @@ class Service(ABC):
 
     @abstractmethod
     async def _serve(self) -> str:
-        """Run until the end; call `_note_ready` when ready, and return why it ended."""
+        """Run the service; call `_note_ready` when it is ready, and return why it ended."""
 
     @abstractmethod
     def _request_stop(self) -> None:
@@ -76,15 +77,15 @@ class Service(ABC):
             self._done.result()
 
     async def wait_async(self) -> str:
-        """Wait until it ends; return why it ended, or raise its error."""
+        """Wait until the service ends; return why it ended, or raise its error."""
         return await asyncio.shield(asyncio.wrap_future(self._done))  # cancelling the wait must not cancel it
 
     # -- in a thread -----------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Run in a thread; return when it is ready. Raises the error if it fails to start.
+        """Run the service in a thread; return when it is ready, or raise its error if it fails.
 
-        An interrupt stops it and is raised.
+        An interrupt stops the service and is raised again.
         """
         self._begin()
 
@@ -117,10 +118,10 @@ class Service(ABC):
             self._done.result()
 
     def wait(self, timeout_s: float | None = None) -> str:
-        """Wait until it ends; return why it ended, or raise its error.
+        """Wait until the service ends; return why it ended, or raise its error.
 
-        Raises `TimeoutError` if it still runs after `timeout_s`. An interrupt (Ctrl-C) stops it and
-        is raised.
+        Raises `TimeoutError` if the service is still running after `timeout_s`. An interrupt
+        (Ctrl-C) stops the service and is raised again.
         """
         self._check_may_wait("wait", "write `await {0}.wait_async()`")
         if self._in_callback:
@@ -141,7 +142,7 @@ class Service(ABC):
             raise
 
     def stop(self) -> None:
-        """Request the end; do nothing if it has not started or has already ended."""
+        """Request that the service ends; do nothing if it has not started or has already ended."""
         self._stopping = True
         self._on_loop(self._request_stop)
 
@@ -154,7 +155,7 @@ class Service(ABC):
         stop_at_exit(self._done, self._stop_with_program, self._forget)
 
     def _stop_with_program(self) -> None:
-        """Stop when the program exits; a loop that has stopped is run again for this."""
+        """Stop the service when the program exits; if its loop has stopped, run the loop again."""
         self.stop()
         loop, task = self._loop, self._task
         if loop is None or task is None or loop.is_running():
@@ -170,47 +171,47 @@ class Service(ABC):
             loop.run_until_complete(asyncio.wait([task], timeout=EXIT_S))
 
     def _abandon(self) -> None:  # noqa: B027 - optional
-        """Write unsaved state to disk, since no loop is left to end cleanly."""
+        """Write unsaved state to disk, because without a loop the service cannot end cleanly."""
 
     def _forget(self) -> None:
-        """Mark as ended in a forked child, where the parent's threads do not exist."""
+        """Mark the service as ended in a forked child, where the parent's threads do not exist."""
         self._ready, self._done = concurrent.futures.Future(), concurrent.futures.Future()
         self._ready.set_result(None)
         self._done.set_result("it runs in the process that forked this one")
         self._forked = True
 
     def _await_ready(self) -> None:
-        """Wait in the thread that called `start` until the service is ready; an error ends it."""
+        """Wait, in the thread that called `start`, until the service is ready or has failed."""
         self._ready.result()
         self._raise_failure()
 
     def _raise_failure(self) -> None:
-        """Raise the error that it ended with, if any."""
+        """Raise the error with which the service has ended, if any."""
         if self._done.done():
             self._done.result()
 
     @property
     def _in_callback(self) -> bool:
-        """Whether the caller is one of this service's callbacks."""
+        """Whether this is called from one of the service's callbacks."""
         return False
 
     @property
     def _is_here(self) -> bool:
-        """Whether the caller runs on this service's event loop."""
+        """Whether this is called on the service's event loop."""
         try:
             return asyncio.get_running_loop() is self._loop
         except RuntimeError:
             return False
 
     def _check_may_wait(self, what: str, instead: str) -> None:
-        """Raise `ConfigError` if a wait would block the service's own loop; `instead` is advice."""
+        """Raise `ConfigError` if waiting would block the service's own loop; `instead` is advice."""
         if self._is_here:
             raise ConfigError(
                 f"{what}() would block the loop that this {_name(self)} runs on: {instead.format(_name(self))}"
             )
 
     def _on_loop(self, action: Callable[[], None]) -> None:
-        """Call `action` soon on the loop; do nothing if it has not started or has ended."""
+        """Call `action` soon on the loop; do nothing if the service has not started or has ended."""
         if self._loop is not None and not self._done.done():
             with contextlib.suppress(RuntimeError):  # the loop has just closed
                 self._loop.call_soon_threadsafe(action)
@@ -229,7 +230,7 @@ class Service(ABC):
         self._note_ready()  # so that nobody keeps waiting
 
     def _late(self) -> EdgeAsyncError:
-        """Return the error of a call after the end, or in a forked child."""
+        """Return the error for a call after the service has ended, or in a forked child."""
         if self._forked:
             name = type(self).__name__
             return EdgeAsyncError(

@@ -1,4 +1,4 @@
-"""The data or trainer of each worker of `train` or of an agent."""
+"""Distributes data or trainers to the workers of `train` or of an agent."""
 
 from collections.abc import Sequence
 from typing import Any, TypeGuard
@@ -21,7 +21,10 @@ DEFAULT_WORKERS = 4
 
 
 def split(data: object, workers: int | None, seed: int) -> list[Share]:
-    """Return the data or trainer of each worker; raises `ConfigError` or `DataError`."""
+    """Return the data or trainer of each worker.
+
+    Raises `ConfigError` for invalid arguments, and `DataError` for unusable data.
+    """
     check_seed(seed)
     count = count_workers(workers, data, DEFAULT_WORKERS)
     if not isinstance(data, list):
@@ -34,7 +37,10 @@ def split(data: object, workers: int | None, seed: int) -> list[Share]:
 
 
 def count_workers(workers: int | None, given: object, default: int) -> int:
-    """Return the length of a list, or `workers`, or `default`; raises `ConfigError`."""
+    """Return the number of workers: the length of the list `given`, else `workers` or `default`.
+
+    Raises `ConfigError` for invalid arguments.
+    """
     if workers is not None and not (isinstance(workers, int) and workers >= 1):
         raise ConfigError(f"workers is {workers!r}; pass 1 or more")
     if not isinstance(given, list):
@@ -47,7 +53,7 @@ def count_workers(workers: int | None, given: object, default: int) -> int:
 
 
 def check_apart(parts: list[Any]) -> None:
-    """Raise `ConfigError` if two workers share a trainer, since each uses its own thread."""
+    """Raise `ConfigError` if two workers have the same trainer, since each runs in its own thread."""
     first: dict[int, int] = {}
     for number, part in enumerate(parts, 1):
         if is_trainer(part) and first.setdefault(id(part), number) != number:
@@ -57,7 +63,7 @@ def check_apart(parts: list[Any]) -> None:
 
 
 def check_epochs(until: object, shares: Sequence[Share]) -> None:
-    """Raise `ConfigError` if `until` counts epochs but no share is a dataset."""
+    """Raise `ConfigError` if `until` counts epochs, but no worker has a dataset."""
     by_passes = isinstance(until, Stop) and until.epochs is not None
     if by_passes and not any(isinstance(share, Dataset) for share in shares):
         raise ConfigError(
@@ -75,10 +81,10 @@ def check_same_model(shares: Sequence[Share], spec: ParameterSpec) -> None:
 
 
 def hold_back(part: Share, validation: object, seed: int) -> tuple[Share, object]:
-    """Split off a fraction of a worker's data for validation; return both parts.
+    """Hold out a fraction of a worker's data; return the training data and the validation data.
 
-    If `validation` is data or a function, it is returned unchanged. Raises `ConfigError` if one
-    side would be empty, or if `part` is not a dataset.
+    If `validation` is data or a function, both arguments are returned unchanged. Raises
+    `ConfigError` if either result would be empty, or if `part` is not a dataset.
     """
     if isinstance(validation, bool) or not isinstance(validation, int | float):
         return part, validation

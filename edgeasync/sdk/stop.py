@@ -17,21 +17,21 @@ class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     seconds: float
     epochs: float
-    """Passes over all workers' data since the start of this call."""
+    """The number of passes over all workers' data since the start of this call of `train`."""
     loss: float | None
-    """The mean of the losses that the workers reported last."""
+    """The mean over all workers of the loss that each has reported last."""
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
     """Training ends at the first of these conditions; `None` disables a condition.
 
-    - `updates`: updates applied to the model in the whole run.
-    - `minutes`: duration of the whole run, without times when no hub ran.
-    - `loss`, `accuracy`: an evaluation with at most this loss, or at least this accuracy (0 to 1).
+    - `updates`: the number of updates applied to the model in the whole run.
+    - `minutes`: the duration of the whole run, not counting times when no hub was running.
+    - `loss`, `accuracy`: an evaluation has at most this loss, or at least this accuracy (0 to 1).
       Devices do not wait for evaluations, so the final model may be newer than the evaluated one.
-    - `epochs`: passes over all workers' data since the start of this call.
-    - `when`: a function that returns true; it is called with a `TrainingProgress` after every
-      version.
+    - `epochs`: the number of passes over all workers' data since the start of this call of `train`.
+    - `when`: a function that is called with a `TrainingProgress` after every version, and returns
+      true to end training.
 
     >>> from edgeasync import Stop
     >>> Stop(minutes=10, accuracy=0.95)

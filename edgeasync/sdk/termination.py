@@ -1,7 +1,7 @@
 """Makes SIGTERM end a program like `sys.exit`, so that hubs and agents save their state.
 
-By default Python exits at once. The newest version of a hub without a journal would be lost, and so
-would the last steps of agents.
+By default, Python exits at once on SIGTERM. A hub without a journal would then lose its newest
+version, and agents would lose their last steps.
 """
 
 import os
@@ -9,7 +9,7 @@ import signal
 import threading
 
 FORK_S = 0.05
-"""Delay after which a signal that arrived during a fork is sent again."""
+"""Delay in seconds after which a signal that arrived during a fork is sent again."""
 
 
 def exit_on_sigterm() -> None:
@@ -45,7 +45,7 @@ def _end_fork() -> None:
 
 
 def _die_as_usual() -> None:
-    """Restore the default SIGTERM in a forked child, even if the signal has already arrived."""
+    """Restore the default effect of SIGTERM in a forked child, even if a signal has arrived."""
     if _forking.is_set():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

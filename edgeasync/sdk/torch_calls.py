@@ -1,4 +1,4 @@
-"""How a torch module is called: the names and examples of its inputs, and its outputs."""
+"""Calls a torch module: names and examples of its inputs, and names of its outputs."""
 
 import copy
 import dataclasses
@@ -17,14 +17,17 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 class Call(NamedTuple):
-    """The inputs of a module by name, with examples; `by_name` passes them as keywords."""
+    """The names of a module's inputs, with an example of each.
+
+    If `by_name` is true, inputs are passed as keyword arguments.
+    """
 
     names: list[str]
     tensors: tuple[Tensor, ...]
     by_name: bool
 
     def of(self, forward: Callable[..., Any], tensors: tuple[Tensor, ...]) -> Any:
-        """Call `forward` with `tensors` as inputs."""
+        """Call `forward` with `tensors` as inputs; return its result."""
         return forward(**dict(zip(self.names, tensors, strict=True))) if self.by_name else forward(*tensors)
 
     @property
@@ -54,7 +57,7 @@ def call_of(module: nn.Module, example: Any) -> Call:
 
 
 def _tensors(arrays: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """Convert arrays to tensors; floats become float32, as devices use."""
+    """Convert arrays to tensors; floats are converted to float32, the type used on devices."""
     found = []
     for name, array in arrays.items():
         try:
@@ -103,7 +106,7 @@ def _flat(found: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def quiet(module: nn.Module, use: Callable[[nn.Module], Any]) -> Any:
-    """Call `use` with a copy of the module without dropout and with fixed random numbers."""
+    """Call `use` with a copy of the module, without dropout and with fixed random numbers."""
     copied = copy.deepcopy(module)
     for part in copied.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):  # noqa: SLF001
@@ -115,7 +118,7 @@ def quiet(module: nn.Module, use: Callable[[nn.Module], Any]) -> Any:
 
 
 class _NoDropout(TorchFunctionMode):  # type: ignore[misc]
-    """Disables dropouts that `forward` calls as functions."""
+    """Disables dropouts that `forward` applies by calling functions, not by layers."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

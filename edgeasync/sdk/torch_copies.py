@@ -29,13 +29,13 @@ class Link:
         return torch.empty(length, dtype=torch.float32, pin_memory=True)
 
     def device_buffer(self, length: int) -> Tensor:
-        """Allocate float32 values on the GPU, which stay reserved while the side stream uses them."""
+        """Allocate float32 values on the GPU; torch reuses them only after the side stream's work."""
         buffer = torch.empty(length, dtype=torch.float32, device=self._device)
         buffer.record_stream(self._side)
         return buffer
 
     def mark(self) -> torch.cuda.Event:
-        """Record an event after the current stream's work so far."""
+        """Record an event in the current stream, after all work queued so far."""
         return self._event_on(torch.cuda.current_stream(self._device))
 
     def copy(self, target: Tensor, source: Tensor, after: torch.cuda.Event) -> torch.cuda.Event:
@@ -46,7 +46,7 @@ class Link:
         return self._event_on(self._side)
 
     def order(self, event: torch.cuda.Event) -> None:
-        """Make later work of the current stream wait for a copy; the caller does not wait."""
+        """Make later work in the current stream wait for `event`; the caller does not wait."""
         torch.cuda.current_stream(self._device).wait_event(event)
 
     def _event_on(self, stream: Any) -> torch.cuda.Event:
@@ -61,7 +61,7 @@ def link_to(device: torch.device) -> Link | None:
 
 
 class Copies:
-    """Copies the tensors of one module; the buffers are allocated once per module.
+    """Copies the tensors of one module; buffers are allocated once and then reused.
 
     Call the methods from the loop's thread. Only `stage` and the function that `begin_read` returns
     may be called from another thread.
@@ -98,7 +98,10 @@ class Copies:
             self._flat[1].stage(arrays)
 
     def add(self, tensors: Mapping[str, Tensor], arrays: Arrays, trained: Collection[str]) -> None:
-        """Add `arrays` to the trained tensors, and copy them to the others; call `stage` before."""
+        """Add `arrays` to the trained tensors, and copy them to all other tensors.
+
+        Call `stage` with the same arrays before.
+        """
         added = [name in trained for name in arrays]
         if (flat := self._flat_of(tensors, arrays)) is not None:
             flat.add(tensors, arrays, added)
@@ -107,7 +110,7 @@ class Copies:
         _move([tensors[name] for name in arrays], parts, added)
 
     def _flat_of(self, tensors: Mapping[str, Tensor], arrays: Arrays) -> "_Flat | None":
-        """Return the buffers if all tensors are on one GPU, otherwise `None`."""
+        """Return the flat buffers if all tensors are on one GPU, otherwise `None`."""
         devices = {tensors[name].device for name in arrays}
         if len(devices) != 1:
             return None
@@ -120,17 +123,17 @@ class Copies:
 
 
 class _Staged(NamedTuple):
-    """Values in pinned memory, and the event of the last copy from it."""
+    """Values in pinned memory, and the event after the last copy from this memory."""
 
     host: Tensor
     sent: torch.cuda.Event | None
 
 
 class _Flat:
-    """A flat buffer on a GPU, and pinned buffers. Device work runs in the order of the calls.
+    """A flat buffer on a GPU, and pinned buffers; GPU work runs in the order of the calls.
 
-    Reads and writes share one pinned buffer. `stage` uses another one, because another thread fills
-    it.
+    Reads and writes share one pinned buffer. `stage` has a separate pinned buffer, because it is
+    called in another thread.
     """
 
     def __init__(self, link: Link, length: int) -> None:
@@ -208,7 +211,7 @@ def _move(targets: list[Tensor], parts: list[Tensor], added: Sequence[bool]) -> 
 
 
 def _pairs(flat: Tensor, tensors: Mapping[str, Tensor], arrays: Arrays) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the parts of the flat buffer, each in its tensor's shape, and the tensors."""
+    """Return the tensors, and the part of the flat buffer for each, in the tensor's shape."""
     chosen = [tensors[name].detach() for name in arrays]
     return [part.view(one.shape) for part, one in zip(_parts(flat, arrays), chosen, strict=True)], chosen
 
@@ -224,4 +227,4 @@ def _fill(host: Tensor, arrays: Arrays) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing; the read was completed at once."""
+    """Do nothing, because the values have already been copied."""

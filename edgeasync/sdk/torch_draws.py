@@ -1,4 +1,4 @@
-"""Replaces torch's random numbers by the fixed ones of a checked training graph."""
+"""Replaces torch's random numbers with the fixed numbers that a checked training graph draws."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from edgeasync.autodiff.chance import GOLDEN, WIDTH
 
 
 class SameDraws(TorchDispatchMode):  # type: ignore[misc]
-    """Makes torch draw the same numbers as `edgeasync.autodiff.chance`, which depend on the shape.
+    """Makes torch draw the same numbers as `edgeasync.autodiff.chance`.
 
-    Unknown random functions are not changed.
+    These numbers depend only on the shape. Random functions that are not supported stay unchanged.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -33,7 +33,10 @@ def uniform(like: Tensor) -> Tensor:
 
 
 def _drawn(name: str, share: Tensor, given: dict[str, Any]) -> Tensor | None:
-    """Return what the random function `name` draws if the uniform number is `share`."""
+    """Convert uniform numbers `share` to the distribution of the random function `name`.
+
+    Return `None` if the function is not supported.
+    """
     single = share.float()
     match name:
         case "rand":

@@ -1,4 +1,4 @@
-"""The tensors of a module that a session exchanges, even if the loop replaces them."""
+"""Tracks the tensors of a module that a session exchanges, even if the loop replaces them."""
 
 import logging
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _REQUIRES_GRAD, _SHAPE = attrgetter("requires_grad"), attrgetter("shape")
 
 
 class Exchanged:
-    """The exchanged tensors of a module, by name; `follow` updates this mapping."""
+    """The exchanged tensors of a module, by name; `follow` updates this mapping to new tensors."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -33,9 +33,9 @@ class Exchanged:
         self._layout = ModuleLayout(module)
 
     def follow(self) -> set[str]:
-        """Switch to the module's current tensors; return the names of replaced trained ones.
+        """Switch to the module's current tensors; return the names of trained tensors replaced.
 
-        Raises `ModelMismatchError` if they no longer match those at join.
+        Raises `ModelMismatchError` if the tensors do not match those at `join` any more.
         """
         if not self._layout.has_changed():
             return set()
@@ -75,7 +75,7 @@ class Exchanged:
         self.saved = SavedTensors(self.tensors)
 
     def _keep_buffer(self, name: str) -> None:
-        """Keep exchanging a buffer's last value after it was resized or removed."""
+        """Continue to exchange the last value of a buffer that was resized or removed."""
         if name not in self._stale:
             self._stale.add(name)
             LOG.warning("buffer %r was resized or removed; its last value is exchanged", name)

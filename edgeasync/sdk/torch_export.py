@@ -43,21 +43,22 @@ def to_onnx(
 ) -> Any:
     """Export a module as an `onnx.ModelProto` for `train` and `Hub`, with the module's own names.
 
-    - `example`: a batch of at least two examples; only the first axis stays variable. For a module
-      with several inputs, pass a tuple of arrays, named like the parameters of `forward`, or a dict
-      of arrays by these names.
+    - `example`: a batch of at least two examples; only the first axis is dynamic. For a module with
+      several inputs, pass a tuple of arrays in the order of `forward`'s parameters, or a dict of
+      arrays with the parameters' names as keys.
     - `exporter`: "dynamo", torch's newer exporter, which needs the package onnxscript; or "legacy".
-    - `train`, `freeze`: patterns of parameters to train or freeze, as for `train` and `Hub`; by
-      default the parameters that are not frozen in torch are trained.
-    - `check`: build the training graph, and compare its gradients and running statistics with
-      torch's, at random examples and at parameters near the module's. Dropout is off during the
-      check, and both draw the same random numbers.
+    - `train`, `freeze`: patterns of parameters to train or freeze, as for `train` and `Hub`. By
+      default, the parameters that are not frozen in torch are trained.
+    - `check`: whether to build the training graph, and to compare its gradients and running
+      statistics with torch's, for random examples and for parameters near the module's. During the
+      check, dropout is disabled, and torch and the graph draw the same random numbers.
 
-    If `forward` returns a dict, a tuple or a dataclass, the file has several outputs: choose one
+    If `forward` returns a dict, a tuple or a dataclass, the file has several outputs; select one
     with the argument `output` of `train` and `Hub`. Gradients stopped by `detach`, `torch.no_grad`
-    or `padding_idx` are also stopped in the file. The legacy exporter cannot express this, so the
-    check fails there. Parameters frozen in torch stay frozen unless the hub's `train` names them,
-    and so do the statistics of batch norms in evaluation mode. The module is not changed.
+    or `padding_idx` are also stopped in the file. The legacy exporter cannot express this, so that
+    the check fails for such modules. Parameters that are frozen in torch, and the statistics of
+    batch norms in evaluation mode, stay frozen unless the hub's `train` matches their names. The
+    module is not changed.
 
     Needs the extra `hub`. Raises `GraphError` if the module cannot be trained as ONNX or would
     train differently there, and `ConfigError` for an invalid module or example.
@@ -133,7 +134,7 @@ def _choose(module: nn.Module, train: list[str], freeze: list[str]) -> None:
 
 
 def _proto(module: nn.Module, call: Call, outputs: list[str], exporter: Exporter, *, check: bool) -> Any:
-    """Export a module, and compare the result with it if `check` is set."""
+    """Export a module; if `check` is set, compare the exported model with the module."""
     if exporter == "legacy":
         _check_branches(module, call)
     proto, written = _export(module, call, outputs, dynamo=exporter == "dynamo")
@@ -158,7 +159,7 @@ def _proto(module: nn.Module, call: Call, outputs: list[str], exporter: Exporter
 
 
 def _check_branches(module: nn.Module, call: Call) -> None:
-    """Raise `GraphError` if forward branches on tensor values, since a trace keeps one branch."""
+    """Raise `GraphError` if `forward` branches on tensor values; a trace has only one branch."""
     place = decided(lambda: list(flat(quiet(module, lambda copied: call.of(copied, call.tensors))).values()))
     if place is not None:
         raise GraphError(
@@ -192,9 +193,9 @@ def _counted(proto: Any, call: Call, written: Written) -> str | None:
 
 
 def _output_names(module: nn.Module, call: Call) -> list[str]:
-    """Return a name for each output tensor, different from all inputs and parameters.
+    """Return a name for each output tensor that differs from all names of inputs and parameters.
 
-    Raises `ConfigError` if forward rejects the example, or a batch of twice its size.
+    Raises `ConfigError` if `forward` rejects the example, or a batch of twice its size.
     """
     found: dict[str, Tensor] = {}
     reason: Exception | None = None
@@ -227,7 +228,7 @@ def _output_names(module: nn.Module, call: Call) -> list[str]:
 
 
 def _export(module: nn.Module, call: Call, outputs: list[str], *, dynamo: bool) -> tuple[Any, Written]:
-    """Export in training mode without optimizations, to keep batch norms, dropouts and names."""
+    """Export in training mode without optimizations, to preserve batch norms, dropouts and names."""
     import onnx  # noqa: PLC0415 - not needed to train with torch alone
 
     options: dict[str, Any] = {
@@ -267,7 +268,7 @@ def _export(module: nn.Module, call: Call, outputs: list[str], *, dynamo: bool) 
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Suppress torch's warnings about training mode, deprecations and its own progress."""
+    """Suppress torch's progress output, and its warnings about training mode and deprecations."""
     loggers = logging.root.manager.loggerDict.items()
     handlers = [
         handler for name, one in loggers if name.startswith("torch") for handler in getattr(one, "handlers", ())
@@ -292,7 +293,7 @@ def _silent() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return an exporter's error in brackets, without internal steps, colours and C++ details."""
+    """Return an exporter's error message in brackets, without internal steps and C++ details."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
     said = _OWN.sub("", first_line(error)).strip(" .,:")
@@ -305,10 +306,10 @@ _UNPACKED = (
 )
 
 _OWN = re.compile(r"\x1b\[\d*m|\. Please feel free to .*|\s*\[Caused by the value .*|^Unsupported: ")
-"""Parts of an error that do not help the user: colours, bug report advice, graph context."""
+"""Parts of error messages that do not help the user: colours, bug report advice, graph context."""
 
 _NATIVE = re.compile(r"std::|::_M_|\.(cpp|cc|h):\d|INTERNAL ASSERT|C\+\+")
-"""Words that mark an error as internal to torch."""
+"""Words by which an error message is recognized as internal to torch."""
 
 
 def _own(module: nn.Module, call: Call) -> set[int]:
@@ -324,9 +325,9 @@ def _own(module: nn.Module, call: Call) -> set[int]:
 
 
 def _flattened(forward: Any, call: Call, written: Written, own: set[int]) -> Any:
-    """Wrap `forward` as a function from separate tensors to a tensor or tuple of outputs.
+    """Wrap `forward` as a function of separate tensors that returns a tensor or a tuple of tensors.
 
-    `own` are the indices of outputs to copy.
+    `own` contains the indices of outputs that must be copied.
     """
 
     def flattened(*tensors: Tensor) -> Any:
@@ -345,12 +346,12 @@ def _flattened(forward: Any, call: Call, written: Written, own: set[int]) -> Any
 
 
 def _restore(proto: Any, module: nn.Module, moved: set[str]) -> set[str]:
-    """Restore in the file what exporters lose: names, initial values and frozen tensors.
+    """Restore names, initial values and frozen tensors that the exporters do not preserve.
 
-    Return the names of the batch norms' running statistics. `moved` are the tensors that forward
-    changes. The newer exporter uses the last name of a tied weight, and copies the running
-    statistics of a norm that is used twice. The legacy exporter changes running statistics while it
-    traces.
+    Return the names of the batch norms' running statistics. `moved` contains the names of the
+    tensors that `forward` changes. The newer exporter uses the last name of a tied weight, and
+    copies the running statistics of a norm that is used twice. The legacy exporter changes running
+    statistics during tracing.
     """
     from onnx import helper, numpy_helper  # noqa: PLC0415
 

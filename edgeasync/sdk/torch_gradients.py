@@ -24,25 +24,25 @@ Gradients = dict[str, npt.NDArray[np.float32]]
 """Arrays by parameter name."""
 
 APART_MAX = 1e-3
-"""Tolerance of a gradient relative to its largest value, since sums are in another order."""
+"""Tolerance relative to a gradient's largest value; sums are computed in a different order."""
 
 NOISE = 1e-5
-"""Tolerance relative to the largest gradient of all parameters."""
+"""Tolerance relative to the largest gradient value of all parameters."""
 
 SPREADS = 4.0
 """Tolerance as a multiple of the change in torch's gradient when parameters move by `NUDGE`."""
 
 NUDGE = 1e-6
-"""A few units in the last place of float32."""
+"""Relative change of parameters of a few units in the last place of float32."""
 
 MOVED = 0.05
-"""Relative change applied to parameters before the comparison, since zeros would hide errors."""
+"""Relative change applied to parameters before the comparison, because zeros would hide errors."""
 
 ROWS_MIN = 8
-"""Minimum number of examples; with two, a batch norm has almost no gradient."""
+"""Minimum number of examples; with only two, a batch norm has almost no gradient."""
 
 LARGE = 2.0**20
-"""A factor of the loss: gradients that do not scale with it are clipped somewhere."""
+"""A factor for the loss; if gradients do not scale with the loss, the module clips them."""
 
 UNCLIPPED = (
     "which an exported model cannot express; to clip gradients, remove it and use the stage clip_by_global_norm "
@@ -52,11 +52,11 @@ UNCLIPPED = (
 ITSELF = "train the module itself with edgeasync.torch.model"
 
 POINTS, POINTS_MAX = 2, 6
-"""Number of points to compare, and of points to draw, since some are near a kink."""
+"""Number of points to compare, and of points to try, since some are near a discontinuity."""
 
 
 def check_export(module: nn.Module, call: Call, outputs: list[str], content: bytes, written: Written) -> None:
-    """Raise `GraphError` unless the training graphs match the module's names and gradients."""
+    """Raise `GraphError` unless the training graphs have the module's names and gradients."""
     graphs, refused = _build(content, outputs)
     for output, graph in graphs.items():
         session = open_session(without_chance(graph.model))
@@ -82,7 +82,7 @@ def check_export(module: nn.Module, call: Call, outputs: list[str], content: byt
 
 
 def evaluates_alike(module: nn.Module, call: Call, content: bytes) -> bool:
-    """Return whether the inference model predicts like the module in evaluation mode."""
+    """Return whether the inference model's outputs match the module's in evaluation mode."""
     feeds = {name: tensor.numpy() for name, tensor in zip(call.names, call.tensors, strict=True)}
     session = open_session(without_chance(export_model(content, {})))
     read = {entry.name for entry in session.get_inputs()}
@@ -101,7 +101,7 @@ def evaluates_alike(module: nn.Module, call: Call, content: bytes) -> bool:
 
 
 def _build(content: bytes, outputs: list[str]) -> tuple[dict[str, TrainingGraph], list[GraphError]]:
-    """Build a training graph for each output that can be trained; return also the other errors.
+    """Build a training graph for each output; return the graphs, and the errors of other outputs.
 
     Raises `GraphError` if no output can be trained.
     """
@@ -138,7 +138,7 @@ def _check_names(module: nn.Module, graphs: dict[str, TrainingGraph], refused: l
 
 
 class _Scene(NamedTuple):
-    """A module, its call, the index of the trained output, and the parameters that may move."""
+    """A module, its call, the index of the trained output, and the parameters that may change."""
 
     module: nn.Module
     call: Call
@@ -149,9 +149,12 @@ class _Scene(NamedTuple):
 class _Point(NamedTuple):
     """A point at which gradients are compared.
 
-    `feeds` are the arrays by name, `gradients` torch's gradients, `spreads` their change under
-    `NUDGE`, and `moved` the tensors that a forward pass changes. `random` means that torch's
-    gradients differ at each call, `clipped` that they do not scale with the loss.
+    - `feeds`: the inputs and parameters, by name.
+    - `gradients`: torch's gradients.
+    - `spreads`: the change of torch's gradients when parameters change by `NUDGE`.
+    - `moved`: the tensors that a forward pass changes.
+    - `random`: whether torch's gradients differ at each call.
+    - `clipped`: whether torch's gradients do not scale with the loss.
     """
 
     feeds: dict[str, npt.NDArray[Any]]
@@ -162,7 +165,7 @@ class _Point(NamedTuple):
     clipped: bool
 
     def allowed(self, name: str) -> float:
-        """Return the tolerance of a gradient, not counting its spread."""
+        """Return the tolerance for a gradient, without regard to its spread."""
         largest = max(float(np.abs(gradient).max(initial=0.0)) for gradient in self.gradients.values())
         own = float(np.abs(self.gradients[name]).max(initial=0.0))
         return max(APART_MAX * own, NOISE * largest, 1e-12)
@@ -174,7 +177,11 @@ class _Point(NamedTuple):
 
 
 def _points(scene: _Scene) -> Iterator[_Point]:
-    """Yield points with finite gradients, the most stable ones; raises `GraphError` without any."""
+    """Yield points with finite and stable gradients.
+
+    If no point is stable, yield the most stable one. Raises `GraphError` if no point has finite
+    gradients.
+    """
     restless: list[_Point] = []
     calm = 0
     trouble = "they are not finite"
@@ -209,7 +216,7 @@ _KINDS = ("random", "near", "positive")
 
 
 def _point(scene: _Scene, number: int, kind: str) -> _Point:
-    """Create a point; raises the module's errors."""
+    """Create a point; errors of the module are raised unchanged."""
     generator = np.random.Generator(np.random.PCG64([number, _KINDS.index(kind)]))
     before, batch = [tuple([_drawn(tensor, kind, generator) for tensor in scene.call.tensors]) for _ in range(2)]
 
@@ -292,7 +299,7 @@ def _drawn(example: Tensor, kind: str, generator: np.random.Generator) -> Tensor
 
 
 def _move(module: nn.Module, names: set[str], share: float, generator: np.random.Generator) -> None:
-    """Add noise to the parameters in `names`, relative to their size."""
+    """Add noise to the parameters in `names`, in proportion to their values."""
     with torch.no_grad():
         for name, tensor in module.named_parameters():
             if name in names:
@@ -321,7 +328,7 @@ def _gradients(
 
 
 def _run(session: Any, point: _Point) -> Gradients:
-    """Run a training graph; return gradients by parameter, and its running statistics."""
+    """Run a training graph; return the gradients of the parameters, and the running statistics."""
     feeds = {
         entry.name: point.feeds[entry.name].astype(np.int64 if entry.type == "tensor(int64)" else np.float32)
         for entry in session.get_inputs()

@@ -1,4 +1,4 @@
-"""The loss that trains a module, and how it treats targets and outputs."""
+"""The loss that trains a module, and the checks of targets and outputs for this loss."""
 
 import inspect
 from collections.abc import Callable
@@ -10,21 +10,21 @@ from torch import Tensor, nn
 from edgeasync.errors import ConfigError, DataError
 
 Loss = Callable[[Any, Tensor], Tensor]
-"""Returns the mean loss of a batch, from the module's output and the targets."""
+"""A function that returns a batch's mean loss from the module's output and the targets."""
 
 ELEMENTWISE: tuple[object, ...] = (
     *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss),
     *(nn.functional.mse_loss, nn.functional.l1_loss, nn.functional.smooth_l1_loss, nn.functional.huber_loss),
     *(nn.functional.binary_cross_entropy, nn.functional.binary_cross_entropy_with_logits),
 )
-"""Elementwise losses; if shapes differ, torch may broadcast output and targets silently."""
+"""Elementwise losses, for which torch may silently broadcast outputs and targets."""
 
 
 class TorchLoss:
-    """A torch loss or the user's own; by default cross entropy or mean squared error.
+    """A torch loss, or the user's own loss.
 
-    Cross entropy is the default for integer targets. Raises `ConfigError` for a torch loss that is
-    not the mean of a batch.
+    By default, the loss is cross entropy for integer targets, and mean squared error for other
+    targets. Raises `ConfigError` for a torch loss that does not return the mean over a batch.
     """
 
     def __init__(self, given: Loss | None) -> None:
@@ -33,7 +33,7 @@ class TorchLoss:
             raise ConfigError("the loss does not return the mean of a batch; set reduction='mean'")
         self.given = given
         self.takes_values = type(given) in ELEMENTWISE or given in ELEMENTWISE
-        """Whether targets must have the shape of the output, since the loss is elementwise."""
+        """Whether the loss is elementwise, so that targets must have the shape of the output."""
         self.ignored_label: int | None = getattr(given, "ignore_index", None)
         function = getattr(given, "func", given)  # of functools.partial
         home = str((function if inspect.isroutine(function) else type(function)).__module__)
@@ -69,7 +69,7 @@ def _fitted(found: Any, y: Tensor) -> Tensor:
 
 
 def are_scores(found: Any, y: npt.NDArray[Any]) -> bool:
-    """Return whether an output contains class scores for labels, or values for float targets."""
+    """Return whether an output contains class scores, as opposed to values for float targets."""
     if not isinstance(found, Tensor):
         return False
     shape = list(found.shape)

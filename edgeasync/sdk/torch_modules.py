@@ -1,4 +1,4 @@
-"""The tensors of torch modules: which are exchanged, which are frozen, and how to copy them."""
+"""Finds the exchanged and frozen tensors of torch modules, and copies tensors and modules."""
 
 import copy
 import io
@@ -29,7 +29,7 @@ def dump_states(kept: Sequence[Any]) -> npt.NDArray[np.uint8]:
 
 
 def load_states(kept: Sequence[Any], content: npt.NDArray[np.uint8]) -> None:
-    """Restore what `dump_states` returned; raises `ValueError` if it does not fit the objects."""
+    """Restore states that `dump_states` returned; raises `ValueError` if they do not fit."""
     try:
         states = torch.load(io.BytesIO(content.tobytes()), weights_only=True)
         for one, state in zip(kept, states, strict=True):
@@ -39,18 +39,18 @@ def load_states(kept: Sequence[Any], content: npt.NDArray[np.uint8]) -> None:
 
 
 def is_trained(tensor: Tensor) -> bool:
-    """Return whether a tensor is a parameter to train."""
+    """Return whether a tensor is a parameter that is trained."""
     return isinstance(tensor, nn.Parameter) and tensor.requires_grad
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
-    """Join names for a sentence: the first ones, and the number of others."""
+    """Join names for a message: the first `most` names, and the number of remaining names."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def check_alone() -> None:
-    """Raise `ConfigError` if this process belongs to a torch process group of several."""
+    """Raise `ConfigError` if this process is in a torch process group with other processes."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
             f"this process is one of {dist.get_world_size()} in a torch process group, and an exchange would "
@@ -98,8 +98,8 @@ def copy_of(module: nn.Module) -> nn.Module:
 def training(module: nn.Module) -> nn.Module:
     """Set a module to training mode, and return it.
 
-    If the module is already in training mode, submodules in evaluation mode stay in it, for example
-    the norms of a tuned backbone.
+    If the module is already in training mode, its submodules keep their modes. For example, the
+    norms of a fine-tuned backbone may stay in evaluation mode.
     """
     kept = [part for part in module.modules() if module.training and not part.training]
     module.train()
@@ -125,8 +125,8 @@ def first_line(error: Exception) -> str:
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Return a module's parameters, including frozen ones, and floating-point buffers, by name.
 
-    Names are those of the unwrapped module. Buffers outside the state dict are skipped, because the
-    module computes them. Raises `ConfigError` for a lazy module that has not processed a batch.
+    The names are those in the unwrapped module. Buffers outside the state dict are skipped, because
+    the module computes them. Raises `ConfigError` for a lazy module that has not processed a batch.
     """
     module = unwrapped(module)
     tensors: dict[str, Tensor] = dict(module.named_parameters())
@@ -179,7 +179,10 @@ def parameters_of(module: nn.Module) -> list[Parameter]:
 
 
 def frozen_of(module: nn.Module) -> Frozen | None:
-    """Return the checksum of a module's frozen tensors; `None` if there are none or on failure."""
+    """Return the checksum of a module's frozen tensors.
+
+    Return `None` if the module has no frozen tensors, or if computing the checksum fails.
+    """
     try:
         return frozen_checksum(
             "torch",
@@ -191,9 +194,9 @@ def frozen_of(module: nn.Module) -> Frozen | None:
 
 
 def _staying_in(module: nn.Module) -> dict[str, Tensor]:
-    """Return frozen parameters and persistent buffers of other dtypes, such as tables and masks.
+    """Return frozen parameters, and persistent buffers that are not floating-point, such as masks.
 
-    Buffers with a single value are skipped, because they are counters, like a batch norm's.
+    Buffers with a single value are skipped, because they are counters, as in batch norms.
     """
     found = {
         name: tensor
@@ -210,7 +213,7 @@ def _staying_in(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _pieces_of(tensor: Tensor) -> Iterator[npt.NDArray[Any]]:
-    """Yield a tensor's values in pieces, floats as float32."""
+    """Yield a tensor's values in pieces; floats are converted to float32."""
     if hasattr(tensor, "full_tensor"):
         raise TypeError("a parameter is sharded over several processes")
     flat = tensor.detach().reshape(-1)

@@ -23,7 +23,7 @@ def maker_of(optimizer: torch.optim.Optimizer | MakeOptimizer | None, module: nn
 
 
 def _maker_like(optimizer: torch.optim.Optimizer, module: nn.Module) -> MakeOptimizer:
-    """Return a function that creates optimizers with the current groups and options of `optimizer`."""
+    """Return a function that creates optimizers with the same groups and options as `optimizer`."""
     kind = type(optimizer)
     names = [(name, tensor) for name, tensor in module.named_parameters() if tensor.requires_grad]
     places = {id(tensor): place for place, (_, tensor) in enumerate(names)}

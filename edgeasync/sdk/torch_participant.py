@@ -23,9 +23,10 @@ class TorchParticipant(AddingParticipant):
     It also exchanges the floating-point buffers in the state dict, as statistics. Frozen parameters
     and other buffers are not exchanged.
 
-    The loop may replace a tensor by one of the same shape, or freeze a parameter. If it unfreezes,
-    adds, removes or resizes parameters after `join`, the next step raises `ModelMismatchError`. If
-    its optimizer no longer steps the module's parameters, the next step raises `ConfigError`.
+    The loop may replace a tensor by another one of the same shape, or freeze a parameter. If the
+    loop unfreezes, adds, removes or resizes parameters after `join`, the next step raises
+    `ModelMismatchError`. If the optimizer does not step the module's parameters any more, the next
+    step raises `ConfigError`.
     """
 
     def __init__(self, module: nn.Module, optimizer: object = None, also: Sequence[Any] = ()) -> None:
@@ -55,7 +56,7 @@ class TorchParticipant(AddingParticipant):
         return self._optimizers.has_unsent
 
     def note_step(self) -> None:
-        """Check the module after a step that counts; may raise an error about it."""
+        """Check the module after a step that counts; raise an error if it has become unsuitable."""
         check_alone()
         self._follow()
         self._optimizers.note_counted()
@@ -65,7 +66,10 @@ class TorchParticipant(AddingParticipant):
         self.begin_read(arrays)()
 
     def begin_read(self, arrays: Arrays) -> Callable[[], None]:
-        """Copy the module's current values; return a function that fills `arrays` in any thread."""
+        """Record the module's current values; return a function that copies them into `arrays`.
+
+        The function may be called from any thread.
+        """
         check_alone()
         self._follow()
         return self._copies.begin_read(self._exchanged.tensors, arrays)
@@ -78,7 +82,7 @@ class TorchParticipant(AddingParticipant):
         self._optimizers.end_write()
 
     def stage(self, arrays: Arrays) -> None:
-        """Prepare the next `add` of the same arrays; called outside the loop's thread."""
+        """Prepare the next call of `add` with the same arrays; called outside the loop's thread."""
         self._copies.stage(arrays)
 
     def add(self, arrays: Arrays) -> None:
@@ -106,7 +110,7 @@ class TorchParticipant(AddingParticipant):
     def attach(self, on_step: Callable[[], None]) -> Callable[[], None]:
         """Call `on_step` after each step of the optimizer.
 
-        Without a known optimizer, every optimizer of these parameters counts.
+        If no optimizer was passed, steps of every optimizer of the module's parameters are counted.
         """
 
         def stepped(optimizer: Optimizer) -> None:
@@ -116,10 +120,10 @@ class TorchParticipant(AddingParticipant):
         return watch_steps(stepped)
 
     def state(self) -> TrainerState:
-        """Serialize the state of the optimizer and of other objects to resume."""
+        """Serialize the states of the optimizer and of the other objects to resume."""
         return {"torch": dump_states(self._kept)} if self._kept else {}
 
     def restore(self, state: TrainerState) -> None:
-        """Restore what `state` returned; raises `ValueError` if it does not fit these objects."""
+        """Restore a result of `state`; raises `ValueError` if it does not fit these objects."""
         if self._kept and "torch" in state:
             load_states(self._kept, state["torch"])

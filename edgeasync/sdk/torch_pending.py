@@ -12,7 +12,7 @@ from edgeasync.sdk.torch_modules import listed
 LOG = logging.getLogger("edgeasync.join")
 
 STEPS_PENDING_MAX = 64
-"""After this number of consecutive steps with a pending backward pass, fewer graphs count."""
+"""Number of consecutive steps with a pending backward pass after which older graphs are ignored."""
 
 _USE_COUNT = methodcaller("_use_count")
 
@@ -20,12 +20,14 @@ _USE_COUNT = methodcaller("_use_count")
 class SavedTensors:
     """Detects which tensors autograd still needs for a backward pass.
 
-    Until its backward pass, a graph refers to the tensors that it needs. Tensors of the optimizer
-    that has just stepped do not count, since torch refuses to run a graph older than the step.
+    Until its backward pass has run, a graph refers to the tensors that it needs. Tensors of the
+    optimizer that has just stepped are ignored, since torch refuses to run a backward pass over
+    values that were changed in place.
 
-    Graphs that never run also refer to tensors. If tensors are pending after each of
-    `STEPS_PENDING_MAX` consecutive steps, graphs that existed when their owner stepped no longer
-    count. If this does not help, tensors that were pending all the time are ignored.
+    A graph whose backward pass never runs also refers to tensors. If tensors are pending after each
+    of `STEPS_PENDING_MAX` consecutive steps, graphs that already existed when the tensors' optimizer
+    stepped are ignored from then on. If tensors are still pending after every step, those that were
+    pending all the time are ignored, too.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -42,7 +44,10 @@ class SavedTensors:
         self._is_strict = True
 
     def pending(self, stepped: Iterable[Tensor]) -> str | None:
-        """Return the name of a tensor still needed after the step of `stepped`, or `None`."""
+        """Return the name of a tensor that a backward pass still needs, or `None`.
+
+        `stepped` contains the parameters of the optimizer that has just stepped.
+        """
         counts = list(map(_USE_COUNT, self._tensors))
         if counts == self._usual:
             self._steps = 0
@@ -76,9 +81,9 @@ class SavedTensors:
 
 
 def _owners_of(name: str, tensors: Mapping[str, Tensor]) -> set[int]:
-    """Return the ids of the parameters whose optimizer owns a tensor.
+    """Return the ids of the parameters to which a tensor belongs.
 
-    A parameter owns itself. A buffer belongs to the parameters of the nearest module.
+    A parameter belongs to itself. A buffer belongs to the parameters of the nearest module.
     """
     if isinstance(tensors[name], nn.Parameter):
         return {id(tensors[name])}

@@ -13,7 +13,7 @@ from edgeasync.scores import SCALES, are_bounded, drawn
 from edgeasync.sdk.torch_modules import copy_of
 
 Scores = Literal["classes", "answers", "logarithms", "probabilities"]
-"""Kinds of scores: of classes, of binary answers, log-probabilities, or probabilities."""
+"""Kinds of scores: class scores, binary scores, log-probabilities, or probabilities."""
 
 _TAKING: dict[object, Scores] = {
     nn.CrossEntropyLoss: "classes",
@@ -28,14 +28,14 @@ _TAKING: dict[object, Scores] = {
 }
 
 _APART_MAX = 0.05
-"""Tolerance of the logarithm of summed probabilities, since some models add an epsilon."""
+"""Tolerance for the logarithm of summed probabilities, since some models add an epsilon."""
 
 ROWS = 8
 """Number of examples for the check."""
 
 
 def scores_of(loss: Any, *, whole_targets: bool) -> Scores | None:
-    """Return the scores that a torch loss expects; `None` as loss means cross entropy."""
+    """Return the kind of scores that a torch loss expects; `None` as loss means cross entropy."""
     if loss is None:
         return "classes" if whole_targets else None
     loss = getattr(loss, "func", loss)  # of functools.partial

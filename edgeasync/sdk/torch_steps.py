@@ -1,4 +1,4 @@
-"""Tracks the optimizers of a session, and reports steps that do not reach the module."""
+"""Tracks a session's optimizers, and warns about steps that do not change the module."""
 
 import logging
 import threading
@@ -27,7 +27,7 @@ _watchers_lock = threading.RLock()  # reentrant, because the garbage collector m
 def watch_steps(watcher: Callable[[Optimizer], None]) -> Callable[[], None]:
     """Call `watcher` after each step of any torch optimizer, in any thread.
 
-    Return a function that ends this.
+    Return a function that ends these calls.
 
     >>> import torch
     >>> from edgeasync.torch import watch_steps
@@ -60,7 +60,10 @@ register_optimizer_step_post_hook(_tell_watchers)
 
 
 class Optimizers:
-    """The optimizers that step the exchanged parameters: the user's or, by default, any."""
+    """The optimizers that step the exchanged parameters.
+
+    These are the optimizer that the user has passed or, by default, all optimizers.
+    """
 
     def __init__(self, given: Optimizer | None, exchanged: Exchanged) -> None:
         self._given = given
@@ -111,7 +114,7 @@ class Optimizers:
         return False
 
     def _note_unseen(self, what: str) -> None:
-        """Record an optimizer step that does not count; warn after many in a row."""
+        """Record an optimizer step that is not counted; warn after many such steps in a row."""
         self._steps_unseen += 1
         if self._steps_unseen == STEPS_UNSEEN_MAX:
             LOG.warning("nothing is exchanged: none of the last %d optimizer steps %s", STEPS_UNSEEN_MAX, what)
@@ -130,15 +133,15 @@ class Optimizers:
             yield from _parameters_in(self._stepped)
 
     def note_replaced(self, names: set[str]) -> None:
-        """Record replaced parameters; an optimizer should soon step the new ones."""
+        """Record replaced parameters, whose replacements an optimizer should soon step."""
         if names:
             self._replaced |= names
             self._reads_to_judge = STEPS_UNSEEN_MAX
 
     def note_counted(self) -> None:
-        """Warn about replaced parameters without an optimizer.
+        """Record a counted step; warn about replaced parameters that no optimizer steps.
 
-        Raises `ConfigError` for an optimizer that steps no exchanged parameter.
+        Raises `ConfigError` if the optimizer does not step any exchanged parameter any more.
         """
         self._steps_unseen = 0
         self.has_unsent = False
@@ -185,7 +188,10 @@ class Optimizers:
         return found
 
     def reset(self) -> None:
-        """Reset the state of exchanged parameters; keep the groups, so that schedules continue."""
+        """Reset the optimizers' state of exchanged parameters.
+
+        The parameter groups are kept, so that schedules continue.
+        """
         for optimizer in self._used:
             for tensor in list(optimizer.state):
                 if id(tensor) in self._exchanged.trained:

@@ -32,7 +32,7 @@ LOG = logging.getLogger("edgeasync.torch")
 
 
 class TorchTrainer:
-    """Trains a module with a torch optimizer; each step transfers only the loss from the device."""
+    """Trains a module with a torch optimizer; a step transfers only the loss to the CPU."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class TorchTrainer:
         self._told = False
 
     def begin(self, parameters: Vector) -> None:
-        """Begin an assignment: train this vector in place from now on."""
+        """Begin an assignment, in which the vector `parameters` is trained in place."""
         self.spec.check(parameters)
         self._held.begin(parameters)
         if not self._keeps:
@@ -69,7 +69,10 @@ class TorchTrainer:
         self._optimizer.state.clear()
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Scale the learning rate of every group in each step; the groups keep their own rates."""
+        """Scale the learning rate of every group during each step.
+
+        Between steps, the groups have their original learning rates.
+        """
         self._factor = factor
 
     def step(self) -> StepResult:
@@ -107,7 +110,7 @@ class TorchTrainer:
                 group["lr"] = rate
 
     def _fits(self, found: Any, targets: npt.NDArray[Any]) -> bool:
-        """Return whether metrics can be computed from an output; log once if not."""
+        """Return whether metrics can be computed from an output; if not, log this once."""
         if not (fits := are_scores(found, targets)) and not self._told:
             self._told = True
             LOG.warning(
@@ -135,7 +138,7 @@ class TorchTrainer:
         return state | {"optimizer": dump_states([self._optimizer])} if self._keeps else state
 
     def restore(self, state: TrainerState) -> None:
-        """Restore a state; raises `ValueError` if it belongs to another trainer or other data."""
+        """Restore a state; raises `ValueError` if it was saved with another trainer or other data."""
         if state.keys() != self.state().keys():
             raise ValueError("the state contains other arrays than this trainer's")
         self._stream.restore(state["batches"])
@@ -147,8 +150,8 @@ class TorchTrainer:
 class HeldModule:
     """A module whose parameters are stored in a vector.
 
-    On a CPU, they are float32 views of it. On other devices, they are copied at the start of an
-    assignment and by `flush`.
+    On a CPU, the parameters are float32 views of the vector. On other devices, they are copied from
+    the vector at the start of an assignment, and into the vector by `flush`.
     """
 
     def __init__(self, spec: ParameterSpec, module: nn.Module) -> None:
@@ -156,7 +159,7 @@ class HeldModule:
         self._spec = spec
         self._tensors = exchanged_of(module)
         self.device = next(iter(self._tensors.values())).device
-        """The device that computes."""
+        """The device on which the module computes."""
         self.shares_memory = self.device.type == "cpu"
         self._copies = Copies()
         self._vector: Vector | None = None
@@ -194,7 +197,11 @@ class HeldModule:
 
 
 class _NoneAlone(Batches):
-    """Batches whose last one borrows an example if it would contain only one."""
+    """Batches of an epoch that never end with a single example.
+
+    If the last batch would contain one example, another example is moved there from the batch
+    before.
+    """
 
     def draw(self) -> npt.NDArray[np.int64]:
         """Return the indices of the next batch's examples."""
@@ -205,9 +212,9 @@ class _NoneAlone(Batches):
 
 
 def _stream(data: Dataset, batch_size: int, seed: int, *, norms: bool) -> Batches:
-    """Return batches; with batch norms each has at least two examples.
+    """Return batches; with batch norms, each batch has at least two examples.
 
-    This is not possible with a `batch_size` of 2.
+    With a `batch_size` of 2, this is not possible for an odd number of examples.
     """
     if not norms or batch_size < 3 or len(data) < batch_size or len(data) % batch_size != 1:
         return batches(data, batch_size, seed)

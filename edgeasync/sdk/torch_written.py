@@ -1,4 +1,4 @@
-"""Rewrites torch calls during an export, so that the file keeps what the exporter would lose."""
+"""Rewrites torch calls during an export, so that the file contains what exporters would drop."""
 
 import traceback
 from collections.abc import Callable
@@ -15,12 +15,13 @@ _OUTSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 class Written(TorchFunctionMode):  # type: ignore[misc]
-    """Rewrites calls that exporters lose: stopped gradients, dropouts and embedding bags.
+    """Rewrites calls that exporters do not support: stopped gradients, dropouts and embedding bags.
 
-    Wherever gradients stop, for example by `torch.no_grad` or the padding row of an embedding, a
-    `detach` is inserted. Exporters write channel dropouts as masks that stay random in inference,
-    so they are built from a plain dropout. Embedding bags are written as sums. The object records
-    what stopped gradients; `kept` means that the exporter supports `detach`.
+    Wherever gradients are stopped, for example by `torch.no_grad` or the padding row of an
+    embedding, a `detach` is inserted. Exporters convert channel dropouts to masks that stay random
+    in inference; this class therefore builds channel dropouts from plain dropouts. Embedding bags
+    are rewritten as sums. `stopped` records the causes of stopped gradients. `kept` is true if the
+    exporter supports `detach`.
     """
 
     def __init__(self, *, kept: bool) -> None:
@@ -35,7 +36,7 @@ class Written(TorchFunctionMode):  # type: ignore[misc]
 
     @property
     def advice(self) -> str:
-        """Advice if gradients differ, to precede the general advice."""
+        """Advice for the case that gradients differ, to be shown before the general advice."""
         if self.lost:
             return "the legacy exporter does not write where torch stops gradients: "
         if "detach_" in self.stopped:
@@ -105,7 +106,7 @@ def _is(ids: Tensor, table: Tensor, row: int) -> Tensor:
 
 
 def _channels(unbatched: int) -> Callable[..., Tensor]:
-    """Return a channel dropout for inputs that have `unbatched` axes without a batch."""
+    """Return a channel dropout for inputs that have `unbatched` axes if there is no batch axis."""
 
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: ARG001, FBT001, FBT002
         return x * _mask(x, 1 if x.ndim == unbatched else 2, p, training=training)
@@ -120,9 +121,9 @@ def _mask(x: Tensor, axes: int, p: float, *, training: bool) -> Tensor:
 
 
 def _alpha(axes: int | None) -> Callable[..., Tensor]:
-    """Return a dropout that keeps mean and variance (Klambauer et al. 2017).
+    """Return a dropout that preserves mean and variance (Klambauer et al. 2017).
 
-    It drops single values, or whole channels if `axes` is set.
+    If `axes` is set, it drops whole channels, otherwise single values.
     """
 
     def dropout(x: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:  # noqa: ARG001, FBT001, FBT002
@@ -154,7 +155,7 @@ _DROPOUTS = {
 
 
 class Branches(TorchFunctionMode):  # type: ignore[misc]
-    """Records where forward converts a tensor to a bool, and can invert one of the results."""
+    """Records where `forward` converts a tensor to a bool, and can invert one of these bools."""
 
     def __init__(self, turned: int | None = None) -> None:
         super().__init__()
@@ -179,9 +180,9 @@ def _place() -> str:
 
 
 def decided(run: Callable[[], list[Tensor]]) -> str | None:
-    """Return where a bool of a tensor changes the results of `run`, or `None`.
+    """Return the line where a bool computed from a tensor changes the results of `run`, or `None`.
 
-    Mere guards, which raise an error if inverted, do not count.
+    A bool is ignored if inverting it raises an error, because it is then only a check.
     """
     with Branches() as asked:
         results = run()
@@ -198,4 +199,4 @@ def decided(run: Callable[[], list[Tensor]]) -> str | None:
 
 
 BRANCHES_MAX = 32
-"""Number of bools that are inverted."""
+"""Maximum number of bools that are inverted."""

@@ -41,7 +41,7 @@ from edgeasync.temporary import TemporaryFolder
 LOG = logging.getLogger("edgeasync.train")
 
 DEFAULT_EPOCHS = 10.0
-"""Passes over the data if `until` is not set."""
+"""Number of passes over the data if `until` is not set."""
 
 
 @show_keywords
@@ -65,19 +65,20 @@ async def train_async(
 ) -> Run:
     """Train a model with several workers and return the run; see docs/train/python.md.
 
-    `train` blocks; `train_async` runs on the caller's event loop. After an interrupt `run` contains
-    the newest version.
+    `train` blocks the caller; `train_async` runs on the caller's event loop. After an interrupt, the
+    folder `run` contains the newest version.
 
     - `model`: layers of `edgeasync.nn`, an ONNX file or your own model (docs/train/models.md).
-    - `data`: a `Dataset`, a tuple `(x, y)` or a file, which is split at random; or a list with each
-      worker's data.
-    - `until`: when to stop; by default after 10 passes over the data.
+    - `data`: a `Dataset`, a tuple `(x, y)` or a file path, whose examples are split at random among
+      the workers; or a list with the data of each worker.
+    - `until`: when to stop; by default, after 10 passes over the data.
     - `evaluate`: held-out data, or a function of the named arrays.
     - `settings`: other tables of a hub's settings file, such as `{"codec": {"push": "int8"}}`.
-    - `engine`: where workers run: "tasks" of this process, "processes", or actors on "ray".
-    - `topology`: "ring" or "all_to_all" to train without a hub; set keys of `[peer]` with
+    - `engine`: where workers run: "tasks" (in this process), "processes" (on this machine), or
+      "ray" (as actors on a Ray cluster).
+    - `topology`: "ring" or "all_to_all" to train without a hub. Keys of `[peer]` are then set with
       `settings={"peer": {...}}`.
-    - The keywords after `topology` configure local training and the training graph.
+    - The keyword arguments after `topology` configure local training and the training graph.
 
     Raises an `EdgeAsyncError` for invalid arguments. Errors of a model, a trainer or `evaluate` are
     raised unchanged.
@@ -110,7 +111,7 @@ train = blocking(train_async, "train")
 
 
 class _Place(NamedTuple):
-    """Where workers run, and whether the run's folder may name code."""
+    """Where workers run, and whether code named in the run's folder may be imported."""
 
     engine: Engine
     ray_address: str | None
@@ -146,7 +147,7 @@ class _Job(NamedTuple):
         )
 
     def plan_run(self, parts: Sequence[Share], policy: Policy | None, *, kept: bool) -> HubPlan:
-        """Plan a run; a temporary folder is not `kept`."""
+        """Plan a run; `kept` is false if the run's folder is temporary."""
         check_epochs(self.until, parts)
         plan = plan_run(
             self.model,
@@ -187,7 +188,7 @@ async def _train_with_hub(
 
 class _Begin(Protocol):
     async def __call__(self, folder: Path, *, kept: bool) -> Run:
-        """Train in a folder, which is `kept` or deleted with the returned run."""
+        """Train in a folder, which is deleted with the returned run unless it is `kept`."""
         ...
 
 
@@ -208,7 +209,7 @@ async def _in_folder(run: str | Path | None, begin: _Begin) -> Run:
 
 @contextlib.contextmanager
 def _cancelled_at_exit() -> Iterator[None]:
-    """Cancel this task if the program exits meanwhile."""
+    """Cancel this task if the program exits before the end of the block."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     done: concurrent.futures.Future[None] = concurrent.futures.Future()
     assert task is not None
@@ -228,7 +229,7 @@ def _cancelled_at_exit() -> Iterator[None]:
 async def _serve(
     plan: HubPlan, workers: Workers, observer: Observer, listening: asyncio.Event, *, trust_code: bool
 ) -> Run:
-    """Run the hub on this loop, and its workers; return the run."""
+    """Run the hub on this loop, and run its workers; return the run."""
     reason = "interrupted"
     try:
         async with workers:

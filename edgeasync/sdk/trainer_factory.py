@@ -1,4 +1,4 @@
-"""Creates the trainer of an `Agent`'s device, from its data and a model or the user's trainer."""
+"""Creates the trainer of an `Agent`'s device from data and a model, or from the user's trainer."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,15 +22,15 @@ from edgeasync.training.trainer import Trainer
 
 
 class OwnTraining(NamedTuple):
-    """The user's choices about how an agent's devices train.
+    """The user's settings for training on an agent's devices.
 
     - `model`: the model to train; `None` means the hub's model.
-    - `initial`: creates the initial parameters, if they are not the hub's.
-    - `local`: changes the hub's settings of local training.
-    - `loss`: the expected loss of the hub's graph; another one is refused.
+    - `initial`: a function that creates the initial parameters; `None` means the hub's parameters.
+    - `local`: a function that changes the hub's settings of local training.
+    - `loss`: the loss that the hub's training graph must have; a graph with another is rejected.
     - `validation`: data, a function, or the fraction of the device's data to hold out.
-    - `epochs`: passes over the data between two exchanges.
-    - `passes`: passes after which the device takes no more steps.
+    - `epochs`: the number of passes over the data between two exchanges.
+    - `passes`: the number of passes after which the device takes no more steps.
     """
 
     model: object
@@ -43,18 +43,18 @@ class OwnTraining(NamedTuple):
 
 
 class TrainerFactory:
-    """Creates the trainer of a device once the hub has announced the model, and evaluates it."""
+    """Creates a device's trainer once the hub has announced the model, and creates evaluators."""
 
     def __init__(self, section: AgentSection, part: Share, own: OwnTraining) -> None:
         self._section = section
         self._own = own
         self.part, self._validation = hold_back(part, own.validation, section.seed)
-        """The device's training data without validation data, or the user's trainer."""
+        """The device's data without the validation data, or the user's trainer."""
         self._trainer: Any = None
         self._prepared: Prepared | None = None
 
     def make_trainer(self, agent: AgentRuntime, welcome: Welcome) -> Trainer:
-        """Create the trainer; with validation data each update reports the validation loss."""
+        """Create the trainer; with validation data, each update reports the validation loss."""
         part = self.part
         if not isinstance(part, Dataset):
             self._watch_own(agent, welcome)
@@ -97,7 +97,7 @@ class TrainerFactory:
             )
 
     def _watch_own(self, agent: AgentRuntime, welcome: Welcome) -> None:
-        """Make each update report its validation loss, if there are validation data."""
+        """If there are validation data, make each update report the validation loss."""
         if self._validation is not None:
             evaluate = self.evaluator(self._validation, "validation", welcome)
             agent.training.validate = lambda vector: evaluate(vector).loss

@@ -1,4 +1,4 @@
-"""Base of sessions in a user's training loop, with a hub or without one."""
+"""Base class of sessions in a user's training loop, with or without a hub."""
 
 import asyncio
 import contextlib
@@ -21,25 +21,25 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 ENDING_S = 10.0
-"""How long the thread behind a loop may take to end."""
+"""Maximum time in seconds to wait until the thread behind a loop has ended."""
 
 LOOK_EVERY_S = 1.0
-"""Interval at which a session checks its connection."""
+"""Interval in seconds at which a session checks its connection."""
 
 WARN_EVERY_S = 60.0
-"""Interval of warnings while a session trains alone."""
+"""Interval in seconds between warnings while a session trains alone."""
 
 LOST = "the connection is lost"
 
 OVERWRITTEN = "modified by an inplace operation"
-"""Part of torch's error if a parameter changed before the backward pass that needs it."""
+"""Part of torch's error message if a parameter changed before the backward pass that needs it."""
 
 
 class UserLoop(Service):
     """A session in a user's loop: counts steps, and loads new models into the loop's model.
 
-    The model changes only inside `step`, or inside the `step` of a watched optimizer, and all
-    arrays change together.
+    The session changes the model only during a call of `step`, or during a watched optimizer's
+    `step`, and changes all arrays in the same call.
     """
 
     def __init__(self, participant: Participant, *, keep_optimizer_state: bool | None) -> None:
@@ -62,7 +62,10 @@ class UserLoop(Service):
 
     @property
     def steps(self) -> int:
-        """Steps that are or will be part of an exchange; with a state folder, of all starts."""
+        """The number of steps that are part of an exchange or will be.
+
+        With a state folder, steps of earlier starts are included.
+        """
         return self._loop_state.steps
 
     @property
@@ -75,7 +78,8 @@ class UserLoop(Service):
     def connected(self) -> bool:
         """Whether the session is connected to its hub or, without a hub, to another device.
 
-        Otherwise the loop trains alone. The log warns when this begins, and once a minute.
+        Otherwise the loop trains alone. A warning is logged when the connection is lost, and then
+        once a minute.
         """
         return not self.finished and self._is_connected
 
@@ -92,15 +96,14 @@ class UserLoop(Service):
     # -- the loop --------------------------------------------------------------------------------------------
 
     def step(self, loss: float | None = None, examples: int = 0) -> None:
-        """Count one optimizer step; call this after it, unless the session watches the optimizer.
+        """Count one optimizer step; call this after each step, unless the optimizer is watched.
 
         `loss` is the step's mean loss, and `examples` its number of examples. If an exchange is
-        due, it takes place in this call. If no connection exists, the loop trains on. Raises the
-        error of a failed session.
+        due, it takes place during this call. Without a connection, the loop continues to train. If
+        the session has failed, its error is raised.
 
-        While another backward pass still needs the model's values, as between the steps of a GAN's
-        two optimizers, the step does not count. Its change becomes part of the next step that
-        counts.
+        If another backward pass still needs the model's values, as between the steps of a GAN's two
+        optimizers, the step is not counted. Its change becomes part of the next counted step.
         """
         if self._participant.pending() is None:
             self._count(loss, examples)
@@ -126,18 +129,18 @@ class UserLoop(Service):
     def note(self, loss: float | None = None, examples: int = 0, *, score: float | None = None) -> None:
         """Set the mean loss and number of examples of the next step, if the optimizer is watched.
 
-        `score` is the model's loss on validation examples. The next update reports the last score,
-        by which the hub's policies `take` and `behind_max` compare devices.
+        `score` is the model's loss on validation examples. The next update reports the last score;
+        the hub's policies `take` and `behind_max` compare devices by their scores.
         """
         self._noted = None if loss is None else float(loss), examples
         self._score = self._score if score is None else float(score)
 
     def batches(self, loader: Iterable[Item]) -> "LoopBatches[Item]":
-        """Iterate over a loader's batches; each pass ends early if the run ends.
+        """Return an iterable over a loader's batches; a pass ends early if the run ends.
 
-        With a hub and a state folder, a killed script resumes after the batch of its last update,
-        in the same order; earlier passes are empty. A pass raises `DataError` if the loader returns
-        no batches.
+        With a hub and a state folder, a script that was killed resumes after the last batch of its
+        last update, with the same order of examples; passes that were already finished are empty. A
+        pass raises `DataError` if the loader returns no batches.
         """
         return LoopBatches(self, loader)
 
@@ -187,7 +190,7 @@ class UserLoop(Service):
             super().__exit__(kind, error, trace)
 
     def _stop_with_program(self) -> None:
-        """Stop without pushing the last steps, because the loop may have failed."""
+        """Stop without pushing the last steps, because the loop may have failed in them."""
         if self.steps_since_exchange and not self.finished:
             LOG.warning(
                 "the program exits before its session ends: the last %d steps are lost; use `with join(...)`",
@@ -228,7 +231,7 @@ class UserLoop(Service):
         """Exchange the steps since the last exchange, and wait a limited time for the answer."""
 
     def _take_model(self, lockstep: Lockstep) -> bool:
-        """Load a new model, if there is one; return whether there was."""
+        """Load a new model if there is one; return whether a model was loaded."""
         if not lockstep.take_model():
             return False
         self.steps_since_exchange = 0

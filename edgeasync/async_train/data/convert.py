@@ -1,4 +1,4 @@
-"""Converts data of programs to edgeasync's datasets."""
+"""Converts datasets, loaders and arrays to edgeasync's datasets."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,11 +14,11 @@ from edgeasync.errors import DataError
 def as_dataset(data: Any) -> Dataset:
     """Convert data to an `edgeasync.Dataset`.
 
-    - `DataLoader`: its dataset is used, without the loader's order.
+    - `DataLoader`: its dataset is used; the loader's order of examples is ignored.
     - Datasets with examples in files, such as `ImageFolder`: files are read during training, in
       every pass.
-    - Other datasets are read once, with their transforms. Other loaders, such as torch's, are read
-      for one pass.
+    - Other datasets: all examples are read once, with their transforms applied.
+    - Other loaders, such as torch's: the batches of one pass are read once.
     - An `edgeasync.Dataset`, a pair of arrays or a file path: as for `edgeasync.train`.
 
     Raises `DataError` for anything else.

@@ -13,14 +13,15 @@ from edgeasync.errors import DataError
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 PIXELS_MAX = 1 << 26
-"""Limit of an image's size, 64 megapixels; larger images are not decoded."""
+"""Maximum number of pixels of an image (64 megapixels); larger images are not decoded."""
 
 
 class ImageFolder:
     """Images in one folder per class, as float32 (3, height, width) with class numbers.
 
-    Classes are numbered in the order of their folders' names. Only file names are read at first; an
-    image is decoded at each access. `transform` receives an image as uint8 (height, width, 3).
+    Classes are numbered in the order of their folders' names. Creating the dataset reads only file
+    names; an image is decoded at each access. `transform` is called with an image as uint8 (height,
+    width, 3).
 
     Raises `DataError` if there are no images or, at an access, if a file is not an image.
     """
@@ -65,7 +66,7 @@ class ImageNet(ImageFolder):
 
 
 def read_picture(path: Path) -> npt.NDArray[np.uint8]:
-    """Read an image as uint8 (height, width, 3); raises `DataError` if invalid or too large."""
+    """Read an image as uint8 (height, width, 3); raises `DataError` if it is invalid or too large."""
     image = pillow()
     try:
         with image.open(path) as opened:

@@ -46,11 +46,12 @@ class Subset:
 
 
 class DataLoader:
-    """The batches of a dataset, in a new order at each pass if `shuffle`.
+    """The batches of a dataset; if `shuffle` is set, each pass has a new random order.
 
     - `dataset`: a dataset of this module, an `edgeasync.Dataset`, a pair of arrays, or any object
       with a length and items.
-    - `seed`: seed of the order; `epoch` counts the passes begun, and may be set.
+    - `seed`: the seed for shuffling. The order also depends on `epoch`, the number of passes that
+      have begun, which may be set.
     - `num_workers` and `pin_memory` are ignored.
 
     >>> import numpy as np
@@ -110,7 +111,7 @@ def take(dataset: Any, indices: npt.NDArray[np.int64]) -> tuple[Any, Any]:
 
 
 def stack(examples: Sequence[Any]) -> npt.NDArray[Any]:
-    """Stack examples in one array, float32 unless they are integers."""
+    """Stack examples into one array, which is float32 unless the examples are integers."""
     try:
         found = np.stack([np.asarray(example) for example in examples])
     except ValueError:

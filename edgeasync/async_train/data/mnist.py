@@ -16,10 +16,10 @@ from edgeasync.async_train.ignored import ignore
 from edgeasync.errors import DataError
 
 BYTES_MAX = 1 << 30
-"""A file whose header announces more values is rejected."""
+"""Maximum number of values in a file, according to its header; larger files are rejected."""
 
 SIDE_MAX = 4096
-"""A file whose header announces larger images is rejected."""
+"""Maximum height and width of images, according to the file's header; others are rejected."""
 
 
 class MNIST:
@@ -27,8 +27,8 @@ class MNIST:
 
     `root` or `root/MNIST/raw` contains four files `train-images-idx3-ubyte`,
     `train-labels-idx1-ubyte`, `t10k-images-idx3-ubyte` and `t10k-labels-idx1-ubyte`, plain or as
-    `.gz`. Other images in such files can be read, too. `transform` receives an image as uint8 (28,
-    28). `download` is ignored.
+    `.gz`. Other data sets in the same format can be read, too. `transform` is called with an image
+    as uint8 (28, 28). `download` is ignored.
 
     Raises `DataError` for missing or damaged files.
     """

@@ -1,8 +1,8 @@
 """Transforms of images before training.
 
-Before `ToTensor` an image is uint8 (height, width) or (height, width, 3), afterwards float32
-(channels, height, width). Random transforms are seeded: the same seed and order of accesses produce
-the same images.
+Before `ToTensor`, an image is uint8 (height, width) or (height, width, 3); afterwards, it is
+float32 (channels, height, width). Random transforms have a seed: with the same seed and the same
+order of accesses, they return the same images.
 """
 
 import math
@@ -81,7 +81,10 @@ class Normalize:
 
 
 class Resize:
-    """Resizes to `(height, width)` or, with one number, to that shorter side; needs Pillow."""
+    """Resizes an image to `(height, width)`; needs Pillow.
+
+    If `size` is a number, it is the new length of the shorter side.
+    """
 
     def __init__(self, size: int | Sequence[int]) -> None:
         self._size = size if isinstance(size, int) else (int(size[0]), int(size[1]))
@@ -117,7 +120,8 @@ class CenterCrop:
 class RandomResizedCrop:
     """Crops and resizes a random part of the image; needs Pillow.
 
-    The part has `scale` of the area, and an aspect ratio in `ratio`.
+    The part's fraction of the image's area is in the range `scale`, and its aspect ratio is in the
+    range `ratio`.
     """
 
     def __init__(
@@ -132,7 +136,7 @@ class RandomResizedCrop:
         self._random = np.random.default_rng(seed)
 
     def __call__(self, picture: Any) -> Picture:
-        """Return the part, or the whole image if ten draws do not fit."""
+        """Return the part, or the whole image if ten random parts do not fit into the image."""
         values = np.asarray(picture)
         height, width = _sides(values)
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""Base classes of the engines of `train`, the agent of a worker, and restarts after a crash."""
+"""Base classes for the engines of `train`; creates workers' agents, and restarts after crashes."""
 
 import asyncio
 import logging
@@ -32,16 +32,16 @@ DEATHS_S = 120.0
 """A worker that dies `DEATHS_MAX` times within `DEATHS_S` seconds is not restarted."""
 
 END_S = 3.0
-"""How long a worker's process may take to end after its parent's request or exit."""
+"""Time in seconds that a worker's process may take to end after its parent's request or exit."""
 
 MakeTrainer = Callable[[Dataset, int, int], Trainer]
-"""Creates a trainer from examples, a seed and a number of threads."""
+"""A function that creates a trainer from examples, a seed and a number of threads."""
 
 Result = TypeVar("Result")
 
 
 class Workers(ABC):
-    """The workers of one run. `async with` prepares them and finally cleans up."""
+    """The workers of one run; `async with` prepares them and cleans up at the end."""
 
     bind = ""
     """The address that the workers' hub must listen on; known inside `async with`."""
@@ -60,15 +60,15 @@ class Workers(ABC):
 
     @abstractmethod
     async def run(self, hub: HubRuntime) -> None:
-        """Train for a listening hub until all workers have ended; raise the first error."""
+        """Train for a listening hub until all workers have ended; if any fails, raise its error."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop all workers and start no more, because the hub has ended. Called on the loop."""
+        """Stop all workers, because the hub has ended, and do not restart any; called on the loop."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
-    """Which worker trains for which hub."""
+    """The number of a worker, and the hub for which the worker trains."""
 
     number: int
     address: str
@@ -76,12 +76,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
     seed: int
     threads: int = 1
     examples: int = 0
-    """The number of its examples, or 0 if unknown."""
+    """The number of the worker's examples, or 0 if unknown."""
     token: str | None = None
 
     @property
     def end_s(self) -> float:
-        """Time limit for ending; steps since the last update are lost anyway."""
+        """Time limit in seconds for ending; it is short, because the last steps are lost anyway."""
         return END_S
 
     @property
@@ -95,7 +95,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, tag="agent"):
         network: ZmqNetwork | None = None,
         keys: DeviceKeys | None = None,
     ) -> AgentRuntime:
-        """Create the worker's agent, not running yet; its device id is the same in every call."""
+        """Create the worker's agent without starting it; its device id is the same in every call."""
         section = AgentSection(hub=self.address, enrol=self.token)
         identity = DeviceIdentity(self.name, f"{self.number:032x}", self.incarnation)
         return AgentRuntime(
@@ -139,11 +139,11 @@ class RevivedWorkers(Workers):
 
     @abstractmethod
     async def _live(self, hub: HubRuntime, number: int, deaths: int) -> None:
-        """Run a worker until it ends; raises its error, or `WorkerDiedError` if it died."""
+        """Run a worker until it ends; raise its error, or `WorkerDiedError` if it died."""
 
 
 class WorkerDiedError(Exception):
-    """A worker died without reporting an error; the message says how."""
+    """A worker died without reporting an error; the message describes how it died."""
 
 
 def worker_name(number: int) -> str:
@@ -152,7 +152,7 @@ def worker_name(number: int) -> str:
 
 
 def incarnation_of(hub: HubRuntime, number: int, deaths: int = 0) -> int:
-    """Return the incarnation of a worker: the hub's last one or, after a death, the next."""
+    """Return a worker's incarnation: the last that the hub knows or, after a crash, the next."""
     member = hub.core.members.members.get(worker_name(number))
     return (1 if member is None else member.incarnation) + (deaths > 0)
 
@@ -166,11 +166,11 @@ def seed_of(seed: int, number: int, count: int, incarnation: int) -> int:
 
 
 class HasSeed(Protocol):
-    """The settings with which a worker's trainer is created."""
+    """The seed and the number of threads with which a worker's trainer is created."""
 
     @property
     def seed(self) -> int:
-        """The seed of the order of examples."""
+        """The seed for shuffling the examples."""
 
     @property
     def threads(self) -> int:
@@ -183,7 +183,7 @@ def make_trainer(share: Share, make: MakeTrainer, job: HasSeed) -> Trainer:
 
 
 def examples_of(share: Share) -> int:
-    """Return a worker's number of examples, or 0 if only its trainer knows."""
+    """Return the number of a worker's examples, or 0 if only the user's trainer knows it."""
     return len(share) if isinstance(share, Dataset) else 0
 
 
@@ -214,7 +214,7 @@ async def keep_alive(name: str, live: Callable[[int], Awaitable[None]]) -> None:
 
 
 async def run_together(all_of_them: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run coroutines until all have ended; if one raises, cancel the others and raise its error."""
+    """Run coroutines until all have ended; if one raises an error, cancel the others and raise it."""
     try:
         async with asyncio.TaskGroup() as group:
             for each in all_of_them:
@@ -227,7 +227,8 @@ async def run_together(all_of_them: Iterable[Coroutine[Any, Any, None]]) -> None
 async def in_thread(work: Callable[[], Result]) -> Result:
     """Run `work` in a thread and return its result.
 
-    A cancellation still waits for `work`, which may write files that are removed next.
+    If this call is cancelled, it still waits for `work` to end, because `work` may be writing to
+    files that the caller removes next.
     """
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:

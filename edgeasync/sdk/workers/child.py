@@ -19,14 +19,14 @@ from edgeasync.sdk.workers.peer_job import PeerJob, note_end
 from edgeasync.sdk.workers.pickling import dump_error, load
 
 LOOK_S = 1.0
-"""Interval at which it checks its parent, because a copy of the program may keep the pipe open."""
+"""Interval in seconds between checks of the parent; a copy of the program may keep the pipe open."""
 
 
 def main(folder: Path, number: int, lifeline: int, program: int) -> None:
     """Train until the hub has finished, or the program requests the end.
 
-    `folder` contains the worker's files. `lifeline` is a pipe to the process `program`, which
-    writes to it to end the worker.
+    `folder` contains the worker's files. `lifeline` is a pipe from the process `program`, which
+    writes to the pipe to end the worker.
     """
     files = WorkerFiles(folder, number)
     agents: list[AgentRuntime | PeerRuntime] = []
@@ -60,7 +60,7 @@ def main(folder: Path, number: int, lifeline: int, program: int) -> None:
 
 
 def watch(lifeline: int, program: int, on_end: Callable[..., None]) -> None:
-    """Call `on_end` once the program requests it, or if the program or the forker is gone."""
+    """Call `on_end` when the program requests the end, or when program or forker has exited."""
     forker = os.getppid()
     while os.getppid() == forker:
         if select.select([lifeline], [], [], LOOK_S)[0]:

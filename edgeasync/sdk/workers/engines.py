@@ -1,4 +1,4 @@
-"""The engines of `train`, and the workers of each."""
+"""The engines of `train`, and the creation of their workers."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -17,9 +17,10 @@ Engine = Literal["tasks", "processes", "ray"]
 def make_workers(
     engine: Engine, prepared: Prepared, shares: Sequence[Share], seed: int, ray_address: str | None
 ) -> Workers:
-    """Create the workers of a run, not running yet.
+    """Create the workers of a run without starting them.
 
-    Raises `ConfigError`, or `ModelMismatchError` for a trainer of another model.
+    Raises `ConfigError` for invalid arguments, and `ModelMismatchError` if a trainer in `shares`
+    trains another model.
     """
     if engine not in get_args(Engine):
         raise ConfigError(f"engine is {engine!r}; choose one of {', '.join(map(repr, get_args(Engine)))}")

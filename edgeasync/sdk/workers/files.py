@@ -17,20 +17,20 @@ from edgeasync.sdk.workers.pickling import dump, load
 from edgeasync.temporary import TemporaryFolder
 
 MAKE_FILE = "make-trainer"
-"""The pickled function that creates trainers, the same for all workers."""
+"""File with the pickled function that creates trainers, which is the same for all workers."""
 
 
 HUB_SOCKET = "hub"
-"""The local socket of the hub; the sockets of peers are named by number."""
+"""The hub's local socket; the names of peers' sockets are their numbers."""
 
 SOCKET_PATH_BYTES_MAX = 107
-"""Linux's limit of a socket's path."""
+"""Linux's limit for the length of a socket's path."""
 
 
 async def make_folder(write: Callable[[Path], None]) -> TemporaryFolder:
     """Create a private folder and fill it with `write`; its path is short enough for a socket.
 
-    Raises `ConfigError` or `StorageError`, and then removes the folder.
+    If this fails, the folder is removed, and `ConfigError` or `StorageError` is raised.
     """
     made = await in_thread(TemporaryFolder)
     folder = made.path
@@ -100,13 +100,13 @@ class WorkerFiles:
         return self._folder / f"x-{number}.npy"
 
     def put_result(self, content: bytes) -> None:
-        """Write how the worker ended: a pickled error, or empty content for success."""
+        """Write the worker's result: a pickled error, or empty content if it has succeeded."""
         part = self._result.with_suffix(".part")
         part.write_bytes(content)
         part.replace(self._result)
 
     def take_result(self) -> bytes | None:
-        """Read and delete how the worker ended; `None` if it died."""
+        """Read and delete the worker's result; return `None` if the worker died without a result."""
         try:
             content = self._result.read_bytes()
             self._result.unlink()

@@ -2,10 +2,11 @@
 
     python -m edgeasync.sdk.workers.forker FOLDER REQUESTS PARENT
 
-It imports once what all workers need, and has a single thread. `FOLDER` contains the workers'
-files. `REQUESTS` is a socket to the process `PARENT`. A request is a worker's number: with a
-lifeline it starts this worker, without one it kills it. When a worker has ended, the forker sends
-its number and exit code. The forker ends when the parent closes the socket or exits.
+It has a single thread, and imports once the modules that all workers need. `FOLDER` contains the
+workers' files. `REQUESTS` is a socket to the process `PARENT`. Each request contains a worker's
+number. A request with a lifeline (a pipe) starts the worker; a request without a lifeline kills it.
+When a worker has ended, the forker sends the worker's number and exit code. The forker ends when
+the parent closes the socket or exits.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from edgeasync.sdk.workers.files import MAKE_FILE
 MESSAGE_BYTES_MAX = 64
 
 NEEDED = {b"edgeasync.torch": ("torch._dynamo", "edgeasync.torch")}
-"""Modules to import early, by a name in the pickled objects; importing them starts no thread."""
+"""Modules to import early if the pickled objects contain a name; importing starts no threads."""
 
 
 def serve(folder: Path, requests: socket.socket, parent: int) -> None:

@@ -16,7 +16,7 @@ INITIAL_FILE = "initial.npy"
 
 
 class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
-    """Which worker trains with which others; `secret` is the worker's own private key."""
+    """The number of a worker and its peers; `secret` is the worker's own private key."""
 
     number: int
     incarnation: int
@@ -32,11 +32,11 @@ class PeerJob(msgspec.Struct, frozen=True, kw_only=True, tag="peer"):
 
     @property
     def end_s(self) -> float:
-        """Time limit for ending; it is long, because only this worker has its model."""
+        """Time limit in seconds for ending; it is long, because only this worker has its model."""
         return longest_end_s(self.section.lease_s)
 
     def make_peer(self, trainer: Trainer, folder: Path) -> PeerRuntime:
-        """Create the worker's peer, not running yet; `folder` stores its model for a restart."""
+        """Create the worker's peer without starting it; `folder` stores its model for a restart."""
         own = self.peers.of(worker_name(self.number))
         assert own is not None
         return PeerRuntime(
@@ -59,7 +59,7 @@ def diverged_file(folder: Path, number: int) -> Path:
 
 
 def note_end(peer: PeerRuntime, folder: Path, number: int) -> None:
-    """Record that a worker's training has diverged, because its saved model does not show this."""
+    """Record whether a worker's training has diverged, since its saved model does not show this."""
     if peer.diverged:
         mark = diverged_file(folder, number)
         mark.parent.mkdir(exist_ok=True)

@@ -30,12 +30,12 @@ def dump(value: object, what: str) -> bytes:
 
 
 def load(content: bytes) -> Any:
-    """Unpickle an object; the bytes come from this program, in a folder that only it may write."""
+    """Unpickle an object; this program wrote the bytes to a folder that only its user may write."""
     return pickle.loads(content)  # noqa: S301
 
 
 def dump_error(error: BaseException) -> bytes:
-    """Pickle an error with its traceback; an error that cannot be pickled becomes its text."""
+    """Pickle an error with its traceback; if it cannot be pickled, use only the error's text."""
     trace = "".join(traceback.format_exception(error))
     try:
         if not isinstance(error, Exception):
@@ -48,6 +48,6 @@ def dump_error(error: BaseException) -> bytes:
 
 
 def load_error(content: bytes, name: str) -> BaseException:
-    """Unpickle a worker's error, with a note of the worker and its traceback."""
+    """Unpickle a worker's error, and add the worker's name and the traceback as a note."""
     error, trace = load(content)
     return note_worker(error, name, trace)

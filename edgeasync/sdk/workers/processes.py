@@ -33,12 +33,12 @@ from edgeasync.sdk.workers.peer_job import PeerJob
 from edgeasync.sdk.workers.pickling import load_error
 
 CLOSE_S = 2.0
-"""How long to wait beyond a worker's own time limit before it is killed."""
+"""Time in seconds after a worker's own time limit for ending until the worker is killed."""
 
 ANSWER_BYTES_MAX = 64
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables that set the number of threads of the libraries under numpy and torch."""
+"""Environment variables for the number of threads of the libraries that numpy and torch use."""
 
 
 class ProcessWorkers(RevivedWorkers):
@@ -174,7 +174,7 @@ async def run_process(forker: Forker, job: Job | PeerJob, stopping: asyncio.Even
 
 @contextlib.asynccontextmanager
 async def _forked(forker: Forker, number: int, close_s: float) -> AsyncIterator[asyncio.Future[int]]:
-    """Fork a worker; finally ask it by a pipe to end, and kill it after `close_s`."""
+    """Fork a worker; at the end, request by a pipe that it ends, and kill it after `close_s`."""
     theirs, lifeline = os.pipe()
     try:
         ended = forker.fork(number, theirs)

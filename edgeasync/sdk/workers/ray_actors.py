@@ -1,4 +1,4 @@
-"""`engine="ray"`: workers as actors on a Ray cluster, connected by TCP with keys."""
+"""`engine="ray"`: workers as actors on a Ray cluster, connected by TCP and authenticated by keys."""
 
 import asyncio
 import logging
@@ -32,29 +32,29 @@ from edgeasync.training.trainer import Trainer
 LOG = logging.getLogger("edgeasync.workers")
 
 PLACE_S = 30.0
-"""How long a worker may wait for cluster resources before a warning."""
+"""Time in seconds that a worker waits for cluster resources before a warning is logged."""
 
 WAITS = "%s waits for resources on the Ray cluster: %s; free some, or use fewer workers"
 
 REACH_S = 5.0
-"""How long the cluster may take to accept a connection."""
+"""Time limit in seconds for connecting to the cluster."""
 
 CLOSE_S = 5.0
-"""How long an actor may take to end before it is killed."""
+"""Time in seconds that an actor may take to end before it is killed."""
 
 
 class Actor:
-    """A worker, in a process started by Ray."""
+    """A worker in a process started by Ray."""
 
     def __init__(self) -> None:
         self._agent: AgentRuntime | None = None
 
     async def prepare(self, share: Share, make: MakeTrainer, job: Job) -> None:
-        """Create the trainer; raises its errors."""
+        """Create the trainer; errors that this raises are not changed."""
         self._trainer: Trainer = await asyncio.to_thread(make_trainer, share, make, job)
 
     async def run(self, job: Job) -> None:
-        """Train until the hub has finished; the worker's key is created here and never leaves."""
+        """Train until the hub has finished; the worker's private key never leaves this process."""
         self._agent = job.make_agent(self._trainer, keys=UnkeptDeviceKeys())
         await self._agent.run()
 
@@ -85,7 +85,7 @@ class RayWorkers(RevivedWorkers):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Disconnect, unless the user had connected before, and delete the keys."""
+        """Delete the keys, and disconnect from the cluster unless the user had connected to it."""
         await in_thread(self._leave)
 
     def _prepare(self) -> None:
@@ -181,7 +181,7 @@ def _check_reached(address: str | None) -> None:
 
 
 def _part(free: float, count: int) -> float:
-    """Return a worker's amount of a resource: one, or an equal part of what is free."""
+    """Return a worker's amount of a resource: one, or an equal part of the free amount."""
     return min(1.0, int(1000 * free / count) / 1000)
 
 
