@@ -77,10 +77,10 @@ ROUND_TRIPS = 5
 
 
 class CreditWindow:
-    """Limits the bytes in flight on a link, adapting to the time in which a full window is
-    credited.
+    """Limits the number of bytes in flight on a link.
 
-    `bytes_per_s` is the rate measured with the last full window. It is 0 before the first one.
+    The limit adapts to the time in which a full window is credited. `bytes_per_s` is the rate
+    measured with the last full window. It is 0 before the first one.
     """
 
     def __init__(self, piece_bytes: int, start_bytes: int = 4 * PIECE_BYTES_MIN) -> None:
