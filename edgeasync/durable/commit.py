@@ -75,8 +75,9 @@ class GroupCommit:
             self.commit()
 
     def commit(self) -> None:
-        """Schedule a write of all buffered entries and of entries from messages that have already
-        arrived.
+        """Schedule a write of all buffered entries.
+
+        The write includes entries of messages that have already arrived.
         """
         self._wanted = self.last
         if not (self._due or self._writing or self.failing):
@@ -102,9 +103,7 @@ class GroupCommit:
         self._shell.write_in_background(partial(self._write, batch), partial(self._written, batch, nbytes))
 
     def _write(self, batch: list[tuple[bytes, Buffer | None]]) -> str:
-        """Write and sync a batch in the background; return the error message, empty if it
-        succeeded.
-        """
+        """Write and sync a batch in the background; return an error message, or an empty string."""
         try:
             self._writer.append(batch)
         except OSError as error:

@@ -140,11 +140,11 @@ def replace_file(path: Path, *content: Buffer, private: bool = True) -> None:
 
 
 def check_out(name: str, out: Path, *read: Path, run: Path | None = None) -> None:
-    """Raise `ConfigError` if `out` is a folder, an input file, or inside the `run` folder that is
-    read.
+    """Raise `ConfigError` if `out` must not be overwritten.
 
-    `name` is the name of the argument for the error message. The check protects inputs, which may
-    be the only copy of their data.
+    This is the case if it is a folder, an input file, or inside the `run` folder that is read.
+    Inputs may be the only copy of their data. `name` is the name of the argument for the error
+    message.
     """
     if out.is_dir():
         raise ConfigError(f"{name} {out}: is a folder; choose a file name")
@@ -240,8 +240,10 @@ def _take(lock: FileLock) -> None:
 
 
 def _why_taken(path: Path, taken: str) -> str:
-    """Return the message `taken`, or name the processes that hold the lock after its owner has
-    ended.
+    """Return the error message for a lock that is taken.
+
+    It is `taken` or, if the owner of the lock has ended, a message that names the remaining
+    holders.
     """
     holders = find_holders(path)
     if os.getpid() in holders.processes:

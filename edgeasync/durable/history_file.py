@@ -1,6 +1,4 @@
-"""Write a history file: append rows, truncate it when a hub resumes, and thin it when it is too
-long.
-"""
+"""Write a history file: append rows, truncate it on resume, and thin it when it is too long."""
 
 import contextlib
 from collections.abc import Sequence
@@ -34,11 +32,11 @@ _PART = f"{HISTORY_FILE}.part"
 class HistoryFile:
     """A history on a disk. Use it from one thread at a time. The file is closed between writes.
 
-    Calls that raise `OSError` may be repeated. `begin` and `resume` rename an unreadable file to
-    `history.aside`. If a later write finds that the file is damaged, it also renames the file and
-    raises `StorageError`. The next call then begins a new file. After `resume`, `updates` and
-    `evaluations` are the numbers of the last rows of each kind. `buffered` maps each device to the
-    row numbers of its updates that are still buffered.
+    Calls that raise `OSError` may be repeated. `begin` renames an existing file to `history.aside`,
+    and `resume` renames a file that it cannot use. If a later write finds that the file is damaged,
+    it also renames the file and raises `StorageError`. The next call then begins a new file. After
+    `resume`, `updates` and `evaluations` are the numbers of the last rows of each kind. `buffered`
+    maps each device to the row numbers of its updates that are still buffered.
     """
 
     def __init__(self, disk: Disk, rows_max: int) -> None:
