@@ -267,8 +267,9 @@ class HubKeys:
         return Token(temporary.secret, hub, name, addresses)
 
     def tokens(self) -> list[IssuedToken]:
-        """Return the tokens that are valid or were valid during the last day; raises
-        `StorageError`.
+        """Return the tokens that are valid or were valid during the last day.
+
+        Raises `StorageError`.
         """
         return _read_lines(self.tokens_file, _read_token, "delete it and create new tokens")
 
@@ -353,8 +354,9 @@ class HubKeys:
         return Allowed(name, "device", key)
 
     def refuse(self, shown: str) -> None:
-        """Refuse the key with this fingerprint, and stop listing it as waiting; raises
-        `StorageError`.
+        """Refuse the key with this fingerprint, and stop listing it as waiting.
+
+        Raises `StorageError`.
         """
         with locked(self.folder):
             refused = self._knocked(shown)

@@ -35,9 +35,7 @@ class QuotaFile:
         self.path = folder / QUOTA_FILE
 
     def read(self) -> QuotaRecord:
-        """Return the stored count, or a count of zero if the file is missing; raises
-        `StorageError`.
-        """
+        """Return the stored count, or zero if the file is missing; raises `StorageError`."""
         remedy = "delete it to begin a new day"
         try:
             written = read_json(self.path, _Format, remedy=remedy).format

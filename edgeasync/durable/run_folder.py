@@ -141,11 +141,11 @@ class RunSnapshot:
         self.journal.close()
 
     def follow(self) -> tuple[Manifest, str]:
-        """Return the newest manifest, updated from the journal, and an error if the journal is
-        damaged.
+        """Return the newest manifest, updated from the journal, and an error message.
 
-        Its version, lineage and number of updates are those after the last entry. The entries are
-        read, but the state is not recomputed.
+        The manifest's version, lineage and number of updates are those after the last entry. The
+        entries are read, but the state is not recomputed. The message is empty unless the journal
+        is damaged.
         """
         start = self.manifests[0][1]
         version, updates_applied, lineage, trouble = start.version, start.updates_applied, start.lineage, ""

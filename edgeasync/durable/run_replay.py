@@ -242,8 +242,9 @@ class RunReplay:
         return self._open(chosen)
 
     def _begin_early(self) -> Recovered:
-        """Begin at the oldest checkpoint from which the journal leads to `until`, or to its own
-        end.
+        """Begin at the oldest checkpoint from which the journal leads to entry `until`.
+
+        Without `until`, this is the oldest checkpoint from which the journal leads to its own end.
         """
         fingerprint = self._newest.fingerprint
         # Oldest first. Of several checkpoints at one number, the journal follows the newest.
