@@ -257,8 +257,9 @@ class Connections:
             self._give_memory_back()
 
     def _give_memory_back(self) -> None:
-        """Return freed memory to the system after a flood, because the allocator would keep most of
-        it.
+        """Return freed memory to the system after a flood.
+
+        Otherwise the allocator would keep most of it.
         """
         denied, self._denied = self._denied, self._bounds.denied.total()
         if denied != self._denied and (trim := getattr(_LIBC, "malloc_trim", None)) is not None:

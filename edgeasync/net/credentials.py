@@ -11,11 +11,10 @@ from edgeasync.net.dealer import Pair
 
 
 class Credentials(NamedTuple):
-    """A hub's addresses, the device's key pair and the hub's key, and a token that was not used
-    yet.
+    """A device's credentials: the hub's addresses, the keys, and a token that was not used yet.
 
-    A device without keys has only addresses. If `knocking`, the device waits until a user at the
-    hub accepts its key.
+    `pair` is the device's key pair. A device without keys has only addresses. If `knocking`, the
+    device waits until a user at the hub accepts its key.
     """
 
     addresses: tuple[str, ...]

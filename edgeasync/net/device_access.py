@@ -100,7 +100,7 @@ class DeviceAccess:
     def joined(self) -> None:
         """Record that a hub has admitted the device.
 
-        If an enrolment was unanswered, it has succeeded.
+        If the token was denied before, an earlier enrolment had succeeded, and it is now completed.
         """
         self._let_in = True
         self._connection.findings.clear()
@@ -110,8 +110,9 @@ class DeviceAccess:
 
     @property
     def knock(self) -> str:
-        """Instructions for accepting the key of a device that waits for acceptance; otherwise
-        empty.
+        """Instructions for accepting the key of this device.
+
+        They are empty unless the device is waiting for acceptance.
         """
         denied = self._connection.findings.get(self._connection.address) == "denied"
         if not denied or not self._knocking or self._let_in or self._own is None:

@@ -74,8 +74,9 @@ async def enrol(
 async def _ask(
     context: "zmq.Context[zmq.Socket[bytes]]", address: str, token: Token, own: Key
 ) -> tuple[Enrolled | Refuse | None, Finding]:
-    """Send the key over a new connection; return the answer, if any, and how far the connection
-    got.
+    """Send the key over a new connection.
+
+    Return the answer, if any, and how far the connection got.
     """
     loop = asyncio.get_running_loop()
     heard: asyncio.Future[Enrolled | Refuse | None] = loop.create_future()

@@ -155,8 +155,9 @@ class HubConnection:
             self._channel = None
 
     def explain(self, waiting: DeviceReport, then: Callable[[DeviceReport], None]) -> None:
-        """Call `then` with the report, extended by the time and the reasons of the connection
-        failure.
+        """Call `then` with the report, to which the reasons of the connection failure are added.
+
+        The time since which the connection has failed is also added.
         """
         assert waiting.since_s is not None
         since = written(time.time() - time.monotonic() + waiting.since_s)

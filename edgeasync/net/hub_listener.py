@@ -78,8 +78,9 @@ class HubListener:
         self._connections: Connections | None = None
 
     def listen(self, receiver: HubReceiver) -> None:
-        """Listen, using the running loop; raises `AddressError`, or `StorageError` for invalid
-        keys.
+        """Listen, using the running loop.
+
+        Raises `AddressError`, or `StorageError` for invalid keys.
         """
         self._receiver = receiver
         self._loop = asyncio.get_running_loop()

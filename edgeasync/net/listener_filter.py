@@ -1,5 +1,4 @@
-"""Block addresses in the kernel, which drops the first packet of a connection at no cost to the
-hub.
+"""Block addresses in the kernel. It drops the first packet of a connection, at no cost to the hub.
 
 This is a classic BPF program on the listening socket, which needs no privileges. The program only
 sees packets to the listener, so existing connections are not affected.
@@ -36,10 +35,10 @@ class ListenerFilter:
         self.descriptor = descriptor
 
     def drop(self, addresses: Collection[str]) -> None:
-        """Drop packets from the first `ADDRESSES_MAX` of these addresses, and from no other
-        address.
+        """Drop packets from the first `ADDRESSES_MAX` of these addresses.
 
-        If the system does not support such filters, no packet is dropped.
+        Packets from other addresses are no longer dropped. If the system does not support such
+        filters, no packet is dropped.
         """
         with contextlib.suppress(OSError):
             borrowed = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=self.descriptor)

@@ -15,9 +15,7 @@ class ZmqNetwork:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def close(self) -> None:
-        """Close all sockets, and wait until they have sent their messages or their linger time is
-        over.
-        """
+        """Close all sockets, and wait until each has sent its messages or its linger time is over."""
         self.context.destroy()  # `term` would block if an error had left a socket open
 
 
