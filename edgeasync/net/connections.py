@@ -240,7 +240,7 @@ class Connections:
             _shut(connection, at_once=reason in ("frames", "header", "messages", "unread"))
 
     def _sweep(self) -> None:
-        """Close the connections that have been idle for too long."""
+        """Check all connections, and close those that have been idle for too long."""
         self._sweep_timer = self._loop.call_later(SWEEP_S, self._sweep)
         self._on_sweep()
         # epoll does not report bytes that libzmq has already read, so check all connections for bursts.

@@ -155,10 +155,7 @@ class HubConnection:
             self._channel = None
 
     def explain(self, waiting: DeviceReport, then: Callable[[DeviceReport], None]) -> None:
-        """Call `then` with the report, to which the reasons of the connection failure are added.
-
-        The time since which the connection has failed is also added.
-        """
+        """Add to the report why and since when the hub has been unreachable; pass it to `then`."""
         assert waiting.since_s is not None
         since = written(time.time() - time.monotonic() + waiting.since_s)
         findings = {address: (finding, "") for address, finding in self.findings.items()}

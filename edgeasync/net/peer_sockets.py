@@ -38,13 +38,13 @@ A later attempt may succeed, because the other peer may have added this device i
 
 
 class PeerSockets:
-    """Listens on `bind` or on the address of its own entry, and connects to all other peers of a
-    list.
+    """Listens for the peers of a list, and connects to each of them.
 
-    `on_message` is called with the name of the sender, which is identified by its key. `on_trouble`
-    is called with a message. `on_peers` is called with the names in the list when the list has
-    changed and when a connection to a peer is established. If `file` is set, the list is read again
-    when the file changes. Use it on one event loop. Raises `AddressError` if it cannot listen.
+    It listens on `bind` or, by default, on the address in its own entry. `on_message` is called
+    with the name of the sender, which is identified by its key. `on_trouble` is called with a
+    message. `on_peers` is called with the names in the list when the list has changed and when a
+    connection to a peer is established. If `file` is set, the list is read again when the file
+    changes. Use it on one event loop. Raises `AddressError` if it cannot listen.
     """
 
     def __init__(
@@ -91,9 +91,7 @@ class PeerSockets:
         self._listener.close()
 
     def _take(self, peers: Peers) -> None:
-        """Connect to new peers, and disconnect from peers that were removed or whose key has
-        changed.
-        """
+        """Connect to new peers, and disconnect from those that were removed or changed."""
         others = {entry.name: entry for entry in peers.peer if entry.name != self._own.name}
         for name, link in list(self._links.items()):
             if others.get(name) != link.entry:

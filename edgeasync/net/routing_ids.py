@@ -25,11 +25,10 @@ def seed() -> None:
 
 
 class RoutingIds:
-    """The ids that libzmq has assigned for a ROUTER.
+    """The routing ids that libzmq has assigned for a ROUTER.
 
-    `count` is the number of its connections so far.
-
-    Create it before any other process can connect.
+    `count` is the number of connections to the ROUTER so far. Create the object before any peer can
+    connect.
     """
 
     def __init__(self, router: "zmq.Socket[bytes]") -> None:

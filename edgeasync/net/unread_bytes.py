@@ -1,5 +1,6 @@
-"""Limit the unread bytes of a hub's connections by comparing the kernel's and the hub's byte
-counts.
+"""Limit the unread bytes of a hub's connections.
+
+They are computed from the byte counts of the kernel and of the hub.
 """
 
 from typing import Any
