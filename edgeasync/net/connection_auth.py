@@ -37,8 +37,8 @@ class ConnectionAuth:
     Create it before the hub's socket is bound, and close it before the socket. `on_revoked` is
     called with revoked keys, and `on_trouble` with a message about the list or the disk. If
     `knocking`, unknown keys that try to connect are recorded, so that a user can accept them.
-    Raises `StorageError` if the folder of keys cannot be read, and `AddressError` if another hub with
-    keys already uses the ZeroMQ context.
+    Raises `StorageError` if the folder of keys cannot be read, and `AddressError` if another hub
+    with keys already uses the ZeroMQ context.
     """
 
     def __init__(

@@ -19,8 +19,7 @@ PROBE_S = 3.0
 """Timeout for a hub's answer to a ZMTP greeting."""
 
 CUTS_MIN = 3
-"""Number of aborted handshakes in a row after which a client assumes that the hub's key has
-changed.
+"""Number of consecutive aborted handshakes after which the hub's key is assumed to have changed.
 
 A smaller number may have other causes, such as a broken link, or a hub that closes connections
 during the handshake because a key was revoked.

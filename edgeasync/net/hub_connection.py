@@ -74,7 +74,7 @@ class HubConnection:
         """Messages sent before the connection was established. A second socket sends them again."""
 
     def begin(self) -> None:
-        """Allow connections, whose sockets use the running loop, until `end` is called."""
+        """Allow calls of `connect` until `end` is called. The sockets use the running loop."""
         self._loop = asyncio.get_running_loop()
         self.network = ZmqNetwork() if self._shared is None else self._shared
 
@@ -115,7 +115,7 @@ class HubConnection:
         self._channel.large_payloads = True
 
     def has_connected(self) -> bool:
-        """Return whether the connection is established, so that messages have been transmitted."""
+        """Return whether the connection is established. Sent messages have then left."""
         return self.finding == "spoken"
 
     @property

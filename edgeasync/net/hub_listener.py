@@ -30,9 +30,7 @@ HANDSHAKE_MS = 10_000
 """Timeout for ZeroMQ's handshake."""
 
 KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_COUNT = 30, 10, 3
-"""TCP keepalive settings, with which the kernel detects that the remote end of a connection is
-gone.
-"""
+"""TCP keepalive settings. They let the kernel detect that the remote end is gone."""
 
 SOCKETS_MAX = 65_535
 QUEUED_MESSAGES_MAX = 64

@@ -8,7 +8,7 @@ from edgeasync.net.curve import CUTS_MIN
 from edgeasync.net.socket_monitor import Finding
 
 LOOK_UP_S = 5.0
-"""Timeout for resolving a name. After that, the name is reported as the reason of the failure."""
+"""Timeout for resolving a name. After that, the name is reported as the reason for the failure."""
 
 _WORDS: dict[Finding, str] = {
     "nothing": "no answer, check the address and the network",
@@ -65,7 +65,7 @@ def key_mismatch(*, denied: bool, keyed: bool, mechanism: str, cuts: int) -> Key
 def keys_do_not_fit(finding: Finding, *, keyed: bool, mechanism: str, cuts: int) -> str:
     """Return an explanation of why the keys of device and hub do not match.
 
-    It is empty if the keys are not the reason of the failure.
+    It is empty if the keys are not the reason for the failure.
     """
     mismatch = key_mismatch(denied=finding == "denied", keyed=keyed, mechanism=mechanism, cuts=cuts)
     return "" if mismatch is None else _MISMATCHES[mismatch]
