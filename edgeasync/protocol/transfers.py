@@ -63,13 +63,12 @@ That first window measures the rate of the link.
 """
 
 BURSTS = 3
-"""Number of recent windows on an idle link whose measured rates are stored; the highest rate is
-used.
-"""
+"""Number of recent windows on an idle link whose rates are stored. The highest rate is used."""
 
 ROUND_TRIP_MAX_S = 2.0
-"""Upper bound for a measured round trip. Without it, a busy machine would enlarge the window too
-much.
+"""Upper bound for a measured round trip.
+
+Without it, a busy machine would enlarge the window too much.
 """
 
 ROUND_TRIPS = 5
