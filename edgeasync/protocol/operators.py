@@ -28,6 +28,7 @@ _OWN_NAMES = """
     SkipLayerNormalization SkipSimplifiedLayerNormalization
 """
 ALLOWED_OWN = frozenset(_OWN_NAMES.split())
-"""Operators of onnxruntime's own domain. They support quantized weights, or are created by its
-optimizer.
+"""Operators of onnxruntime's own domain.
+
+They support quantized weights, or are created by onnxruntime's optimizer.
 """
