@@ -343,10 +343,11 @@ class Pong(Message, frozen=True, gc=False):
 class Goodbye(Message, frozen=True):
     """Either direction: the sender ends the session in an orderly way.
 
-    If a hub sends `finished`, the device's work has ended. If a hub sends `stopping`, the device
-    continues its work when a hub is back.
+    If a hub sends `finished`, the device's work has ended. If a hub sends `stopping`, the hub is
+    shutting down, and the device should reconnect later.
 
-    A device sends `paused` if a user or program has paused it. It will reconnect later.
+    A device sends `stopping` if it leaves. It sends `paused` if a user or program has paused it; it
+    will reconnect later.
     """
 
     kind = 11
