@@ -1,11 +1,11 @@
-"""The allow-list: who may connect to a hub, a text file that people may edit.
+"""The allow-list: a text file of the keys that may connect to a hub. Users may edit it.
 
     # comments and empty lines are preserved
     pi-1    device    2d9f...   # so is a comment after a key
 
-A name has one key and a key has one name. To revoke a key, remove its line or change its role to
-`revoked`. This takes effect even if another line is invalid. New entries take effect once all lines
-are valid.
+Each name has one key, and each key has one name. To revoke a key, remove its line or change its
+role to `revoked`. A revocation takes effect even if another line is invalid. New entries take
+effect only when all lines are valid.
 """
 
 import re
@@ -24,10 +24,10 @@ Key = bytes
 Role = Literal["device", "operator", "revoked"]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
-"""A device id without its `/number`."""
+"""Pattern of a device id without its suffix `/number`."""
 
 _TOLD_MAX = 8
-"""Maximum number of invalid lines in a message."""
+"""Maximum number of invalid lines that an error message lists."""
 
 
 _FIELD = 2**255 - 19
@@ -45,7 +45,7 @@ _LOW_ORDER = frozenset(
 
 
 class Allowed(msgspec.Struct, frozen=True):
-    """A line of the list: a name, its role and its key."""
+    """An entry of the list: a name, its role and its key."""
 
     name: str
     role: Role
@@ -55,7 +55,8 @@ class Allowed(msgspec.Struct, frozen=True):
 class AllowList:
     """The text of the list and its entries. It is immutable; edits return a new list.
 
-    `unreadable` maps the number of each invalid line to an error. Such a line has no entry.
+    `unreadable` maps the number of each invalid line to an error message. Invalid lines have no
+    entry.
     """
 
     def __init__(self, text: str) -> None:
@@ -101,14 +102,15 @@ class AllowList:
 
     @property
     def trouble(self) -> str:
-        """The number and error of each invalid line."""
+        """The line number and error message of each invalid line."""
         return "; ".join([f"line {number}: {why}" for number, why in self.unreadable.items()][:_TOLD_MAX])
 
     def lets_in(self, before: Mapping[str, Allowed]) -> dict[str, Allowed]:
-        """Return the entries to admit, by name, given those that were admitted `before`.
+        """Return the entries to admit, by name. `before` contains the entries admitted until now.
 
-        While a line is invalid, only entries of `before` that this list still contains are
-        admitted. An entry whose name starts an invalid line stays admitted.
+        If any line is invalid, no new entries are admitted, and an entry of `before` stays admitted
+        only if the list still contains it unchanged. An entry also stays admitted if an invalid
+        line starts with its name.
         """
         entries = {name: entry for name, entry in self.entries.items() if entry.role != "revoked"}
         if not self.unreadable:
@@ -127,9 +129,9 @@ class AllowList:
         return {entry.key: entry for entry in self.entries.values()}
 
     def with_entry(self, entry: Allowed) -> "AllowList":
-        """Return the list with an entry, which replaces an entry of the same name.
+        """Return the list with `entry` added. It replaces an entry with the same name.
 
-        Raises `StorageError` if the key belongs to another name.
+        Raises `StorageError` if the list contains the key under another name.
         """
         owner = self.by_key().get(entry.key)
         if owner is not None and owner.name != entry.name:
@@ -147,7 +149,8 @@ class AllowList:
     def revoking(self, name: str) -> "AllowList":
         """Return the list with the key of `name` revoked.
 
-        Invalid lines of that name become comments. Raises `StorageError` for an unknown name.
+        Invalid lines that start with `name` become comments. Raises `StorageError` if the list does
+        not contain the name.
         """
         unclear = [number for number, word in self._unclear.items() if word == name]
         lines = self.text.split("\n")
@@ -164,7 +167,7 @@ class AllowList:
 
 
 def read_key(text: str) -> Key:
-    """Return the key of 64 hexadecimal digits; raises `ValueError`, also for a weak key."""
+    """Parse a key of 64 hexadecimal digits; raises `ValueError` if it is invalid or weak."""
     if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
         raise ValueError("a key has 64 hexadecimal digits")
     key = bytes.fromhex(text)
@@ -174,12 +177,15 @@ def read_key(text: str) -> Key:
 
 
 def is_weak(key: Key) -> bool:
-    """Return whether a public key is a point of low order, whose encryption anybody can break."""
+    """Return whether a public key is a point of low order.
+
+    Anybody can decrypt messages that are encrypted for such a key.
+    """
     return (int.from_bytes(key, "little") & ((1 << 255) - 1)) % _FIELD in _LOW_ORDER
 
 
 def _read_words(words: list[str]) -> Allowed:
-    """Return the entry of a line's words; raises `ValueError`."""
+    """Parse the words of a line into an entry; raises `ValueError`."""
     if len(words) != 3:
         raise ValueError("expected NAME ROLE KEY")
     name, role, key = words

@@ -1,9 +1,10 @@
-"""Write and read checkpoints of a run, each a safetensors file and a manifest.
+"""Write and read checkpoints of a run. Each consists of a safetensors file and a manifest.
 
-Both files are written under a temporary name, synced and renamed. The manifest is last, so its
-presence means that the checkpoint is complete. A checkpoint's name is `checkpoint-<journal
-number>-<version>`. A higher journal number means a newer checkpoint, regardless of the clock. If a
-name with both numbers exists, the next ones end in `-2`, `-3` and so on.
+Both files are written under a temporary name, synced and renamed. The manifest is renamed last, so
+a checkpoint with a manifest is complete. A checkpoint's name is `checkpoint-<journal
+number>-<version>`. The checkpoint with the higher journal number is the newer one, regardless of
+the clock. If a name with the same two numbers already exists, the suffix `-2`, `-3` and so on is
+appended.
 """
 
 import contextlib
@@ -26,10 +27,12 @@ from edgeasync.protocol.wire import Buffer, checksum
 from edgeasync.structs import resolve_type
 
 FORMAT = 1
-"""The only supported format. Increase it when the manifest or the rules change."""
+"""The only supported format. Increase it when the manifest or the recorded rules change."""
 
 PIECE_BYTES = 1 << 20
-"""Bytes that are checksummed and then written at once, so that they stay in the CPU cache."""
+"""Number of bytes that are checksummed and then written together, so that they stay in the CPU
+cache.
+"""
 
 Tensors = Mapping[str, npt.NDArray[np.float32] | npt.NDArray[np.uint8]]
 
@@ -45,10 +48,10 @@ _Count = Annotated[int, Meta(ge=0)]
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The description of a checkpoint. The store sets `nbytes` and the checksums when it writes it.
 
-    `journal` is the number of the last journal record that it covers. `now_s` is the core's clock,
-    `created_s` the wall clock. `rules` determine how the state evolves: spec, policy and settings.
-    `checksum` is the XXH3-64 of the safetensors file, `seal` that of the manifest with an empty
-    seal.
+    `journal` is the number of the last journal record that the checkpoint covers. `now_s` is the
+    time of the core's clock, and `created_s` is wall-clock time. `rules` contains the spec, the
+    policy and the settings, which determine how the state evolves. `checksum` is the XXH3-64 of the
+    safetensors file. `seal` is the XXH3-64 of the manifest with an empty `seal`.
     """
 
     format: int = FORMAT
@@ -69,7 +72,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChosenCheckpoint(msgspec.Struct, frozen=True):
-    """The checkpoint to recover from; `skipped` explains why newer or better ones were not used."""
+    """The checkpoint to recover from.
+
+    `skipped` explains why newer checkpoints, or those with a better evaluation, were not used.
+    """
 
     name: str
     manifest: Manifest
@@ -84,8 +90,8 @@ class _Format(msgspec.Struct):
 class CheckpointStore:
     """The checkpoints of a run on a disk: the newest `keep`, and the one with the best evaluation.
 
-    A damaged checkpoint does not count towards `keep`, and checkpoints of another model are not
-    touched. Used by one thread at a time.
+    Damaged checkpoints do not count towards `keep`. Checkpoints of another model are neither used
+    nor removed. Use the store from one thread at a time.
     """
 
     def __init__(self, disk: Disk, keep: int) -> None:
@@ -95,12 +101,12 @@ class CheckpointStore:
         self._damaged: set[str] = set()
 
     def write(self, manifest: Manifest, tensors: Tensors) -> str:
-        """Write a checkpoint, remove old ones, and return its name.
+        """Write a checkpoint, remove old ones, and return the name of the new checkpoint.
 
-        The arrays are read twice without a lock, so nobody may write to them meanwhile. Raises
-        `OSError` if the disk fails. Existing checkpoints are then still complete, and the new one
-        is either complete or missing. Raises `ValueError` for an array that is neither float32 nor
-        uint8.
+        The arrays are read twice without a lock, so no thread may change them during the call.
+        Raises `OSError` if the disk fails. In that case, existing checkpoints are still complete,
+        and the new one is either complete or missing. Raises `ValueError` for an array that is
+        neither float32 nor uint8.
         """
         parts = tensor_parts(tensors)
         manifest = msgspec.json.decode(
@@ -120,9 +126,10 @@ class CheckpointStore:
         return name
 
     def manifests(self) -> tuple[list[tuple[str, Manifest]], list[tuple[str, str]]]:
-        """Return names and manifests, newest first, and the names and errors of unreadable ones.
+        """Return readable checkpoints and unreadable ones, newest first.
 
-        The arrays are not read. Raises `StorageError` if the folder cannot be read.
+        The first list contains names and manifests, and the second contains names and errors. The
+        arrays are not read. Raises `StorageError` if the folder cannot be read.
         """
         try:
             return self._listing()
@@ -134,8 +141,8 @@ class CheckpointStore:
     def load(self, name: str, fingerprint: str) -> tuple[Manifest, Tensors]:
         """Read and verify a checkpoint. The arrays are read-only views of the file's content.
 
-        Raises `StorageError` if it is damaged or has another format. Raises `ModelMismatchError` if
-        its model has another fingerprint.
+        Raises `StorageError` if the checkpoint is damaged or has another format. Raises
+        `ModelMismatchError` if its model does not have this fingerprint.
         """
         manifest = self._manifest(name)
         if manifest.fingerprint != fingerprint:
@@ -153,10 +160,10 @@ class CheckpointStore:
     def choose(self, recovery: str, fingerprint: str) -> ChosenCheckpoint | None:
         """Load the checkpoint to recover from, or return `None` if there are no checkpoints.
 
-        `recovery` is "latest", "best" or a checkpoint's name. The best has the highest accuracy, or
-        else the lowest loss. If no version was evaluated, it is the latest. Raises `StorageError`
-        or `ModelMismatchError` if a named checkpoint cannot be used, or if none of them can be
-        used.
+        `recovery` is "latest", "best" or the name of a checkpoint. The best checkpoint has the
+        highest accuracy or, if accuracy was not measured, the lowest loss. If no version was
+        evaluated, the latest checkpoint counts as the best. Raises `StorageError` or
+        `ModelMismatchError` if the named checkpoint, or every checkpoint, is unusable.
         """
         readable, unreadable = self.manifests()
         if recovery not in {"latest", "best"}:
@@ -188,18 +195,19 @@ class CheckpointStore:
         raise kind(f"no checkpoint can be used: {' | '.join(skipped)}")
 
     def covered(self, fingerprint: str) -> int:
-        """Return the number through which journal records are no longer needed.
+        """Return the number up to which journal records are no longer needed.
 
-        This is what the second-newest checkpoint covers. If the newest turns out to be damaged, the
-        second-newest and the journal still yield the exact state. With `keep` = 1, it is what the
-        only checkpoint covers. Raises `OSError`.
+        This is the last record that the second-newest checkpoint covers. If the newest checkpoint
+        turns out to be damaged, the exact state can still be recovered from the second-newest one
+        and the journal. If `keep` is 1, this is the last record that the only checkpoint covers.
+        Raises `OSError`.
         """
         spare = min(self._keep, 2) - 1
         usable = self._usable(fingerprint)
         return usable[spare][1].journal if len(usable) > spare else 0
 
     def _listing(self) -> tuple[list[tuple[str, Manifest]], list[tuple[str, str]]]:
-        """Do the work of `manifests`, but raise `OSError`."""
+        """Return what `manifests` returns, but raise `OSError` if the folder cannot be read."""
         readable: list[tuple[str, Manifest]] = []
         unreadable: list[tuple[str, str]] = []
         for name in self._names(_MANIFEST):
@@ -218,14 +226,17 @@ class CheckpointStore:
         ]
 
     def _names(self, suffix: str) -> list[str]:
-        """Return the names of checkpoints with a file of this suffix, newest first."""
+        """Return the names of checkpoints that have a file with this suffix, newest first."""
         files = (name for name in self._disk.names() if name.endswith(suffix))
         return sorted(
             filter(_NAME.fullmatch, (file.removesuffix(suffix) for file in files)), key=_age, reverse=True
         )
 
     def _free_name(self, manifest: Manifest) -> str:
-        """Return an unused name, because replacing one file of a pair would break both checkpoints."""
+        """Return an unused name for a checkpoint.
+
+        If one file of an existing checkpoint were replaced, both checkpoints would be invalid.
+        """
         name = f"checkpoint-{manifest.journal:010}-{manifest.version}"
         taken = [_age(known)[2] for known in self._names(_MANIFEST) if _age(known)[:2] == _age(name)[:2]]
         return f"{name}-{max(taken) + 1}" if taken else name
@@ -247,7 +258,10 @@ class CheckpointStore:
         return nbytes, digest.hexdigest()
 
     def _prune(self, fingerprint: str) -> None:
-        """Remove old checkpoints, their manifests first, so that none looks complete afterwards."""
+        """Remove old checkpoints.
+
+        Their manifests are removed first, so no partial checkpoint looks complete.
+        """
         usable = self._usable(fingerprint)
         if len(usable) > self._keep:
             oldest, best = _age(usable[self._keep - 1][0]), best_first(usable)[0][0]
@@ -259,7 +273,7 @@ class CheckpointStore:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Remove temporary files, and arrays without a manifest."""
+        """Remove temporary files, and arrays that have no manifest."""
         whole = set(self._names(_MANIFEST))
         for kind in (_TENSORS + _PART, _MANIFEST + _PART):
             for name in self._names(kind):
@@ -317,13 +331,16 @@ def _age(name: str) -> tuple[int, int, int]:
 
 
 def _evaluation(manifest: Manifest) -> tuple[float, float] | None:
-    """Return a checkpoint's score, higher is better, or `None` if it was not evaluated."""
+    """Return the score of a checkpoint, or `None` if it was not evaluated. Higher is better."""
     loss, accuracy = manifest.loss, manifest.accuracy
     return None if loss is None and accuracy is None else goodness(loss, accuracy)
 
 
 def best_first(newest_first: list[tuple[str, Manifest]]) -> list[tuple[str, Manifest]]:
-    """Sort checkpoints by their evaluation. Those without one are last, newest first."""
+    """Sort checkpoints by their evaluation, best first.
+
+    Checkpoints without an evaluation are last and ordered newest first.
+    """
     never = (-np.inf, -np.inf)
     return sorted(newest_first, key=lambda known: _evaluation(known[1]) or never, reverse=True)
 

@@ -1,7 +1,8 @@
 """Group commit: one sync for all entries that arrived during the previous sync.
 
-A write starts only after the event loop has received all messages that already arrived. Otherwise
-the first entry would be synced alone, and each sync would contain about half of the devices.
+A write starts only after the event loop has processed all messages that have already arrived.
+Otherwise the first entry would be synced alone, and each later sync would cover the entries of only
+about half of the devices.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,10 @@ from edgeasync.durable.journal import JournalWriter
 from edgeasync.protocol.wire import Buffer
 
 LAZY_BYTES_MAX = 1 << 16
-"""Entries that nobody waits for, such as heartbeats, are written with others, or at this size."""
+"""Number of buffered bytes at which entries are written even if no message waits for them.
+
+Below it, entries such as heartbeats are written together with later entries.
+"""
 
 RETRY_S = 0.5
 """Delay before a failed write is retried."""
@@ -31,10 +35,10 @@ class CommitShell(Protocol):
 
 
 class GroupCommit:
-    """A `Log` on a journal. It buffers entries and retries until they are written.
+    """Implements `Log` with a journal. It buffers entries and retries failed writes.
 
-    `on_durable` is called when more entries are durable. `on_failing` is called with the reason
-    when writing starts to fail.
+    `on_durable` is called when more entries have become durable. `on_failing` is called with the
+    reason when writes start to fail.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class GroupCommit:
         self.failing = ""
         self.bytes_appended = self.bytes_waiting = 0
         self.batches = 0
-        """Number of successful writes, each with a sync."""
+        """Number of successful writes. Each includes a sync."""
         self._writer = writer
         self._shell = shell
         self._on_durable = on_durable
@@ -60,7 +64,7 @@ class GroupCommit:
         self._due = self._writing = self._closed = False
 
     def append(self, entry: bytes, payload: Buffer | None) -> None:
-        """Buffer an entry. Its payload must not change afterwards."""
+        """Buffer an entry. Its payload must not change after the call."""
         nbytes = len(entry) if payload is None else len(entry) + len(payload)
         self.last += 1
         self._waiting.append((entry, payload))
@@ -71,18 +75,21 @@ class GroupCommit:
             self.commit()
 
     def commit(self) -> None:
-        """Write all buffered entries soon, together with those of messages that already arrived."""
+        """Schedule a write of all buffered entries.
+
+        The write includes entries of messages that have already arrived.
+        """
         self._wanted = self.last
         if not (self._due or self._writing or self.failing):
             self._due = True
             self._shell.after(0.0, self._begin)
 
     def drop_through(self, number: int) -> None:
-        """Remove entries that a checkpoint covers; ignore failures."""
+        """Remove entries that a checkpoint covers. Failures are ignored."""
         self._shell.write_in_background(partial(self._drop, number), lambda _: None)
 
     def close(self) -> None:
-        """Write nothing more, and close the journal's file after the running write."""
+        """Start no more writes, and close the journal's file after the current write."""
         self._closed = True
         self._shell.write_in_background(self._writer.close, lambda _: None)
 
@@ -96,7 +103,7 @@ class GroupCommit:
         self._shell.write_in_background(partial(self._write, batch), partial(self._written, batch, nbytes))
 
     def _write(self, batch: list[tuple[bytes, Buffer | None]]) -> str:
-        """Write and sync a batch in the background; return the error, or an empty string."""
+        """Write and sync a batch in the background; return an error message, or an empty string."""
         try:
             self._writer.append(batch)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A device's keys in its state folder: its own key pair, and its hub's public key."""
+"""The keys in a device's state folder: its own key pair, and the public key of its hub."""
 
 from pathlib import Path
 
@@ -12,9 +12,11 @@ from edgeasync.errors import StorageError
 
 
 class HubRecord(msgspec.Struct, frozen=True):
-    """A device's hub: its key in hexadecimal, its addresses, and its name for the device.
+    """The hub at which a device is enrolled.
 
-    `token` is the public half of the token that enrolled the device, if any.
+    It contains the hub's public key in hexadecimal, the hub's addresses, and the name that the hub
+    assigned to the device. `token` is the public half of the token with which the device enrolled,
+    if it used one.
     """
 
     key: str
@@ -24,7 +26,7 @@ class HubRecord(msgspec.Struct, frozen=True):
 
 
 class DeviceKeys:
-    """The folder `keys` of a device's state folder."""
+    """The folder `keys` in a device's state folder."""
 
     def __init__(self, state: Path) -> None:
         self._folder = state / "keys"
@@ -34,11 +36,11 @@ class DeviceKeys:
 
     @property
     def made(self) -> bool:
-        """Whether the device has its own key and its hub's key."""
+        """Whether the device has its own key and the public key of its hub."""
         return self._secret.exists() and self._record.exists()
 
     def own(self) -> KeyPair:
-        """Return the device's own key pair, created at the first call; raises `StorageError`."""
+        """Return the device's own key pair; create it in the first call. Raises `StorageError`."""
         private_folder(self._folder)
         if not self._secret.exists():
             write_secret(self._secret, f"{KeyPair.make().secret.hex()}\n".encode())
@@ -61,9 +63,9 @@ class DeviceKeys:
         return record
 
     def begin(self, token: Token) -> bool:
-        """Record that enrolment with `token` begins; return whether it had begun before.
+        """Record that enrolment with `token` has begun; return whether an earlier call recorded it.
 
-        Call `finish` once the hub has listed the key. Raises `StorageError`.
+        Call `finish` once the hub has added the device's key to its list. Raises `StorageError`.
         """
         private_folder(self._folder)
         note = msgspec.json.encode(_record(token))
@@ -78,14 +80,14 @@ class DeviceKeys:
         self._enrolling.unlink(missing_ok=True)
 
     def knows_hub(self, token: Token | None) -> bool:
-        """Return whether the device is enrolled at a hub, by `token` if one is passed.
+        """Return whether the device is enrolled at a hub or, if `token` is passed, with this token.
 
         Raises `StorageError`.
         """
         return self.made and (token is None or self.hub().token == _record(token).token)
 
     def know(self, hub: Key, addresses: tuple[str, ...], name: str) -> None:
-        """Store a hub as this device's hub; raises `StorageError`."""
+        """Store the hub's public key and addresses and the device's name; raises `StorageError`."""
         private_folder(self._folder)
         record = HubRecord(hub.hex(), addresses, name)
         if not self._record.exists() or self.hub() != record:
@@ -96,7 +98,7 @@ class DeviceKeys:
 
 
 class UnkeptDeviceKeys(DeviceKeys):
-    """In-memory keys of a device that enrols anew at every start."""
+    """The keys of a device that enrols again at every start. They are kept in memory only."""
 
     def __init__(self) -> None:
         self._pair = KeyPair.make()
@@ -119,7 +121,7 @@ class UnkeptDeviceKeys(DeviceKeys):
         return self._belongs
 
     def begin(self, token: Token) -> bool:  # noqa: ARG002
-        """Return whether enrolment had begun before."""
+        """Record that enrolment with `token` has begun; return whether an earlier call recorded it."""
         before, self._begun = self._begun, True
         return before
 

@@ -1,8 +1,9 @@
 """The file operations of journal and checkpoints, any of which may fail.
 
-`FolderDisk` is the real implementation. The simulator has one that tears writes, loses unsynced
-data and fills up. Every operation may raise `OSError`. Nothing survives a power cut before it is
-synced: a file's content by `File.sync`, its name by `sync_folder`.
+`FolderDisk` is the implementation for real folders. The simulator has an implementation that tears
+writes, loses unsynced data and runs out of space. Every operation may raise `OSError`. Data
+survives a power cut only after it is synced. `File.sync` syncs the content of a file, and
+`sync_folder` syncs the file names.
 """
 
 import contextlib
@@ -17,12 +18,12 @@ from edgeasync.protocol.wire import Buffer
 from edgeasync.regular_file import read_regular
 
 PARTS_MAX = 512
-"""Buffers per system call. POSIX guarantees 16; Linux and macOS accept 1024."""
+"""Maximum number of buffers per system call. POSIX guarantees 16; Linux and macOS accept 1024."""
 
 FORGET_BYTES = 1 << 18
-"""Synced bytes after which the kernel is told to drop them from its page cache.
+"""Number of synced bytes after which the kernel is asked to drop them from its page cache.
 
-The hub hardly ever reads them again.
+The hub hardly ever reads these bytes again.
 """
 
 
@@ -30,12 +31,12 @@ class File(Protocol):
     """A file that is written sequentially."""
 
     def write(self, parts: Sequence[Buffer]) -> None:
-        """Append all parts. After an error, any prefix of them may be in the file."""
+        """Append all parts. After an error, the file may contain any prefix of them."""
 
     def sync(self) -> None:
         """Sync the written content to disk.
 
-        After an error, it is unknown what survives a power cut.
+        After an error, it is unknown which part of the content would survive a power cut.
         """
 
     def close(self) -> None:
@@ -52,7 +53,10 @@ class ReadableDisk(Protocol):
         """Return the size of a file in bytes."""
 
     def read(self, name: str, offset: int = 0, nbytes: int | None = None) -> Buffer:
-        """Return up to `nbytes` of a file's content from `offset`; by default, all of it."""
+        """Return up to `nbytes` bytes of a file from `offset` on.
+
+        By default, return the whole file.
+        """
 
 
 class Disk(ReadableDisk, Protocol):
@@ -65,7 +69,7 @@ class Disk(ReadableDisk, Protocol):
         """Open an existing file to append to it."""
 
     def truncate(self, name: str, nbytes: int) -> None:
-        """Truncate a file to its first `nbytes`, and sync it."""
+        """Truncate a file to its first `nbytes` bytes, and sync it."""
 
     def rename(self, source: str, target: str) -> None:
         """Rename a file, replacing any file named `target`."""
@@ -115,10 +119,10 @@ class _FolderFile:
 
 
 class FolderSnapshot:
-    """Some files of a real folder as they were at one moment, while another process writes to it.
+    """Some files of a real folder as they were at one moment.
 
-    The files stay open. Data that is appended later is invisible, and files that are removed later
-    are still readable.
+    The snapshot keeps the files open. It does not show data that another process appends later, and
+    it can still read files that are removed later.
     """
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
@@ -133,19 +137,22 @@ class FolderSnapshot:
             raise
 
     def names(self) -> list[str]:
-        """Return the sorted names of the files at that moment."""
+        """Return the sorted names of the files at the time of the snapshot."""
         return sorted(self._files)
 
     def size(self, name: str) -> int:
-        """Return the size of a file in bytes at that moment."""
+        """Return the size of a file in bytes at the time of the snapshot."""
         return self.status(name).st_size
 
     def status(self, name: str) -> os.stat_result:
-        """Return the `stat` result of a file at that moment."""
+        """Return the `stat` result of a file at the time of the snapshot."""
         return self._files[name][1]
 
     def read(self, name: str, offset: int = 0, nbytes: int | None = None) -> Buffer:
-        """Return up to `nbytes` of a file from `offset`, up to its size at that moment."""
+        """Return up to `nbytes` bytes of a file from `offset` on.
+
+        Bytes that were appended after the snapshot are not returned.
+        """
         descriptor, status = self._files[name]
         left = max(0, status.st_size - offset)
         return os.pread(descriptor, left if nbytes is None else min(nbytes, left), offset)
@@ -158,7 +165,10 @@ class FolderSnapshot:
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a regular file, `False` for a link to itself; raises `OSError`."""
+    """Return whether an entry is a regular file; raises `OSError`.
+
+    The result is `False` for a symbolic link that points to itself.
+    """
     try:
         return entry.is_file()
     except OSError as error:
@@ -168,7 +178,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 class FolderDisk:
-    """The files of a real folder, which must exist.
+    """The files of a real folder. The folder must exist.
 
     `check` raises `OSError` if the folder was replaced or moved.
     """
@@ -186,7 +196,7 @@ class FolderDisk:
         return (self._path / name).stat().st_size
 
     def read(self, name: str, offset: int = 0, nbytes: int | None = None) -> Buffer:
-        """Return up to `nbytes` of a file from `offset`."""
+        """Return up to `nbytes` bytes of a file from `offset` on."""
         return read_regular(self._path / name, offset, -1 if nbytes is None else nbytes)
 
     def create(self, name: str) -> File:

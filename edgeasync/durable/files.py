@@ -1,8 +1,8 @@
-"""Replace files atomically, lock folders, and restrict both to their owner.
+"""Replace files atomically, lock folders, and restrict access to their owner.
 
-A file is written next to the old one, synced and renamed. After a power cut either the old or the
-new file is complete. Another user of the machine may create a link at that path, so links are never
-followed.
+A file is written next to the existing file, synced and renamed. So after a power cut, either the
+old or the new file is complete. Links are never followed, because another user of the machine may
+have created a link at the path.
 """
 
 import contextlib
@@ -18,16 +18,19 @@ from edgeasync.file_lock import FILE_MODE, FileLock, find_holders
 from edgeasync.protocol.wire import Buffer
 
 FOLDER_MODE = 0o700
-"""Mode of all folders. A run names its participants, and a device's state proves its identity."""
+"""Mode of all folders. Run folders name participants, and state folders prove a device's identity."""
 
 _OTHERS = 0o077
 
 LOOKS_MAX, LOOK_S = 10, 0.01
-"""Attempts to lock, and the delay between them: another process may only be checking the lock."""
+"""Number of attempts to lock a folder, and the delay between them.
+
+A failed attempt may be caused by a process that only checks whether the folder is locked.
+"""
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder for its owner alone, regardless of the umask; raises `OSError`."""
+    """Create a folder that only its owner can access, regardless of the umask; raises `OSError`."""
     if path.is_dir():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,10 +45,10 @@ def make_folder(path: Path) -> None:
 
 
 def create_file(path: Path, *, private: bool = True) -> int:
-    """Create a file to append to, replacing any file of that name; return its descriptor.
+    """Create a file for appending, replacing any file of that name; return its descriptor.
 
-    Only its owner may read a `private` file, regardless of the umask. Raises `OSError`, also if the
-    path is a link.
+    If `private`, only the owner may read the file, regardless of the umask. Raises `OSError`, also
+    if the path is a link.
     """
     try:
         descriptor = _create(path, private=private)
@@ -65,16 +68,16 @@ def _create(path: Path, *, private: bool) -> int:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise `OSError` if a path is a link, by which another user could redirect the write."""
+    """Raise `OSError` if a path is a link. Another user could redirect the write with a link."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, f"{path} is a link that edgeasync did not create; remove it")
 
 
 def narrow(folder: Path) -> list[str]:
-    """Remove other users' access to a folder and its files; return a warning if they had any.
+    """Remove other users' access to a folder and its files; return a warning if they had access.
 
-    A folder that all users share, such as /tmp, is not changed. If modes cannot be changed, the
-    warning says so.
+    A folder that all users share, such as /tmp, is not changed. If the modes cannot be changed, the
+    warning contains the reason.
     """
     folder = folder.resolve()
     narrowed, trouble = False, ""
@@ -95,7 +98,7 @@ def narrow(folder: Path) -> list[str]:
 
 
 def _narrow(path: Path) -> bool:
-    """Remove other users' access to a file or folder; return whether they had any."""
+    """Remove other users' access to a file or folder; return whether they had access."""
     if not path.lstat().st_mode & _OTHERS:
         return False
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -111,7 +114,8 @@ def _narrow(path: Path) -> bool:
 def replace_file(path: Path, *content: Buffer, private: bool = True) -> None:
     """Write the parts of `content` to `path` atomically; raises `StorageError`.
 
-    With `private`, only the owner may read the file, and the folder if it is created.
+    If `private`, only the owner may read the file. This also applies to the folder if it is
+    created.
     """
     temporary = path.with_name(path.name + ".part")
     made = False
@@ -136,9 +140,11 @@ def replace_file(path: Path, *content: Buffer, private: bool = True) -> None:
 
 
 def check_out(name: str, out: Path, *read: Path, run: Path | None = None) -> None:
-    """Raise `ConfigError` if `out` is a folder, an input file, or inside the `run` that is read.
+    """Raise `ConfigError` if `out` must not be overwritten.
 
-    `name` is the argument in the message. An input may be the only copy of its data.
+    This is the case if it is a folder, an input file, or inside the `run` folder that is read.
+    Inputs may be the only copy of their data. `name` is the name of the argument for the error
+    message.
     """
     if out.is_dir():
         raise ConfigError(f"{name} {out}: is a folder; choose a file name")
@@ -150,7 +156,7 @@ def check_out(name: str, out: Path, *read: Path, run: Path | None = None) -> Non
 
 
 def sync_folder(path: Path) -> None:
-    """Sync a folder, that is the names of its files; raises `OSError`."""
+    """Sync a folder, which makes the names of its files durable; raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -159,7 +165,7 @@ def sync_folder(path: Path) -> None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a process has locked a folder. This takes a shared lock for a moment."""
+    """Return whether a process has locked a folder. The check briefly acquires a shared lock."""
     try:
         lock = FileLock(folder / "lock", os.O_RDONLY | os.O_NONBLOCK)  # opening a FIFO would block
     except OSError:
@@ -174,10 +180,10 @@ def is_locked(folder: Path) -> bool:
 
 
 class FolderLock:
-    """A folder that one process at a time may use, created if missing.
+    """A folder that only one process at a time may use. It is created if it is missing.
 
-    `flag` names the flag for another folder in messages. Other users lose their access to the
-    folder and its files; `remarks` contains warnings about that.
+    In error messages, `flag` is the command-line flag that selects another folder. Locking removes
+    other users' access to the folder and its files. `remarks` contains warnings about such access.
     """
 
     def __init__(self, path: Path, flag: str) -> None:
@@ -187,7 +193,7 @@ class FolderLock:
         self._lock: FileLock | None = None
 
     def take(self, taken: str) -> None:
-        """Lock the folder; raises `StorageError`, with the message `taken` if it is locked already."""
+        """Lock the folder. If it is already locked, raise `StorageError` with the message `taken`."""
         try:
             make_folder(self.path)
             refuse_link(self.path / "lock")
@@ -221,7 +227,7 @@ class FolderLock:
 
 
 def _take(lock: FileLock) -> None:
-    """Lock a file. Retry for a moment, because another process may only be checking it."""
+    """Lock a file. Retry briefly, because another process may hold a lock only to check it."""
     for look in range(LOOKS_MAX):
         try:
             lock.take(fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,7 +240,11 @@ def _take(lock: FileLock) -> None:
 
 
 def _why_taken(path: Path, taken: str) -> str:
-    """Return the message `taken`, or the lock's holders if its owner has ended."""
+    """Return the error message for a lock that is taken.
+
+    It is `taken` or, if the owner of the lock has ended, a message that names the remaining
+    holders.
+    """
     holders = find_holders(path)
     if os.getpid() in holders.processes:
         return f"{taken}, or stop the other one first: it runs in this process"

@@ -1,9 +1,9 @@
-"""The format of a run's history: one row per decided update, and one per evaluation.
+"""The format of a run's history: one row per update with an outcome, and one per evaluation.
 
-The file `history` consists of a header and appended blocks. A block is a header and a deflated
-msgpack array of some hundred rows, and can be read by itself. If an update waited for a fold, its
-outcome follows in a later block, as a correction. Reading or copying the file while a hub writes
-yields all blocks up to the first incomplete one.
+The file `history` consists of a header and appended blocks. A block consists of a header and a
+deflated msgpack array of some hundred rows. Each block can be read without the others. If an update
+was buffered, its final outcome is appended in a later block as a correction. If the file is read or
+copied while a hub writes to it, all blocks before the first incomplete one are valid.
 
 `docs/reference/files.md` describes every byte.
 """
@@ -25,14 +25,14 @@ HISTORY_FILE = "history"
 FORMAT = 2
 
 ROWS_MAX = 200_000
-"""Default for the maximum number of rows, about 6 MB."""
+"""Default for the maximum number of rows in the file, which is then about 6 MB long."""
 
 ROWS_READ_MAX = 2_000_000
-"""Twice the highest maximum that a hub can be set to."""
+"""Maximum number of rows to read: twice the highest limit that can be set for a hub."""
 
 BLOCK_ROWS_MAX = 512
 BLOCK_BYTES_MAX = 16 << 20
-"""Maximum inflated size of a block. No hub writes longer blocks."""
+"""Maximum size of a block after decompression. Hubs do not write longer blocks."""
 
 FILE_BYTES_MAX = 1 << 30
 
@@ -49,10 +49,11 @@ _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 class UpdateRow(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False):
     """A row for an update.
 
-    `row` counts the updates of the run from 1; rows that were thinned out are missing. `entry` is
-    the number of the journal entry, 0 without a journal. `version` is the newest version after the
-    update, and `updates` the number of updates in the model then. `number` counts the device's
-    updates. `nbytes` is the size of the encoded update. Unknown values are `None`.
+    `row` is the number of the update in the run, starting at 1. Rows that were removed by thinning
+    are missing. `entry` is the number of the journal entry, or 0 without a journal. `version` is
+    the newest version after the update. `updates` is the number of updates that the model contained
+    at that time. `number` is the sequence number of the update on its device. `nbytes` is the size
+    of the encoded update. Unknown values are `None`.
     """
 
     row: _Count
@@ -72,7 +73,7 @@ class UpdateRow(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False):
 
 
 class EvaluationRow(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """A row for an evaluation of a version; `row` counts the evaluations."""
+    """A row for an evaluation of a version. `row` is the number of the evaluation in the run."""
 
     row: _Count
     entry: _Count
@@ -83,7 +84,7 @@ class EvaluationRow(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=Fals
 
 
 class Correction(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """The final outcome of a buffered update, for an earlier `row`.
+    """The final outcome of a buffered update, whose earlier row has the number `row`.
 
     Corrections do not count as rows.
     """
@@ -110,7 +111,7 @@ class BlockPlace(msgspec.Struct, frozen=True):
 
 
 class Rows(msgspec.Struct):
-    """Updates and evaluations in order; `trouble` explains why some may be missing."""
+    """Updates and evaluations in order. `trouble` explains why some of them may be missing."""
 
     updates: list[UpdateRow] = []
     evaluations: list[EvaluationRow] = []
@@ -118,7 +119,10 @@ class Rows(msgspec.Struct):
 
 
 class Scan(msgspec.Struct):
-    """The complete blocks and where they end; `trouble` is set if more than a torn write follows."""
+    """The complete blocks of a file, and the offset at which they end.
+
+    `trouble` is set if the bytes after that offset are not just a torn write.
+    """
 
     places: list[BlockPlace] = []
     end: int = 0
@@ -132,7 +136,7 @@ _decode = msgspec.msgpack.Decoder(list[Row]).decode
 
 
 def write_blocks(rows: Sequence[Row], synced: int) -> list[bytes]:
-    """Return rows as blocks; `synced` is the number of synced bytes of the file before them."""
+    """Encode rows as blocks. `synced` is the number of synced bytes of the file before the blocks."""
     parts = []
     for start in range(0, len(rows), BLOCK_ROWS_MAX):
         some = rows[start : start + BLOCK_ROWS_MAX]
@@ -148,7 +152,7 @@ def count_rows(rows: Sequence[Row]) -> int:
 
 
 def scan(content: Buffer) -> Scan:
-    """Find the complete blocks of a history file, without inflating them."""
+    """Find the complete blocks of a history file without decompressing them."""
     view, found = memoryview(content), Scan()
     if (trouble := _trouble_at_the_start(view)) is not None:
         found.trouble = trouble
@@ -185,13 +189,16 @@ def blocks(content: Buffer, places: Sequence[BlockPlace]) -> Iterator[list[Row]]
 
 
 def correct(row: UpdateRow, corrected: Mapping[int, str]) -> UpdateRow:
-    """Return a row with its outcome from `corrected`, which maps row numbers to outcomes."""
+    """Return a row with its final outcome. `corrected` maps row numbers to final outcomes."""
     outcome = corrected.get(row.row)
     return row if outcome is None else msgspec.structs.replace(row, outcome=outcome)
 
 
 def read_rows(disk: ReadableDisk, nbytes: int | None = None) -> Rows:
-    """Return the history on a disk, or of its first `nbytes`. A damaged file sets `trouble`."""
+    """Read the history on a disk, or only its first `nbytes` bytes.
+
+    If it is damaged, set `trouble`.
+    """
     rows = Rows()
     try:
         if disk.size(HISTORY_FILE) > FILE_BYTES_MAX:
@@ -222,7 +229,10 @@ def read_rows(disk: ReadableDisk, nbytes: int | None = None) -> Rows:
 
 
 def _trouble_at_the_start(view: memoryview) -> str | None:
-    """Return an error about the file's header, `""` for a torn header, `None` for a valid one."""
+    """Return an error message about the file's header.
+
+    The result is empty if the header is torn, and `None` if it is valid.
+    """
     if len(view) < _FILE_HEADER.size:
         return ""  # a torn write
     magic, version, digest = _FILE_HEADER.unpack_from(view)

@@ -1,4 +1,4 @@
-"""Write a history file: append rows, truncate it where a hub resumes, and thin it when too long."""
+"""Write a history file: append rows, truncate it on resume, and thin it when it is too long."""
 
 import contextlib
 from collections.abc import Sequence
@@ -30,12 +30,13 @@ _PART = f"{HISTORY_FILE}.part"
 
 
 class HistoryFile:
-    """A history on a disk, used by one thread at a time. The file is closed between writes.
+    """A history on a disk. Use it from one thread at a time. The file is closed between writes.
 
-    Calls that raise `OSError` may be repeated. An unreadable file is renamed to `history.aside`. So
-    is one that is found damaged during a write; that raises `StorageError`, and the next call
-    begins a new file. After `resume`, `updates` and `evaluations` are the numbers of the last rows,
-    and `buffered` maps each device to the rows of its updates that still wait.
+    Calls that raise `OSError` may be repeated. `begin` renames an existing file to `history.aside`,
+    and `resume` renames a file that it cannot use. If a later write finds that the file is damaged,
+    it also renames the file and raises `StorageError`. The next call then begins a new file. After
+    `resume`, `updates` and `evaluations` are the numbers of the last rows of each kind. `buffered`
+    maps each device to the row numbers of its updates that are still buffered.
     """
 
     def __init__(self, disk: Disk, rows_max: int) -> None:
@@ -47,17 +48,18 @@ class HistoryFile:
         self._torn = self._in_doubt = False
 
     def begin(self) -> str:
-        """Begin the history of a new run. Rename an existing file, and return a warning about that."""
+        """Begin the history of a new run. If the file exists, rename it and return a warning."""
         if HISTORY_FILE not in self._disk.names():
             return ""
         return self._put_aside("belongs to another run")
 
     def resume(self, entry: int, time_s: float) -> tuple[list[Row], str]:
-        """Truncate the history after a journal entry or, for rows without an entry, after a time.
+        """Remove rows after a journal entry or, for rows without an entry, after a time.
 
-        Return the remaining rows of the block that was cut, and a warning if the file was renamed.
-        Pass these rows to `append` or call `sync`; until then the file is unchanged. That call
-        rewrites the whole file, because it is unknown what the last process has synced.
+        If a block must be truncated, return its remaining rows. Also return a warning if the file
+        was renamed. Pass the returned rows to `append`, or call `sync`. The file is unchanged until
+        then. That call rewrites the whole file, because it is unknown which bytes the last process
+        has synced.
         """
         disk = self._disk
         if HISTORY_FILE not in disk.names():
@@ -90,7 +92,7 @@ class HistoryFile:
         return again, ""
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Append rows; after an error, none of them counts as written."""
+        """Append rows. After an error, none of these rows counts as written."""
         thinned = self._rows > 0 and self._rows + count_rows(rows) > self._rows_max
         if self._in_doubt or thinned:
             self._rewrite(rows, thinned=thinned)
@@ -134,9 +136,9 @@ class HistoryFile:
         self._rows += count_rows(rows)
 
     def _rewrite(self, more: Sequence[Row], *, thinned: bool) -> None:
-        """Rewrite the file with more rows appended, and with older rows thinned if it is too long.
+        """Rewrite the file with the rows in `more` appended. If `thinned`, thin older rows.
 
-        The old file stays until the new one is complete.
+        The old file remains until the new one is complete.
         """
         disk = self._disk
         content = disk.read(HISTORY_FILE, 0, self._nbytes)
@@ -174,10 +176,11 @@ class HistoryFile:
     def _thin(
         self, content: Buffer, places: list[BlockPlace], half: int
     ) -> tuple[list[bytes], int, list[BlockPlace]]:
-        """Thin the older half; return its new blocks, their number of rows, and the later blocks.
+        """Thin the older half of the rows.
 
-        It keeps the rows whose number is a multiple of a power of two. So the remaining rows are
-        evenly spaced since the run began, however often the file is thinned.
+        Return the new blocks of this half, their number of rows, and the unchanged later blocks.
+        Rows whose number is a multiple of a certain power of two are kept. So the remaining rows
+        are evenly spaced from the beginning of the run, no matter how often the file is thinned.
         """
         older, rows = 0, 0
         while rows < max(1, half):
@@ -205,7 +208,7 @@ class HistoryFile:
         return parts + write_blocks(waiting, 0), stay, places[older:]
 
     def _begin_again(self, why: str) -> NoReturn:
-        """Rename a file that is found damaged during a write; raises `StorageError`."""
+        """Rename a file that was found damaged during a write; raises `StorageError`."""
         raise StorageError(self._put_aside(why))
 
     def _put_aside(self, why: str) -> str:
@@ -216,14 +219,14 @@ class HistoryFile:
 
 
 class _Seen:
-    """The number of the last row of each kind, and the updates that still wait."""
+    """Collects the number of the last row of each kind, and the updates that are still buffered."""
 
     def __init__(self) -> None:
         self.updates = self.evaluations = 0
         self._waiting: dict[int, str] = {}
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add rows in their order."""
+        """Process rows in their order."""
         for row in rows:
             if isinstance(row, UpdateRow):
                 self.updates = row.row
@@ -235,7 +238,7 @@ class _Seen:
                 self._waiting.pop(row.row, None)
 
     def buffered(self) -> dict[str, list[int]]:
-        """Return the rows of updates that still wait, by device."""
+        """Return the row numbers of updates that are still buffered, by device."""
         found: dict[str, list[int]] = {}
         for number, device in self._waiting.items():
             found.setdefault(device, []).append(number)

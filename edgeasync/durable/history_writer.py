@@ -1,8 +1,8 @@
-"""Write a run's history: rows are collected on the event loop and written in another thread.
+"""Write a run's history. Rows are collected on the event loop and written in another thread.
 
-A row is written once its journal entry is durable, and before a checkpoint that covers it. After a
-crash the file contains the rows up to the checkpoint, and replaying the journal adds each later row
-exactly once.
+A row is written after its journal entry is durable, and before any checkpoint that covers the
+entry. After a crash, the file therefore contains all rows up to the checkpoint. Replaying the
+journal adds each later row exactly once.
 
 If the history cannot be written, training continues without it.
 """
@@ -27,13 +27,13 @@ from edgeasync.policies.aggregation import Contribution
 from edgeasync.protocol.messages import Applied, Push
 
 FLUSH_S = 2.0
-"""How long a row may wait before it is written together with others."""
+"""Maximum time that a row waits to be written together with later rows."""
 
 WAITING_MAX = 16_384
-"""Maximum number of waiting rows. While the disk fails, the oldest ones are dropped."""
+"""Maximum number of unwritten rows. If the disk fails for long, the oldest rows are dropped."""
 
 METRICS_MAX, METRIC_NAME_MAX = 16, 64
-"""Maximum number of metrics per row, and of characters per metric name."""
+"""Maximum number of metrics per row, and maximum length of a metric's name."""
 
 REPLAYED_ROWS = 4_096
 """Number of rows that a replay writes at once."""
@@ -41,20 +41,22 @@ REPLAYED_ROWS = 4_096
 Result = TypeVar("Result")
 
 Noted = tuple[int, tuple[Any, ...] | EvaluationRow | Correction]
-"""The entry and a row. An update is a tuple of fields, because creating an object costs loop time.
+"""The number of a journal entry, and a row.
+
+An update is stored as a tuple of fields, because creating an object takes longer on the event loop.
 """
 
 
 class HistoryWriter:
     """The history of a run.
 
-    One thread calls `note`, and one thread calls `resume` and `flush`. They may be different
-    threads.
+    `note` must be called from one thread only. `resume` and `flush` must also be called from one
+    thread only, which may be a different one.
     """
 
     def __init__(self, disk: Disk, rows_max: int) -> None:
         self.trouble = ""
-        """Why the history cannot be written at the moment."""
+        """The current reason why the history cannot be written, or empty."""
         self.lost = 0
         """Number of rows that were dropped while the disk failed."""
         self._file = HistoryFile(disk, rows_max)
@@ -63,17 +65,17 @@ class HistoryWriter:
         self._unwritten: list[Row] = []
         self._updates = self._evaluations = 0
         self._buffered: dict[int, int] = {}
-        """The rows of buffered updates, by payload handle."""
+        """Maps the payload handles of buffered updates to their row numbers."""
 
     def begin(self) -> list[str]:
         """Begin the history of a new run; return warnings."""
         return self._start(lambda: ([], self._file.begin()))
 
     def resume(self, entry: int, now_s: float, waiting: Sequence[Contribution] = ()) -> list[str]:
-        """Continue a history after this journal entry, or this time; return warnings.
+        """Continue a history after journal entry `entry` or, without a journal, time `now_s`.
 
-        `waiting` are the updates that wait for a fold. They match the last rows of their devices
-        without a final outcome.
+        `waiting` contains the updates that are still buffered. They are matched with the last rows
+        of their devices that have no final outcome. Returns warnings.
         """
         remarks = self._start(partial(self._file.resume, entry, now_s))
         for one in reversed(waiting):
@@ -82,7 +84,7 @@ class HistoryWriter:
         return remarks
 
     def note_folded(self, entry: int, now_s: float) -> None:
-        """Record that all buffered updates were folded, if no event has reported it."""
+        """Record that all buffered updates were folded, for folds that no event has reported."""
         for handle in tuple(self._buffered):
             self._correct(handle, "applied", entry, now_s)
 
@@ -96,7 +98,7 @@ class HistoryWriter:
         return [remark] if remark else []
 
     def note(self, core: HubCore, entry: int, event: object, effects: Sequence[HubEffect], now_s: float) -> bool:
-        """Collect the rows of an event that the core has decided; return whether there are any."""
+        """Collect rows for an event that the core has processed; return whether there are any."""
         noted = False
         if type(event) is PushArrived:
             outcome, member = first_outcome(effects), core.members.by_peer(event.peer)
@@ -144,7 +146,7 @@ class HistoryWriter:
         return noted
 
     def _correct(self, handle: int, outcome: str, entry: int, now_s: float) -> None:
-        """Collect the final outcome of a buffered update; ignore other updates."""
+        """Collect the final outcome of an update if it was buffered; otherwise do nothing."""
         row = self._buffered.pop(handle, None)
         if row is not None:
             self._gather((entry, Correction(row, entry, now_s, outcome)))
@@ -162,16 +164,19 @@ class HistoryWriter:
 
     @property
     def waits(self) -> bool:
-        """Whether rows wait to be written."""
+        """Whether any rows have not been written yet."""
         return bool(self._waiting or self._unwritten)
 
     @property
     def waiting(self) -> int:
-        """Number of waiting rows, without those of failed writes."""
+        """Number of collected rows that no write has been attempted for."""
         return len(self._waiting)
 
     def flush(self, through: float = math.inf, *, sync: bool = False) -> None:
-        """Write the rows through an entry, and sync them if `sync`; set `trouble` if that fails."""
+        """Write the rows of all entries up to `through`. If `sync`, also sync the file.
+
+        If this fails, set `trouble`.
+        """
         waiting, rows = self._waiting, self._unwritten
         count = len(waiting)
         while count and waiting[count - 1][0] > through:
@@ -194,7 +199,7 @@ class HistoryWriter:
 
 
 def _corrected(rows: list[Row]) -> list[Row]:
-    """Apply corrections to the rows among them; keep only corrections of earlier rows."""
+    """Apply corrections to rows in the same list; keep only corrections of earlier rows."""
     corrected = {row.row: row.outcome for row in rows if isinstance(row, Correction)}
     if not corrected:
         return rows
@@ -207,7 +212,7 @@ def _corrected(rows: list[Row]) -> list[Row]:
 
 
 def metrics_of(push: Push) -> dict[str, float] | None:
-    """Return the metrics of an update, limited to what a row may have."""
+    """Return the metrics of an update, limited to the number and name length that a row allows."""
     if not push.metrics:
         return None
     told = islice(push.metrics.items(), METRICS_MAX)
@@ -215,7 +220,7 @@ def metrics_of(push: Push) -> dict[str, float] | None:
 
 
 def row_of(noted: Noted) -> Row:
-    """Return the row of a collected tuple or object."""
+    """Convert a collected tuple or object to a row."""
     row = noted[1]
     return UpdateRow(*row) if isinstance(row, tuple) else row
 
@@ -234,7 +239,7 @@ class HistoryShell(Protocol):
 
 
 class HistoryLog:
-    """Observes every event of a hub's core on its event loop, and schedules writes."""
+    """Observes every event of a hub's core on the event loop, and schedules writes of the history."""
 
     def __init__(self, writer: HistoryWriter, core: HubCore, log: Log | None, shell: HistoryShell) -> None:
         self._writer = writer

@@ -15,9 +15,9 @@ from edgeasync.protocol.messages import COUNT_MAX
 
 
 class DeviceIdentity(msgspec.Struct, frozen=True):
-    """A device's identity: its random state id, and the incarnation, the number of this start.
+    """A device's identity: its random state id, and its incarnation, which counts its starts.
 
-    `machine` identifies the machine of the last start, empty if unknown.
+    `machine` identifies the machine on which the device started last; it is empty if unknown.
     """
 
     device_id: str
@@ -27,9 +27,9 @@ class DeviceIdentity(msgspec.Struct, frozen=True):
 
 
 class DeviceFolder:
-    """A device's state folder. At most one running agent may have it open.
+    """A device's state folder. Only one running agent at a time may have it open.
 
-    After `open`, `remarks` warns about other users who could read the folder.
+    After `open`, `remarks` contains warnings about other users who could read the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,10 +37,10 @@ class DeviceFolder:
         self._lock = FolderLock(path, "state (--state)")
 
     def open(self, device_id: str, machine: str = "") -> DeviceIdentity:
-        """Lock the folder, write the identity of this start to disk, and return it.
+        """Lock the folder, write the identity for this start to disk, and return it.
 
         `machine` identifies this machine. Raises `StorageError` if another agent uses the folder,
-        or if it is not readable.
+        or if the folder cannot be read.
         """
         file = self._path / "identity.json"
         self._lock.take(
@@ -68,7 +68,7 @@ class DeviceFolder:
 
 
 def _next_incarnation(file: Path, device_id: str) -> DeviceIdentity:
-    """Return the identity for the next start, or a new one for another device id."""
+    """Return the identity for the next start. If the device id has changed, return a new identity."""
     try:
         known = read_json(file, DeviceIdentity, remedy="delete it to create a new identity")
     except FileNotFoundError:

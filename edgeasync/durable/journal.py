@@ -1,24 +1,27 @@
-"""The journal of a run: what the hub received, in order, synced before the hub answers.
+"""The journal of a run: the events that the hub received, synced before the hub answers them.
 
-Records are numbered 1, 2, 3 and so on over the whole run. They are stored in segments, files named
-`journal-00000001` upward. A segment starts with a header that contains the number of its first
-record. A record consists of a header, an entry and a payload. All numbers are little-endian:
+Records are numbered 1, 2, 3 and so on over the whole run. They are stored in segments, which are
+files named `journal-00000001` and so on. A segment starts with a header that contains the number of
+its first record. A record consists of a header, an entry and a payload. All numbers are
+little-endian:
 
     segment header   magic `EAJOURNL`, format u32, first record's number u64, XXH3-64 of these
     record header    number u64, number of the last record synced before u64, bytes of the entry
                      u32, bytes of the payload u32, XXH3-64 of these and both parts
 
-Three normal failures leave invalid bytes behind: a crash during a write, a failed write and a
-failed sync, after which it is unknown what is on disk. The writer then abandons the segment and
-writes the same records, with the same numbers, to a new one. So a segment is read only up to the
-first number of a later segment. If a valid record follows invalid bytes, its "synced before" number
-distinguishes damage from a crash.
+Three expected failures leave invalid bytes at the end of a segment: a crash during a write, a
+failed write, and a failed sync, after which the content of the disk is unknown. The writer then
+abandons the segment and writes the same records, with the same numbers, to a new segment. Therefore
+a segment is only read up to the record before the first record of a later segment. If a valid
+record follows invalid bytes, the number of the last record synced before it shows whether the
+invalid bytes were caused by a crash or by damage.
 
-A reader can see records that are not yet on disk. The writer may have been killed before it synced
-the last batch, or before it synced the folder with the segment's name, or the sync may have failed.
-So the next writer writes that batch again and syncs the folder before anything that was read
-becomes visible. A new segment is written with its first batch under a temporary name, and renamed
-after the sync. Until then, the records of the previous segment count.
+A reader can see records that are not on disk yet. The previous writer may have been killed before
+it synced the last batch, or before it synced the folder with the segment's name. The sync may also
+have failed. So the next writer first writes the last batch again and syncs the folder. Only then do
+the records that were read become visible to others. A new segment is written with its first batch
+under a temporary name, and is renamed after the sync. Until then, the records of the previous
+segment are used.
 """
 
 import contextlib
@@ -34,14 +37,16 @@ from edgeasync.errors import StorageError
 from edgeasync.protocol.wire import Buffer, checksum
 
 SEGMENT_BYTES_MAX = 64 << 20
-"""A longer segment is followed by a new one; a batch of records is never split."""
+"""Size at which a segment is followed by a new one. A batch of records is never split."""
 
 BEHIND_MAX = 1 << 10
-"""How many records to scan past an unreadable one, to distinguish damage from a torn write."""
+"""Number of records to scan after an unreadable one, to distinguish damage from a torn write."""
 
 WINDOW_BYTES = 1 << 20
-"""Bytes per read. Reading needs this, two records and the last batch in memory, whatever the length
-of a segment.
+"""Number of bytes per read.
+
+Regardless of the length of a segment, a reader needs memory for this window, two records and the
+last batch.
 """
 
 _MAGIC = b"EAJOURNL"
@@ -59,7 +64,7 @@ Appended = tuple[Buffer, Buffer | None]
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A record. Its parts may be views of a larger buffer: copy what you keep."""
+    """A record. Its parts may be views of a larger buffer, so copy parts that you store."""
 
     number: int
     entry: Buffer
@@ -67,7 +72,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct):
-    """A file of records: the number of its first record, and the bytes known to be valid."""
+    """A file of records: its name, the number of its first record, and its number of valid bytes."""
 
     name: str
     first: int
@@ -75,7 +80,10 @@ class Segment(msgspec.Struct):
 
 
 class TornTail(msgspec.Struct, frozen=True):
-    """Invalid bytes at the end of a segment, from `offset` on; with offset 0, no part is valid."""
+    """Invalid bytes at the end of a segment, from `offset` on.
+
+    If `offset` is 0, the whole segment is invalid.
+    """
 
     segment: str
     offset: int
@@ -83,12 +91,12 @@ class TornTail(msgspec.Struct, frozen=True):
 
 
 class JournalReading:
-    """A pass over the records with numbers above `after`.
+    """Reads the records whose numbers are above `after`.
 
-    Its results are complete once `records` is exhausted. `last` is the number of the last record,
-    or `after` if none followed. `segments` are those with a readable header, in order. `unsynced`
-    are the records of the last batch. A `JournalWriter` needs these three at its start. `torn` are
-    the invalid bytes that crashes left.
+    The attributes are complete once `records` is exhausted. `last` is the number of the last
+    record, or `after` if there were no records. `segments` contains the segments whose header is
+    readable, in order. `unsynced` contains the records of the last batch. A `JournalWriter` needs
+    these three values when it starts. `torn` contains the invalid bytes that crashes have left.
     """
 
     def __init__(self, disk: ReadableDisk, after: int = 0) -> None:
@@ -100,10 +108,10 @@ class JournalReading:
         self.finished = False
 
     def records(self) -> Iterator[Record]:
-        """Yield the records after the given number, in order and without gaps.
+        """Yield the records with numbers above `after`, in order and without gaps.
 
-        Raises `StorageError` if records are missing or damaged for another reason than a crash, if
-        a segment has another format, or if the disk cannot be read.
+        Raises `StorageError` if records are missing or damaged for any reason other than a crash,
+        if a segment has another format, or if the disk cannot be read.
         """
         causes = self._scan()
         ends: list[int | None] = [None]
@@ -157,10 +165,10 @@ class JournalReading:
         return [f"{name} has an invalid header" for name in unreadable]
 
     def _was_synced(self, segment: Segment, offset: int) -> bool:
-        """Return whether a later record states that the unreadable record at `offset` was synced.
+        """Return whether a later record proves that the unreadable record at `offset` was synced.
 
-        Pages reach a disk in any order, so a crash may leave later records of a write without
-        earlier ones.
+        Disks may write pages in any order. So after a crash, later records of a write may be on
+        disk while earlier ones are missing.
         """
         try:
             rest = bytes(self._disk.read(segment.name, offset))
@@ -176,9 +184,9 @@ class JournalReading:
         return False
 
     def _of(self, segment: Segment, end: int | None) -> Generator[Record, None, int]:
-        """Yield a segment's records after `last` and before `end`.
+        """Yield the records of a segment that have numbers above `last` and below `end`.
 
-        Return the offset at which its valid bytes end.
+        Return the offset at which the segment's valid bytes end.
         """
         walk = _Walk(self._disk, segment)
         for record in walk.records(end):
@@ -197,7 +205,7 @@ class JournalReading:
 class _Walk:
     """Iterates over the records of a segment, one window of bytes at a time.
 
-    `offset` is where the valid records end.
+    `offset` is the end of the valid records read so far.
     """
 
     def __init__(self, disk: ReadableDisk, segment: Segment) -> None:
@@ -206,13 +214,13 @@ class _Walk:
         self._window = memoryview(b"")
         self._start = 0
         self.synced = 0
-        """The number of the last synced record, according to the record read last."""
+        """The number of the last synced record, as stated in the header of the current record."""
         self.number = segment.first
         """The number of the next record."""
         self.offset = _SEGMENT_HEADER.size
 
     def records(self, end: int | None) -> Iterator[Record]:
-        """Yield valid records up to the first invalid one, or up to number `end`."""
+        """Yield valid records up to the first invalid one or, if `end` is set, before number `end`."""
         while self.number != end:
             header = self._bytes(_RECORD_HEADER.size)
             if header is None:
@@ -245,9 +253,10 @@ class _Walk:
 
 
 def _places_of(numbers: range, content: bytes) -> Iterator[tuple[int, int]]:
-    """Yield each offset at which one of `numbers` occurs as a u64, aligned or not, and that number.
+    """Yield each offset at which one of `numbers` occurs as a u64, and that number.
 
-    Searching for each number separately would take seconds for a large torn write.
+    Offsets need not be aligned. A separate search for each number would take seconds for a large
+    torn write.
     """
     for shift in range(min(8, max(0, len(content) - 7))):
         found = np.frombuffer(content, "<u8", (len(content) - shift) // 8, shift)
@@ -256,7 +265,10 @@ def _places_of(numbers: range, content: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _may_be_record(content: bytes, place: int) -> bool:
-    """Return whether a record header may start at `place`; excludes most matches inside payloads."""
+    """Return whether a record header may start at `place`.
+
+    This rules out most places where a number merely occurs inside a payload.
+    """
     if len(content) - place < _RECORD_HEADER.size:
         return False
     number, synced, entry_bytes, payload_bytes, _ = _RECORD_HEADER.unpack_from(content, place)
@@ -270,7 +282,7 @@ def segment_names(disk: ReadableDisk) -> list[str]:
 
 
 def remove_torn_headers(disk: Disk, reading: JournalReading) -> None:
-    """Remove segments that consist of a torn header only; raises `StorageError`."""
+    """Remove segments that contain only a torn header; raises `StorageError`."""
     assert reading.finished
     try:
         for tail in reading.torn:
@@ -283,10 +295,10 @@ def remove_torn_headers(disk: Disk, reading: JournalReading) -> None:
 
 
 class JournalWriter:
-    """Appends records to a journal; used by one thread at a time.
+    """Appends records to a journal. Use it from one thread at a time.
 
-    `first` is the number of the next record, `segments` are the existing ones. A writer never
-    appends to a segment of another writer.
+    `first` is the number of the next record, and `segments` contains the existing segments. A
+    writer never appends to a segment that another writer has created.
     """
 
     def __init__(
@@ -309,10 +321,10 @@ class JournalWriter:
         return self._next
 
     def secure(self, unsynced: Sequence[Appended]) -> None:
-        """Make everything that a reading found durable; raises `OSError`.
+        """Make all records that a `JournalReading` has returned durable; raises `OSError`.
 
-        Call it before the first `append`. Pass the reading's `unsynced`, the records that may not
-        be on disk.
+        Call it before the first `append`. `unsynced` are the records of the reading that may not be
+        on disk.
         """
         if not unsynced:
             self._disk.sync_folder()
@@ -326,10 +338,11 @@ class JournalWriter:
         self.close()
 
     def append(self, records: Sequence[Appended]) -> None:
-        """Write and sync records, each an entry and a payload or `None`.
+        """Write and sync records. Each consists of an entry and a payload or `None`.
 
-        Raises `OSError` if the disk fails. Then none of them counts as written, and the same batch
-        may be appended again. It goes to a new segment, under the same numbers.
+        Raises `OSError` if the disk fails. In that case, none of the records counts as written, and
+        the same batch may be appended again. It is then written to a new segment, with the same
+        numbers.
         """
         if not records:
             return
@@ -347,9 +360,9 @@ class JournalWriter:
         self._next += len(records)
 
     def drop_through(self, number: int) -> None:
-        """Remove segments without records above `number`; raises `OSError`, and may be repeated.
+        """Remove segments that contain only records up to `number`; raises `OSError`.
 
-        The current segment stays.
+        The current segment is never removed. A failed call may be repeated.
         """
         dropped = False
         while self._segments:
@@ -372,7 +385,7 @@ class JournalWriter:
                 file.close()
 
     def _begin(self, first: int, parts: Sequence[Buffer]) -> None:
-        """Start the next segment with these records. They become valid together when it is renamed."""
+        """Start the next segment with these records. They become valid when the segment is renamed."""
         self.close()
         # Also above removed segments: a power cut may undo a removal that is not synced yet.
         self._ordinal = 1 + max(self._ordinal, *(_ordinal(name) for name in self._disk.names()), 0)
@@ -396,8 +409,8 @@ class JournalWriter:
     def _abandon(self, first: int) -> None:
         """Abandon the current segment after a failed write.
 
-        It is unknown how much of that write reached the disk. `first` is the number of its first
-        record.
+        It is unknown how much of the write reached the disk. `first` is the number of the first
+        record in that write.
         """
         if self._file is None:
             return
@@ -428,7 +441,7 @@ def _records(first: int, records: Sequence[Appended]) -> list[Buffer]:
 
 
 def _missing(last: int, following: int) -> str:
-    """Return which records are missing between two numbers."""
+    """Return a description of the records that are missing between two numbers."""
     count = following - last - 1
     return f"record {last + 1} is missing" if count == 1 else f"records {last + 1} to {following - 1} are missing"
 
@@ -442,7 +455,7 @@ def _nbytes(parts: Iterable[Buffer]) -> int:
 
 
 def _ordinal(name: str) -> int:
-    """Return the number of a segment by its name, or 0 for another name."""
+    """Return the number in a segment's name, or 0 if the name is not that of a segment."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else 0
 

@@ -12,9 +12,10 @@ Kind = TypeVar("Kind")
 
 
 def read_json(path: Path, kind: type[Kind], *, remedy: str) -> Kind:
-    """Read a JSON file into a type; raises `FileNotFoundError`, or `StorageError` for other errors.
+    """Read and parse a JSON file as a type.
 
-    `remedy` tells the user what to do if the file cannot be read.
+    Raises `FileNotFoundError` if it is missing, and `StorageError` for other errors. `remedy` tells
+    the user what to do if the file cannot be read.
     """
     try:
         content = read_regular(path)
@@ -27,7 +28,10 @@ def read_json(path: Path, kind: type[Kind], *, remedy: str) -> Kind:
 
 
 def check_json(content: Buffer, kind: type[Kind], *, where: str, remedy: str) -> Kind:
-    """Parse the JSON of a file into a type; raises `StorageError` with `where` and `remedy`."""
+    """Parse the JSON content of a file as a type.
+
+    If it is invalid, raise `StorageError` with a message that contains `where` and `remedy`.
+    """
     try:
         return parse_json(content, kind)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Store named arrays of a device in a file with a format, a checksum and the device's state id."""
+"""Store named arrays of a device in a file that contains a format, a checksum and the state id."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 class KeptArrays:
-    """A file of arrays and texts in a device's state folder, tied to the device's state id."""
+    """A file of arrays and strings in a device's state folder. It contains the device's state id."""
 
     def __init__(self, path: Path, made: str, state_id: str) -> None:
         self.path = path
@@ -26,10 +26,10 @@ class KeptArrays:
         self._state_id = state_id
 
     def read(self) -> tuple[dict[str, str], Arrays] | None:
-        """Return texts and arrays after verifying them; `None` if the file is missing.
+        """Read and verify the strings and arrays; return `None` if the file is missing.
 
-        Raises `StorageError` if it cannot be read, `ProtocolError` if it is damaged or another
-        device's.
+        Raises `StorageError` if the file cannot be read. Raises `ProtocolError` if it is damaged or
+        belongs to another device.
         """
         path = self.path
         try:
@@ -55,15 +55,15 @@ class KeptArrays:
         return metadata, arrays
 
     def write(self, metadata: dict[str, str], arrays: Arrays) -> None:
-        """Replace the file's content, synced to disk; raises `StorageError`."""
+        """Replace the content of the file and sync it to disk; raises `StorageError`."""
         metadata = {"format": self._format, **metadata, "state_id": self._state_id}
         metadata["checksum"] = _checksum(metadata, arrays)
         replace_file(self.path, safetensors.numpy.save(arrays, metadata))
 
     def put_aside(self) -> Path:
-        """Rename the file for inspection, replacing an earlier renamed one; return its new path.
+        """Rename the file so that it can be inspected; return its new path.
 
-        Raises `StorageError`.
+        A file that was renamed earlier is replaced. Raises `StorageError`.
         """
         aside = self.path.with_name(self.path.name + ".damaged")
         try:
@@ -74,7 +74,7 @@ class KeptArrays:
 
 
 def _checksum(metadata: dict[str, str], arrays: Arrays) -> str:
-    """Return the XXH3 of texts and arrays in sorted order, without the checksum itself."""
+    """Return the XXH3 of the sorted strings and arrays, without the checksum itself."""
     parts: list[wire.Buffer] = [msgspec.json.encode(sorted(metadata.items()))]
     for name, array in sorted(arrays.items()):
         parts += [f"{name} {array.dtype} {array.shape}".encode(), np.ascontiguousarray(array).data.cast("B")]

@@ -1,7 +1,8 @@
 """Keys, tokens and the hub's folder of keys.
 
-A key is 32 bytes of Curve25519, written as 64 hexadecimal digits. A *fingerprint* is short enough
-to compare by eye, and long enough that nobody can find a second key with the same one.
+A key is 32 bytes of Curve25519, written as 64 hexadecimal digits. The *fingerprint* of a key is
+short enough to compare by eye, and long enough that nobody can find another key with the same
+fingerprint.
 """
 
 import base64
@@ -29,29 +30,31 @@ from edgeasync.errors import ConfigError, StorageError
 from edgeasync.structs import resolve_type
 
 TOKEN_S = 600.0
-"""How long a token is valid by default."""
+"""Default validity of a token in seconds."""
 
 TOKEN_S_MAX = 604_800.0
-"""The longest validity of a token: a week, for cards that are written now and used later."""
+"""Maximum validity of a token: a week, for SD cards that are written now and used later."""
 
 TOKENS_KEPT_S = 86_400.0
-"""How long the hub remembers a used or expired token, to report it as such."""
+"""How long the hub remembers a used or expired token, so that it can report the reason for a
+refusal.
+"""
 
 TOKEN_PREFIX = "edgeasync1_"  # noqa: S105 - not a password
 
 PENDING_MAX = 64
-"""Maximum number of keys that wait for acceptance.
+"""Maximum number of keys that are waiting to be accepted.
 
-Above it, the address with most keys loses its oldest one.
+If there are more, the oldest key from the address with the most keys is removed.
 """
 
 PENDING_S = 86_400.0
-"""How long a key waits after its last knock."""
+"""How long a key keeps waiting after its last connection attempt."""
 
 ALLOW_LIST_FILE = "allowed"
 TOKENS_FILE = "tokens"
 OWNER = "owner"
-"""Name of the operator key that `keys init` creates."""
+"""Name of the operator whose key `keys init` creates."""
 
 _HUB_KEY = "hub.key"
 _HUB_PUBLIC = "hub.pub"
@@ -61,7 +64,7 @@ _ADDRESS = "address"
 Line = TypeVar("Line")
 
 _TIME_S_MAX = 1e11
-"""Times after the year 5000 are invalid."""
+"""Maximum valid time, about the year 5000, in seconds since 1970."""
 
 _HEADER = """\
 # Who may connect to this hub, one line each: NAME ROLE KEY. Roles: device, operator, revoked.
@@ -92,7 +95,10 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
-    """An enrolment token: a temporary private key, the hub's key and addresses, a device's name."""
+    """An enrolment token.
+
+    It consists of a temporary private key, the hub's key and addresses, and the name of the device.
+    """
 
     secret: bytes
     hub: Key
@@ -125,12 +131,12 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
         return token
 
     def __repr__(self) -> str:
-        """Show only the name."""
+        """Show only the name of the device."""
         return f"Token({self.name})"
 
 
 class IssuedToken(msgspec.Struct, frozen=True):
-    """The hub's record of a token, without its secret."""
+    """The hub's record of a token that it issued, without the private key."""
 
     key: Key
     name: str
@@ -139,7 +145,11 @@ class IssuedToken(msgspec.Struct, frozen=True):
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """A key that has knocked: its address, the time of its last knock, and whether it was refused."""
+    """An unknown key that has tried to connect.
+
+    It has the address and the time of the last attempt, and a flag that is set if the key was
+    refused.
+    """
 
     key: Key
     address: str
@@ -148,7 +158,11 @@ class Pending(msgspec.Struct, frozen=True):
 
 
 class HubKeys:
-    """A hub's folder of keys: its own key, the allow-list, tokens, and the owner's operator key."""
+    """A hub's folder of keys.
+
+    It contains the hub's own key pair, the allow-list, the tokens, and the operator key of the
+    owner.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -186,7 +200,7 @@ class HubKeys:
         return KeyPair.of(_read_key_file(self.folder / _HUB_KEY))
 
     def allow_list(self) -> AllowList:
-        """Return the allow-list; raises `StorageError` that lists every invalid line."""
+        """Return the allow-list; raises `StorageError`, which lists all invalid lines."""
         allowed = self.read_allow_list()
         if allowed.unreadable:
             raise StorageError(
@@ -195,19 +209,22 @@ class HubKeys:
         return allowed
 
     def read_allow_list(self) -> AllowList:
-        """Return the allow-list, which may have invalid lines; raises `StorageError`."""
+        """Return the allow-list even if it has invalid lines; raises `StorageError`."""
         return AllowList.read(self.allow_list_file)
 
     # -- changes ---------------------------------------------------------------------------------------------
 
     def check_role(self, name: str, role: Role) -> None:
-        """Raise `StorageError` if a name has another role, to protect its key from a typing error."""
+        """Raise `StorageError` if a name already has another role.
+
+        This prevents a mistyped name from replacing the key of another entry.
+        """
         _check_role(self.allow_list(), name, role)
 
     def allow(self, name: str, role: Literal["device", "operator"], key: Key) -> None:
-        """Admit a key under a name; raises `StorageError`.
+        """Add a key to the allow-list under a name; raises `StorageError`.
 
-        It replaces that name's key of the same role.
+        The key replaces an existing key of that name if the role is the same.
         """
         with locked(self.folder):
             allowed = self.allow_list()
@@ -215,7 +232,7 @@ class HubKeys:
             self._write(allowed.with_entry(Allowed(name, role, key)))
 
     def revoke(self, name: str) -> int:
-        """Revoke the key of a name and its tokens, even if another line is invalid.
+        """Revoke the key and the tokens of a name, even if another line of the list is invalid.
 
         Return the number of revoked tokens. Raises `StorageError`, also if the name has neither a
         key nor a token.
@@ -239,7 +256,7 @@ class HubKeys:
     def issue_token(
         self, name: str, addresses: tuple[str, ...], now_s: float, *, valid_s: float = TOKEN_S
     ) -> Token:
-        """Create a token with which one device may enrol under a name; raises `StorageError`."""
+        """Create a token that lets one device enrol under a name; raises `StorageError`."""
         _check_role(self.allow_list(), name, "device")
         temporary = KeyPair.make()
         issued = IssuedToken(temporary.public, name, now_s + valid_s)
@@ -250,14 +267,17 @@ class HubKeys:
         return Token(temporary.secret, hub, name, addresses)
 
     def tokens(self) -> list[IssuedToken]:
-        """Return the tokens of the last day; raises `StorageError`."""
+        """Return the tokens that are valid or were valid during the last day.
+
+        Raises `StorageError`.
+        """
         return _read_lines(self.tokens_file, _read_token, "delete it and create new tokens")
 
     def use_token(self, token: Key, key: Key, now_s: float) -> str | None:
-        """Admit a device's own key by an unused token; return the device's name.
+        """Use a token to add a device's own key to the allow-list; return the name of the device.
 
-        `None` if the token is used, expired or unknown, if the key is weak or belongs to another
-        name, or if the name now belongs to an operator. Raises `StorageError`.
+        Return `None` if the token is used, expired or unknown, if the key is weak or belongs to
+        another name, or if the name now belongs to an operator. Raises `StorageError`.
         """
         self.spend_expired(now_s)
         with locked(self.folder):
@@ -279,7 +299,7 @@ class HubKeys:
         return found.name
 
     def spend_expired(self, now_s: float) -> None:
-        """Mark expired tokens as used, so that a clock set back does not make them valid again.
+        """Mark expired tokens as used, so that they stay invalid even if the clock is set back.
 
         Raises `StorageError`.
         """
@@ -291,13 +311,16 @@ class HubKeys:
     # -- pending keys ----------------------------------------------------------------------------------------
 
     def pending(self) -> list[Pending]:
-        """Return the keys that have knocked, including refused ones; raises `StorageError`."""
+        """Return the unknown keys that have tried to connect, including refused keys.
+
+        Raises `StorageError`.
+        """
         return _read_lines(self._pending_file, _read_pending, "delete it")
 
     def knock(self, key: Key, address: str, now_s: float) -> None:
-        """Record a key that has knocked; raises `StorageError`.
+        """Record that an unknown key has tried to connect; raises `StorageError`.
 
-        If too many keys wait, the address with most of them loses its oldest one.
+        If too many keys are waiting, the oldest key from the address with the most keys is removed.
         """
         if is_weak(key):
             return
@@ -312,9 +335,9 @@ class HubKeys:
             self._write_pending(kept)
 
     def clear_pending(self) -> int:
-        """Remove the waiting keys, but not refused ones; return their number.
+        """Remove the keys that are waiting to be accepted; return their number.
 
-        Raises `StorageError`.
+        Refused keys are not removed. Raises `StorageError`.
         """
         with locked(self.folder):
             pending = self.pending()
@@ -323,7 +346,7 @@ class HubKeys:
         return len(pending) - len(refused)
 
     def accept(self, shown: str, name: str) -> Allowed:
-        """Admit the key with this fingerprint under a name; raises `StorageError`."""
+        """Add the key with this fingerprint to the allow-list under a name; raises `StorageError`."""
         key = self._knocked(shown).key
         self.allow(name, "device", key)
         with locked(self.folder):
@@ -331,7 +354,10 @@ class HubKeys:
         return Allowed(name, "device", key)
 
     def refuse(self, shown: str) -> None:
-        """Refuse the key with this fingerprint, and hide it from now on; raises `StorageError`."""
+        """Refuse the key with this fingerprint, and stop listing it as waiting.
+
+        Raises `StorageError`.
+        """
         with locked(self.folder):
             refused = self._knocked(shown)
             others = [one for one in self.pending() if one.key != refused.key]
@@ -349,9 +375,9 @@ class HubKeys:
         write_secret(self._pending_file, "".join(map(_pending_line, pending)).encode(), replace=True)
 
     def make_operator(self, name: str) -> Path:
-        """Create an operator's keys; return their folder, to be moved to that person.
+        """Create the keys of an operator; return their folder, which must be moved to that person.
 
-        The owner's keys are in this folder. Raises `StorageError`.
+        Raises `StorageError`.
         """
         pair, hub = KeyPair.make(), self.pair().public
         self.check_role(name, "operator")  # before any folder is created
@@ -366,12 +392,12 @@ class HubKeys:
     # -- the addresses in tokens -----------------------------------------------------------------------------
 
     def addresses(self) -> tuple[str, ...]:
-        """Return the hub's addresses for devices, as they were set last."""
+        """Return the addresses of the hub for devices, as stored by `remember_addresses`."""
         file = self.folder / _ADDRESS
         return tuple(read_secret(file).decode(errors="replace").split()) if file.exists() else ()
 
     def remember_addresses(self, addresses: tuple[str, ...]) -> None:
-        """Store the addresses for later tokens; raises `StorageError`."""
+        """Store the addresses of the hub for future tokens; raises `StorageError`."""
         content = "".join(f"{address}\n" for address in addresses)
         write_secret(self.folder / _ADDRESS, content.encode(), replace=True)
 
@@ -384,7 +410,7 @@ class HubKeys:
 
 
 def operator_keys(folder: Path) -> tuple[KeyPair, Key]:
-    """Return an operator's key pair and the hub's public key from a folder; raises `StorageError`."""
+    """Read an operator's key pair and the hub's public key from a folder; raises `StorageError`."""
     check_private(folder)
     return KeyPair.of(_read_key_file(folder / _OPERATOR_KEY)), _read_key_file(folder / _HUB_PUBLIC)
 
@@ -396,25 +422,31 @@ def fingerprint(key: Key) -> str:
 
 
 def _other_role(allowed: AllowList, name: str, role: Role) -> Role | None:
-    """Return the role of a name's entry if it is neither `role` nor revoked."""
+    """Return the role of a name's entry, or `None` if the entry is revoked or has the role `role`."""
     entry = allowed.entries.get(name)
     return None if entry is None or entry.role in (role, "revoked") else entry.role
 
 
 def _check_role(allowed: AllowList, name: str, role: Role) -> None:
-    """Raise `StorageError` if a name has another role, to protect its key from a typing error."""
+    """Raise `StorageError` if a name already has another role.
+
+    This prevents a mistyped name from replacing the key of another entry.
+    """
     if (other := _other_role(allowed, name, role)) is not None:
         article = "an" if other == "operator" else "a"
         raise StorageError(f"{name} is {article} {other}; revoke it first, or choose another name")
 
 
 def _spent(tokens: list[IssuedToken], now_s: float) -> list[IssuedToken]:
-    """Return tokens, with expired ones marked as used."""
+    """Return the tokens, with expired ones marked as used."""
     return [msgspec.structs.replace(one, used=one.used or one.until_s < now_s) for one in tokens]
 
 
 def _network(address: str) -> str:
-    """Return the network of an address: the /64 of an IPv6 address, which one machine may own."""
+    """Return the network of an address.
+
+    For an IPv6 address, this is its /64, because one machine may own all addresses of a /64.
+    """
     try:
         number = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:
@@ -438,7 +470,7 @@ def _read_key_file(path: Path) -> bytes:
 
 
 def _read_lines(path: Path, read: Callable[[str], Line], remedy: str) -> list[Line]:
-    """Parse the lines of a file, if it exists; raises `StorageError`."""
+    """Parse the lines of a file if the file exists; raises `StorageError`."""
     if not path.exists():
         return []
     try:
@@ -448,7 +480,7 @@ def _read_lines(path: Path, read: Callable[[str], Line], remedy: str) -> list[Li
 
 
 def _read_time(text: str) -> float:
-    """Return seconds since 1970; raises `ValueError`, also if they are out of range."""
+    """Parse seconds since 1970; raises `ValueError`, also if they are out of range."""
     if not 0.0 <= (time_s := float(text)) <= _TIME_S_MAX:
         raise ValueError(f"{text} is not a valid time")
     return time_s

@@ -10,22 +10,25 @@ from edgeasync.errors import ProtocolError
 
 LOCAL_FILE = "local.safetensors"
 LOCAL_FORMAT = "edgeasync-local-1"
-"""A file of another format is renamed and not read."""
+"""The supported format. A file in another format is renamed and not read."""
 
 Arrays = dict[str, npt.NDArray[np.float32]]
 
 
 class LocalFile:
-    """`local.safetensors`: named float32 arrays, replaced as a whole once per exchange."""
+    """The file `local.safetensors`, which contains named float32 arrays.
+
+    The whole file is replaced after each exchange.
+    """
 
     def __init__(self, folder: Path, state_id: str) -> None:
         self._kept = KeptArrays(folder / LOCAL_FILE, LOCAL_FORMAT, state_id)
 
     def read(self) -> Arrays:
-        """Return the stored arrays, none if the file is missing.
+        """Return the stored arrays. If the file is missing, there are no arrays.
 
-        Raises `StorageError` if it cannot be read, `ProtocolError` if it is damaged or another
-        device's.
+        Raises `StorageError` if the file cannot be read. Raises `ProtocolError` if it is damaged or
+        belongs to another device.
         """
         found = self._kept.read()
         arrays: Arrays = {} if found is None else found[1]
@@ -34,9 +37,9 @@ class LocalFile:
         return arrays
 
     def write(self, arrays: Arrays) -> None:
-        """Replace the stored arrays, synced to disk; raises `StorageError`."""
+        """Replace the stored arrays and sync them to disk; raises `StorageError`."""
         self._kept.write({}, dict(arrays))
 
     def put_aside(self) -> Path:
-        """Rename the file for inspection; return its new path. Raises `StorageError`."""
+        """Rename the file so that it can be inspected; return its new path. Raises `StorageError`."""
         return self._kept.put_aside()

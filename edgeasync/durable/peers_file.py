@@ -1,12 +1,12 @@
-"""The file of peers: which devices average, a TOML file that is equal on all of them.
+"""The peers file: a TOML file of the devices that average their models. All devices have the same.
 
     peer = [
         {name = "pi-1", address = "tcp://192.168.1.11:5600", key = "2d9f..."},
         {name = "pi-2", address = "tcp://192.168.1.12:5600", key = "81c4..."},
     ]
 
-Only these devices may connect. A device listens on the address of its own entry. Removing an entry
-revokes its key.
+Only these devices may connect. A device listens on the address of its own entry. To revoke the key
+of a device, remove its entry.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from edgeasync.protocol.messages import PEERS_MAX, DeviceId
 
 
 class PeerEntry(Section, frozen=True):
-    """An entry of `peer`: a peer's name, its address for the others, and its public key."""
+    """An entry of `peer`: a peer's name, the address at which others reach it, and its public key."""
 
     name: DeviceId
     address: str
@@ -49,7 +49,7 @@ class PeerEntry(Section, frozen=True):
 
 
 class Peers(Section, frozen=True):
-    """The list of peers. Every name, key and address occurs once."""
+    """The list of peers. Names, keys and addresses are unique."""
 
     peer: Annotated[tuple[PeerEntry, ...], Meta(max_length=PEERS_MAX)] = ()
 
@@ -63,14 +63,14 @@ class Peers(Section, frozen=True):
                 raise ValueError(f"duplicate {what} {twice}; each peer needs its own {what}")
 
     def of(self, name: str) -> PeerEntry | None:
-        """Return the entry of a name, or `None`."""
+        """Return the entry with this name, or `None`."""
         return next((entry for entry in self.peer if entry.name == name), None)
 
     def with_found(self, found: Sequence[PeerEntry]) -> "Peers":
-        """Return the list with the found peers.
+        """Return the list with the peers in `found` added.
 
-        They replace entries with an equal name, address or key. Raises `ValueError` for duplicates
-        among them, and for too many peers.
+        They replace existing entries that have the same name, address or key. Raises `ValueError`
+        if `found` contains duplicates, or if the result has too many peers.
         """
         taken = {value for each in found for value in (each.name, each.address, each.public)}
         kept = [each for each in self.peer if taken.isdisjoint((each.name, each.address, each.public))]
@@ -86,7 +86,10 @@ def write_peers(path: Path, peers: Peers) -> None:
 
 
 def read_peers(path: Path) -> Peers:
-    """Read the file; raises `ConfigError`. A path in `ipc://` is relative to the file's folder."""
+    """Read the file; raises `ConfigError`.
+
+    A relative path in an `ipc://` address is relative to the folder of the file.
+    """
     peers, folder = read_toml(path, Peers), path.parent
     return Peers(tuple([replace(entry, address=whole_address(entry.address, folder)) for entry in peers.peer]))
 
@@ -94,7 +97,7 @@ def read_peers(path: Path) -> Peers:
 def read_first_peers(path: Path, name: str, key: Key) -> Peers:
     """Read the file when a device starts.
 
-    Raises `ConfigError`, which contains the entry to write if the file is missing.
+    If the file is missing, raise `ConfigError` with a message that contains the entry to write.
     """
     try:
         path.stat()
@@ -109,7 +112,10 @@ def read_first_peers(path: Path, name: str, key: Key) -> Peers:
 
 
 def own_entry(path: Path, peers: Peers, name: str, key: Key) -> PeerEntry:
-    """Return this device's entry; raises `ConfigError`, which contains a missing entry to write."""
+    """Return the entry of this device.
+
+    If it is missing, raise `ConfigError` with a message that contains the entry to write.
+    """
     entry = peers.of(name)
     if entry is None:
         wanted = _wanted(name, key)

@@ -1,4 +1,4 @@
-"""Store a device's daily byte count on disk, so that a restart does not begin a new day."""
+"""Store a device's daily byte count on disk, so that a restart does not reset the daily quota."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,13 +26,16 @@ class _Quota(_Format):
 
 
 class QuotaFile:
-    """The byte count in a device's state folder, under 100 bytes, replaced as a whole."""
+    """A file in a device's state folder that contains the byte count.
+
+    It is shorter than 100 bytes, and the whole file is replaced on every write.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / QUOTA_FILE
 
     def read(self) -> QuotaRecord:
-        """Return the stored count, or a new day if the file is missing; raises `StorageError`."""
+        """Return the stored count, or zero if the file is missing; raises `StorageError`."""
         remedy = "delete it to begin a new day"
         try:
             written = read_json(self.path, _Format, remedy=remedy).format

@@ -31,14 +31,14 @@ from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
 
 NO_CODE = Trust()
-"""Commands that only read a folder import no code that it names."""
+"""The trust of commands that only read a folder. They import no code that the folder names."""
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """Everything except events that determines how a hub's state evolves.
+    """Everything that determines how a hub's state evolves, except the events.
 
-    If the rules are not `recordable`, they may have parts without a name. Nobody can reopen such a
-    run.
+    If the rules are not `recordable`, parts of them may have no name to record, and the run cannot
+    be opened again.
     """
 
     spec: ParameterSpec
@@ -58,9 +58,8 @@ class Rules(msgspec.Struct, frozen=True):
     ) -> HubCore:
         """Return a new core.
 
-        If the rules ship a graph and `graph` is `None`, the core gets an empty graph.
-
-        Whether there is a graph affects decisions, but its content does not.
+        If the rules ship a graph and `graph` is `None`, the core gets an empty graph. Decisions
+        depend on whether there is a graph, but not on its content.
         """
         if graph is None and self.ships_graph:
             graph = ShippedGraph(b"")
@@ -76,7 +75,7 @@ class Rules(msgspec.Struct, frozen=True):
         )
 
     def table(self) -> dict[str, Any]:
-        """Return the rules as plain values, without a policy that cannot be recorded."""
+        """Return the rules as plain values. A policy that cannot be recorded is left out."""
         return {
             "spec": to_table(self.spec),
             "policy": to_table(self.policy) if self.recordable else None,
@@ -86,7 +85,7 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 def read_rules(manifest: Manifest, where: str, trust: Trust = NO_CODE) -> Rules:
-    """Return the rules of a checkpoint.
+    """Return the rules that a checkpoint has recorded.
 
     Raises `StorageError` if they cannot be read. Raises `PluginError` if a plugin is not installed
     or may not be imported.
@@ -113,21 +112,22 @@ def read_rules(manifest: Manifest, where: str, trust: Trust = NO_CODE) -> Rules:
 
 
 MakeCore = Callable[[Rules, ModelVersion, float, Sessions], HubCore]
-"""Creates a new core for a version and a time: `Rules.make_core`, or a wrapper of it."""
+"""Creates a new core for a version and a time. It is `Rules.make_core` or a wrapper of it."""
 
 OnEntry = Callable[[int, Entry, Sequence[HubEffect]], bool]
-"""Receives each entry with its number after it is applied; returns whether to continue."""
+"""Receives the number and effects of each entry that was applied; returns whether to continue."""
 
 
 class Recovered:
     """A hub's recovered state.
 
-    `last` is the number of the last entry, `segments` are the journal's. `unsynced` are its records
-    that must be written again, `remarks` are warnings. If it `branches`, the journal does not lead
-    to this state, so a checkpoint must be written before anything else.
+    `last` is the number of the last journal entry. `segments` contains the journal's segments.
+    `unsynced` contains the journal records that must be written again. `remarks` contains warnings.
+    If `branches` is true, replaying the journal does not lead to this state, so a checkpoint must
+    be written before anything else.
 
-    If there are `plugins`, they were not imported. The state is then that of the checkpoint, for
-    display only, and nothing can be replayed from it.
+    `plugins` contains the names of plugins that were not imported. If there are any, the state is
+    that of the checkpoint. It can only be displayed, and no entries can be replayed from it.
     """
 
     def __init__(
@@ -169,13 +169,14 @@ class Recovered:
                 return
 
     def go_on_under(self, rules: Rules, make_core: MakeCore) -> None:
-        """Switch to `rules`, if they differ from the present ones.
+        """Switch to other rules if they differ from the current ones.
 
-        A new policy, or new codecs, start without the state of the old ones, but with the current
-        model including all acknowledged updates. The devices and their last outcomes are kept in
-        any case.
+        If the policy or the codecs have changed, the new ones start without the state of the old
+        ones. The current model, including all acknowledged updates, is always kept. So are the
+        devices and the last outcome of each device.
 
-        Raises `ModelMismatchError` if the hub's model has other frozen arrays than the run's.
+        Raises `ModelMismatchError` if the frozen arrays of the hub's model differ from those of the
+        run.
         """
         if rules == self.rules:
             return
@@ -209,12 +210,12 @@ class Recovered:
 def open_checkpoint(
     chosen: ChosenCheckpoint, make_core: MakeCore, draw_session: Callable[[], bytes], trust: Trust = NO_CODE
 ) -> Recovered:
-    """Return the state of a checkpoint; raises `PluginError` for a plugin that may not be imported."""
+    """Return the state in a checkpoint; raises `PluginError` if a plugin may not be imported."""
     return _open(chosen, read_rules(chosen.manifest, chosen.name, trust), make_core, draw_session)
 
 
 def look_at_checkpoint(chosen: ChosenCheckpoint) -> Recovered:
-    """Return the state of a checkpoint for display. Plugins are listed, not imported."""
+    """Return the state in a checkpoint for display. Plugins are listed but not imported."""
     manifest = chosen.manifest
     policy, settings = manifest.rules.get("policy"), manifest.rules.get("settings")
     codec = settings.get("codec") if isinstance(settings, dict) else None
@@ -253,14 +254,15 @@ def recover(
     history: HistoryWriter | None = None,
     trust_code: bool = False,
 ) -> Recovered | None:
-    """Return the state of a run's folder, or `None` if it has no checkpoint.
+    """Recover the state of a run from its folder; return `None` if there is no checkpoint.
 
-    With `recovery` "latest", this is everything that was ever durable. With "best" or a name, it is
-    the state of one checkpoint. The `history` is moved to the same state. The folder may name the
-    plugins of `rules` and installed ones, with `trust_code` any plugin.
+    If `recovery` is "latest", the state includes all durable data. If it is "best" or a
+    checkpoint's name, it is the state of that checkpoint. The `history` is truncated to the same
+    state. Plugins that the folder names may be imported if `rules` also uses them or if they are
+    installed. With `trust_code`, any plugin may be imported.
 
-    Raises `StorageError` if durable data cannot be recovered, `ModelMismatchError` for another
-    model's run.
+    Raises `StorageError` if durable data cannot be recovered, and `ModelMismatchError` if the run
+    belongs to another model.
     """
     chosen = folder.checkpoints.choose(recovery, rules.spec.fingerprint)
     if chosen is None:
@@ -291,7 +293,7 @@ def recover(
 
 
 def _noting(history: HistoryWriter, found: Recovered, on_entry: OnEntry) -> OnEntry:
-    """Return an `on_entry` that also adds rows to the history."""
+    """Wrap `on_entry` so that it also adds rows to the history."""
 
     def noted(number: int, entry: Entry, effects: Sequence[HubEffect]) -> bool:
         history.note(found.core, number, entry.event, effects, entry.now_s)
@@ -303,7 +305,7 @@ def _noting(history: HistoryWriter, found: Recovered, on_entry: OnEntry) -> OnEn
 
 
 def _last_number(reading: JournalReading, folder: RunFolder) -> int:
-    """Return the last number in the journal or a checkpoint, as far as they are readable."""
+    """Return the highest entry number in the journal and the checkpoints that can be read."""
     numbers = [manifest.journal for _, manifest in folder.checkpoints.manifests()[0]]
     try:
         numbers += [record.number for record in reading.records()]

@@ -25,16 +25,17 @@ Durability = Literal["journal", "checkpoint"]
 
 
 class HubRun:
-    """A run under `rules`, on a disk that nobody else writes to.
+    """A run under `rules`, on a disk to which no other process writes.
 
-    After `open`, it has the hub's state.
+    After `open`, it contains the hub's state.
 
-    Raises `ConfigError` for a policy that cannot be recorded.
+    Raises `ConfigError` if the policy cannot be recorded.
 
-    The `journal` writes the following entries. `now_s` is the core's time at the end of the last
-    start, `entries` the number of replayed entries. `checkpoint` is the name of the one that was
-    resumed, or empty, and `remarks` are warnings. The `history` is `None` if the run records no
-    rows. With `trust_code`, plugins that only the folder names are imported.
+    `journal` writes all later entries. `now_s` is the core's time at which the previous start
+    ended. `entries` is the number of replayed entries. `checkpoint` is the name of the checkpoint
+    from which the run was resumed, or empty. `remarks` contains warnings. `history` is `None` if
+    the run records no rows. With `trust_code`, plugins that are named only in the folder are
+    imported.
     """
 
     core: HubCore
@@ -76,11 +77,11 @@ class HubRun:
         created_s: float,
         on_entry: OnEntry = lambda *_: True,
     ) -> None:
-        """Recover the state, or begin with the `initial` model and its version, in a new lineage.
+        """Recover the state, or begin a new lineage with the `initial` model and its version.
 
-        On return, everything that was recovered is durable. A state that the journal does not reach
-        is in a checkpoint, dated `created_s`. Raises `StorageError`, and `ModelMismatchError` for
-        another model's folder.
+        When this returns, all recovered data is durable. If replaying the journal does not lead to
+        the state, a checkpoint with the time `created_s` has been written. Raises `StorageError`,
+        and `ModelMismatchError` if the folder belongs to another model.
         """
         self._software = f"edgeasync {VERSION}"
         rules = self._rules
@@ -124,9 +125,9 @@ class HubRun:
             ) from error
 
     def save(self, state: HubState, created_s: float) -> int:
-        """Write the history, then a checkpoint dated `created_s`; raises `OSError`.
+        """Write the history, then a checkpoint with the time `created_s`; raises `OSError`.
 
-        Returns the number through which the journal may be dropped.
+        Return the number up to which journal records may be removed.
         """
         if state.entry is None:
             self._last += 1  # so that no later journal seems to continue an earlier checkpoint

@@ -1,4 +1,4 @@
-"""Describe replayed entries as lines of `edgeasync replay`."""
+"""Describe replayed journal entries as lines of `edgeasync replay`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,10 +18,11 @@ from edgeasync.protocol.messages import Duplicate, FirstOutcome, Push, Refuse, R
 class ReplayedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """An update that arrived, and its outcome.
 
-    `staleness` is in versions. `version` is the newest version after the event. `reason` explains
-    why the hub rejected or ignored the update. For a duplicate, it is the earlier outcome.
-    `metrics` are the device's. `delay_steps` are the first of its `local_steps`, which the device
-    took before it used the answer to its previous update.
+    `staleness` is measured in versions. `version` is the newest version after the event. `reason`
+    explains why the hub rejected or ignored the update. For a duplicate, it is the earlier outcome.
+    `metrics` contains the metrics that the device reported. `delay_steps` is the number of local
+    steps, at the start of the `local_steps`, that the device took before it used the answer to its
+    previous update.
     """
 
     event: str = "update"
@@ -56,9 +57,10 @@ class ReplayedEvaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Any other event: a device joins or expires, an alarm, a new lineage.
+    """Any other event, such as a device that joins or expires, an alarm, or a new lineage.
 
-    `version` is the newest version after the event. `figures` are those of an alarm.
+    `version` is the newest version after the event. `figures` contains the measured values of an
+    alarm.
     """
 
     event: str
@@ -75,14 +77,14 @@ Line = ReplayedUpdate | ReplayedEvaluation | RunEvent
 
 
 class RunDescriber:
-    """Describes entries that have been applied to a core."""
+    """Describes journal entries that have been applied to a core."""
 
     def __init__(self, core: HubCore) -> None:
         self._core = core
         self._duplicates = core.duplicates
 
     def lines(self, number: int, entry: Entry, effects: Sequence[HubEffect]) -> Iterator[Line]:
-        """Yield the lines of an entry: first the received event, then its consequences."""
+        """Yield the lines for an entry: first the received event, then its effects."""
         core, event = self._core, entry.event
         repeated, self._duplicates = core.duplicates > self._duplicates, core.duplicates
         if isinstance(event, PushArrived):
@@ -190,7 +192,7 @@ class RunDescriber:
 
 
 def _outcome(effects: Sequence[HubEffect]) -> tuple[str, str]:
-    """Return an update's outcome and its reason."""
+    """Return the outcome of an update and the reason for it."""
     outcome = outcome_of(effects)
     if outcome is None:
         answers = [effect.message for effect in effects if isinstance(effect, SendToDevice)]

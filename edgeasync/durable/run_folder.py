@@ -1,7 +1,7 @@
-"""The files of a run's folder, and how to open them for reading.
+"""The files of a run's folder, and functions that open them for reading.
 
-This module neither writes nor locks. So the folder may belong to another user, be a copy, or be in
-use by a hub.
+This module never writes or locks anything. So the folder may belong to another user, be a copy, or
+be in use by a hub.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ FORWARD_FILE = "forward.onnx"
 TRAINING_FILE = "training.onnx"
 
 ATTEMPTS = 10
-"""How often to retry reading a folder that changes meanwhile."""
+"""Number of attempts to read a folder that changes while it is read."""
 
 Kind = TypeVar("Kind")
 
@@ -36,8 +36,8 @@ Kind = TypeVar("Kind")
 class RunFolder:
     """The files of a run: checkpoints, journal, history and the settings of its last start.
 
-    `disk` contains the files; by default it is the folder at `path`, which messages name. A hub,
-    which writes checkpoints, sets how many to `keep`.
+    `disk` contains the files. By default, it is the folder at `path`. Error messages name `path`.
+    `keep` is the number of checkpoints to keep; only a hub, which writes checkpoints, sets it.
     """
 
     def __init__(self, path: Path = Path(), disk: Disk | None = None, *, keep: int = 1) -> None:
@@ -47,7 +47,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Return the run at a path, and forbid importing modules from it.
+        """Open the run at a path. No modules can be imported from that folder afterwards.
 
         Raises `StorageError` if the folder is missing.
         """
@@ -63,7 +63,7 @@ class RunFolder:
 
     @property
     def is_known(self) -> bool:
-        """Whether a hub has begun a run here, or saved its model."""
+        """Whether a hub has started a run in this folder or saved its model there."""
         try:
             return any((self.path / name).exists() for name in (RECORD_FILE, MODEL_FILE))
         except OSError:  # reading the folder raises the error
@@ -71,7 +71,7 @@ class RunFolder:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is a checkpoint, readable or not; raises `StorageError`."""
+        """Return whether the folder contains a checkpoint, readable or not; raises `StorageError`."""
         return self.path.is_dir() and any(self.checkpoints.manifests())
 
     def record(self, kind: type[Kind], remedy: str = "") -> Kind:
@@ -79,18 +79,18 @@ class RunFolder:
         return read_json(self.path / RECORD_FILE, kind, remedy=remedy)
 
     def journal(self, after: int = 0) -> JournalReading:
-        """Return a reading of the journal's records after a number."""
+        """Return a `JournalReading` of the records with numbers above `after`."""
         return JournalReading(self.disk, after)
 
     def history(self) -> Rows:
-        """Return the history; a damaged or missing one sets `trouble`."""
+        """Return the history. If it is damaged or missing, `trouble` is set."""
         return read_rows(self.disk)
 
     def snapshot(self) -> "RunSnapshot":
-        """Return checkpoints and journal as they are at one moment; raises `StorageError`.
+        """Return a consistent snapshot of checkpoints and journal; raises `StorageError`.
 
-        A hub drops journal entries that its checkpoints cover. So the journal is opened between two
-        equal listings of the checkpoints.
+        A hub removes journal entries that its checkpoints cover. So the journal is opened between
+        two listings of the checkpoints, which must be equal.
         """
         checkpoints = self.checkpoints.manifests()
         for _ in range(ATTEMPTS):
@@ -108,9 +108,9 @@ class RunFolder:
 
 
 class JournalPart(msgspec.Struct, frozen=True):
-    """Checkpoints, oldest first, from which the journal leads to entry `last`.
+    """A part of the journal that leads from the first of its checkpoints to entry `last`.
 
-    `trouble` explains why it leads no further.
+    `starts` contains its checkpoints, oldest first. `trouble` explains why the part ends at `last`.
     """
 
     starts: list[tuple[str, Manifest]]
@@ -119,14 +119,14 @@ class JournalPart(msgspec.Struct, frozen=True):
 
     @property
     def first(self) -> int:
-        """The entry of the oldest checkpoint."""
+        """The number of the entry that the oldest checkpoint of this part covers last."""
         return self.starts[0][1].journal
 
 
 class RunSnapshot:
     """A run's checkpoints, newest first, and its journal, which stays open until `close`.
 
-    `unreadable` are the names of unreadable checkpoints, with the error of each.
+    `unreadable` contains the names of unreadable checkpoints and the error for each.
     """
 
     def __init__(
@@ -141,10 +141,11 @@ class RunSnapshot:
         self.journal.close()
 
     def follow(self) -> tuple[Manifest, str]:
-        """Return the newest manifest, updated by the journal, and why the journal ends.
+        """Return the newest manifest, updated from the journal, and an error message.
 
-        Version, lineage and count of updates are those after the last entry. The entries are read,
-        but nothing is recomputed.
+        The manifest's version, lineage and number of updates are those after the last entry. The
+        entries are read, but the state is not recomputed. The message is empty unless the journal
+        is damaged.
         """
         start = self.manifests[0][1]
         version, updates_applied, lineage, trouble = start.version, start.updates_applied, start.lineage, ""
@@ -160,11 +161,11 @@ class RunSnapshot:
         return replace(start, version=version, updates_applied=updates_applied, lineage=lineage), trouble
 
     def parts(self, starts: list[tuple[str, Manifest]]) -> list[JournalPart]:
-        """Split the journal into parts that lead from one checkpoint to others.
+        """Split the journal into parts, each of which leads from one checkpoint to later ones.
 
-        `starts` are the checkpoints, ordered oldest first. A part reaches a checkpoint if it
-        contains all entries before the checkpoint and they lead to the checkpoint's version. If a
-        part ends early, the next one begins at the first checkpoint that it did not reach.
+        `starts` contains the checkpoints, oldest first. A part reaches a checkpoint if it contains
+        all entries that precede the checkpoint and if they lead to the checkpoint's version. If a
+        part ends early, the next part begins at the first checkpoint that the part did not reach.
         """
         found = []
         while starts:

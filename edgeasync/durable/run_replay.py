@@ -1,8 +1,8 @@
-"""Replay a run from its folder alone: apply each journal entry and describe it, without writing.
+"""Replay a run from its folder alone: apply and describe each journal entry, without writing.
 
-This works while a hub writes to the folder, and on a copy. The journal does not continue from every
-checkpoint. If a hub went back to a checkpoint, or resumed under other rules, the entry numbers have
-a gap, which only the checkpoint written then bridges.
+This works on a copy, and on a folder to which a hub is writing. The journal may not continue from
+every checkpoint. If a hub returned to an earlier checkpoint, or resumed under other rules, there is
+a gap in the entry numbers. Only the checkpoint that the hub wrote at that time closes the gap.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,9 +33,9 @@ from edgeasync.protocol.wire import checksum
 
 
 class Beginning(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the replay begins: after entry `entry`, with the state of `checkpoint`.
+    """Where the replay begins: after journal entry `entry`, with the state of `checkpoint`.
 
-    `remarks` are warnings.
+    `remarks` contains warnings.
     """
 
     event: str = "begins"
@@ -60,16 +60,17 @@ class RunReplay:
         trust_code: bool = False,
         verify: bool = False,
     ) -> None:
-        """Find where to begin: at `checkpoint`, or as early as possible.
+        """Choose the checkpoint at which to begin: `checkpoint`, or the earliest possible one.
 
-        It ends after entry `until`.
+        The replay ends after entry `until`.
 
-        The `checkpoint` may be "latest", from which a restarted hub resumes. Without `trust_code`,
-        no plugin is imported, so a run with plugins is replayed up to its last checkpoint only.
-        With `verify`, the whole state is compared with each checkpoint on the way.
+        If `checkpoint` is "latest", the replay begins at the checkpoint from which a restarted hub
+        would resume. Without `trust_code`, no plugin is imported, so a run with plugins is replayed
+        only up to its last checkpoint. With `verify`, the whole state is compared with every
+        checkpoint that the replay passes.
 
-        Raises `StorageError` if the folder is not a run or has no usable checkpoint, `ConfigError`
-        if entry `until` is not available.
+        Raises `StorageError` if the folder is not a run or has no usable checkpoint. Raises
+        `ConfigError` if entry `until` is not available.
         """
         self._until = until
         self._verify = verify
@@ -81,10 +82,11 @@ class RunReplay:
         """Wall-clock time at which the first checkpoint was written."""
         self.remarks: list[str] = []
         self.compared: list[str] = []
-        """The checkpoints that the state was compared with."""
+        """The names of the checkpoints with which the state was compared."""
         self.earlier: int | None = None
-        """The last entry of the previous part of the journal, for `until`; `None` for the first
-        part.
+        """The last entry of the previous part of the journal, to be passed as `until`.
+
+        It is `None` for the first part.
         """
         try:
             self._state = self._begin_early() if checkpoint is None else self._begin_at(checkpoint)
@@ -104,7 +106,10 @@ class RunReplay:
 
     @classmethod
     def of_parts(cls, run: Path, *, trust_code: bool = False, verify: bool = False) -> Iterator[Self]:
-        """Yield a replay of each part of the journal, last part first. The next one closes it."""
+        """Yield a replay of each part of the journal, last part first.
+
+        Each replay is closed when the next one is requested.
+        """
         until: int | None = None
         while True:
             with closing(cls(run, until=until, trust_code=trust_code, verify=verify)) as replay:
@@ -134,7 +139,7 @@ class RunReplay:
 
     @property
     def plugins(self) -> Sequence[str]:
-        """The plugins that were not imported, whose decisions are not replayed."""
+        """The names of plugins that were not imported. Their decisions are not replayed."""
         return self._state.plugins
 
     @property
@@ -145,9 +150,10 @@ class RunReplay:
     def tell(self, on_line: Callable[[Line], bool]) -> int:
         """Replay until entry `until` or until `on_line` returns false.
 
-        Return the bytes of a torn write. Raises `StorageError` if the journal is damaged or, with
-        `verify`, leads to another state than a checkpoint. Raises `PluginError` if a plugin decides
-        differently than in the run. Lines before the error have been passed to `on_line`.
+        Return the number of bytes that belong to a torn write. Raises `StorageError` if the journal
+        is damaged or, with `verify`, if it leads to a state that differs from a checkpoint. Raises
+        `PluginError` if a plugin decides differently than it did in the run. All lines before the
+        error have been passed to `on_line`.
         """
         state, until = self._state, self._until
         if state.plugins or (until is not None and until <= state.last):
@@ -166,8 +172,8 @@ class RunReplay:
     def _compare(self, number: int) -> None:
         """Compare the state with the checkpoint of this entry, if there is one.
 
-        This applies to runs with plugins, and with `verify` to all runs. Raises `PluginError`, and
-        with `verify` also `StorageError`.
+        Without `verify`, only runs with plugins are compared. Raises `PluginError` and, with
+        `verify`, also `StorageError`.
         """
         state, (name, manifest) = self._state, self._checkpoints.get(number, ("", None))
         if manifest is None or not (self._verify or plugins_of(state.rules.policy)):
@@ -193,12 +199,12 @@ class RunReplay:
             self.compared.append(name)
 
     def devices(self) -> list[dict[str, Any]]:
-        """Return the devices' part of the status at the current entry."""
+        """Return the devices at the current entry, as in a hub's status."""
         found: list[dict[str, Any]] = self._state.core.status(self._state.now_s)["devices"]
         return found
 
     def summary(self) -> dict[str, Any]:
-        """Return the state at the current entry, for people and scripts."""
+        """Return the state at the current entry, for display and for scripts."""
         core, state = self._state.core, self._state
         judged = core.policy_engine.describe()
         return {
@@ -218,7 +224,7 @@ class RunReplay:
         }
 
     def _begin_at(self, checkpoint: str) -> Recovered:
-        """Begin at a named checkpoint, "latest" or "best"."""
+        """Begin at the checkpoint with this name, or at the "latest" or "best" one."""
         fingerprint = dict(self._files.manifests).get(checkpoint, self._newest).fingerprint
         chosen = self._folder.checkpoints.choose(checkpoint, fingerprint)
         if chosen is None:
@@ -236,7 +242,10 @@ class RunReplay:
         return self._open(chosen)
 
     def _begin_early(self) -> Recovered:
-        """Begin at the oldest checkpoint that leads to entry `until`, or to the journal's end."""
+        """Begin at the oldest checkpoint from which the journal leads to entry `until`.
+
+        Without `until`, this is the oldest checkpoint from which the journal leads to its own end.
+        """
         fingerprint = self._newest.fingerprint
         # Oldest first. Of several checkpoints at one number, the journal follows the newest.
         ours = [one for one in reversed(self._files.manifests) if one[1].fingerprint == fingerprint]
@@ -292,7 +301,7 @@ class RunReplay:
 
 
 def _stops_at(chosen: ChosenCheckpoint, plugins: Sequence[str]) -> str:
-    """Return a warning that a replay ends at its checkpoint because of plugins."""
+    """Return a warning that a replay ends at its checkpoint because plugins were not imported."""
     return (
         f"stops at {chosen.name}, version {chosen.manifest.version}: later entries need the plugins "
         f"{', '.join(plugins)}, which are not imported from a run's folder; if you trust the folder, pass "
@@ -301,7 +310,7 @@ def _stops_at(chosen: ChosenCheckpoint, plugins: Sequence[str]) -> str:
 
 
 def _earlier_parts(parts: list[JournalPart]) -> list[str]:
-    """Return a remark for each part but the last that has entries, on how to replay it."""
+    """Return a remark for each earlier part that has entries. It explains how to replay the part."""
     remarks = []
     for part, following in pairwise(parts):
         if part.last == part.first:

@@ -1,7 +1,7 @@
 """Files and folders for keys and tokens that only their owner may read or write.
 
-A secret is written to a new file, never through a link, and read from a regular file only. A file
-that other users can read is refused, because its secret may be known to them.
+A secret is always written to a new file, never through a link, and read only from a regular file. A
+file that other users can read is refused, because they may already know the secret.
 """
 
 import contextlib
@@ -21,9 +21,10 @@ _PRIVATE = 0o700
 
 
 def private_folder(path: Path) -> Path:
-    """Create a folder that only its owner may enter, and its parent, if missing; return it.
+    """Create a folder that only its owner may access, and its parent if missing; return the folder.
 
-    Raises `StorageError` if it cannot be created, is a link, or is open to other users.
+    Raises `StorageError` if the folder cannot be created, is a link, or is accessible to other
+    users.
     """
     try:
         path.parent.mkdir(_PRIVATE, parents=True, exist_ok=True)
@@ -39,7 +40,7 @@ HUB_KEYS = "create a hub's keys with 'edgeasync keys init', or set the right fol
 
 
 def check_private(path: Path) -> None:
-    """Raise `StorageError` unless a path is a folder that only its owner may enter."""
+    """Raise `StorageError` unless a path is a folder that only its owner may access."""
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -52,10 +53,11 @@ def check_private(path: Path) -> None:
 
 
 def read_secret(path: Path, *, public: bool = False, absent: str = HUB_KEYS) -> bytes:
-    """Return the content of a secret file. Other users may read a `public` file, but not write it.
+    """Return the content of a secret file.
 
-    Raises `StorageError` if it cannot be read, is a link, or is open to other users. `absent` is
-    the remedy if the file is missing.
+    If the file is `public`, other users may read it, but not write it. Raises `StorageError` if the
+    file cannot be read, is a link, or is accessible to other users. `absent` tells the user what to
+    do if the file is missing.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -77,7 +79,7 @@ def read_secret(path: Path, *, public: bool = False, absent: str = HUB_KEYS) -> 
 def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:
     """Write a secret to a file and sync it.
 
-    Without `replace`, an existing file is not changed, and raises `StorageError`.
+    Unless `replace` is true, an existing file is not changed, and `StorageError` is raised.
     """
     with staged_secret(path, content, replace=replace):
         pass
@@ -85,7 +87,7 @@ def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:
 
 @contextlib.contextmanager
 def staged_secret(path: Path, content: bytes, *, replace: bool = False) -> Iterator[None]:
-    """Write a secret like `write_secret`, but rename the file only after the block has succeeded."""
+    """Write a secret like `write_secret`, but rename the file only if the `with` block succeeds."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
         with open(temporary, "xb", opener=_create) as file:
@@ -112,7 +114,7 @@ def staged_secret(path: Path, content: bytes, *, replace: bool = False) -> Itera
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder of secrets, so that one process at a time changes its content."""
+    """Lock a folder of secrets, so that only one process at a time changes its content."""
     try:
         lock = FileLock(folder / "lock", os.O_RDWR | os.O_CREAT)
     except FileNotFoundError:

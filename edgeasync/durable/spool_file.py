@@ -1,4 +1,4 @@
-"""Store a device's unanswered update and model on disk, for `spool = "full"`.
+"""Store a device's unanswered update and its model on disk, for `spool = "full"`.
 
 This module is separate from `identity`, so that a device without a spool does not import it.
 """
@@ -22,20 +22,23 @@ from edgeasync.structs import parse_json
 SPOOL_FILE = "spool.safetensors"
 HELD_FILE = "model.safetensors"
 HELD_FORMAT = "edgeasync-held-1"
-"""A file of another format is not read; the hub then sends the whole model."""
+"""The supported format. A file in another format is not read, and the hub sends the whole model."""
 
 SPOOL_FORMAT = "edgeasync-spool-1"
-"""A file of another format, or with an update of another protocol version, is renamed and not read.
+"""The supported format.
+
+A file is renamed if it has another format, or if its update has another protocol version.
 """
 
 _PAYLOAD, _RESIDUAL, _TRAINER, _MODEL = "payload", "residual", "trainer.", "model"
 
 
 class SpoolFile:
-    """The files of a device with `spool = "full"`, each replaced as a whole.
+    """The files of a device with `spool = "full"`. Each file is replaced as a whole.
 
-    The spool is about as large as payload, residual and trainer's state together, the other file as
-    the model. Each needs twice that space while it is replaced.
+    The spool is about as large as the payload, the residual and the trainer's state together. The
+    other file is about as large as the model. While a file is replaced, it needs twice its size on
+    disk.
     """
 
     def __init__(self, folder: Path, state_id: str) -> None:
@@ -44,20 +47,23 @@ class SpoolFile:
 
     @property
     def path(self) -> Path:
-        """The spool's file."""
+        """The path of the spool."""
         return self._spool.path
 
     def read(self) -> Spool | None:
-        """Return the stored spool; `None` if there is no file.
+        """Return the stored spool, or `None` if the file is missing.
 
-        Raises `StorageError` if it cannot be read. Raises `ProtocolError` if it is damaged or
-        another device's; then call `put_aside` to begin a new one.
+        Raises `StorageError` if the file cannot be read. Raises `ProtocolError` if it is damaged or
+        belongs to another device. In that case, call `put_aside` to begin a new spool.
         """
         found = self._spool.read()
         return None if found is None else _to_spool(*found)
 
     def read_model(self) -> HeldModel | None:
-        """Return the stored model; `None` if it is missing, damaged or another device's."""
+        """Return the stored model.
+
+        The result is `None` if the file is missing, damaged, or belongs to another device.
+        """
         try:
             found = self._held.read()
             return None if found is None else _to_held(*found)
@@ -65,7 +71,7 @@ class SpoolFile:
             return None  # the hub sends the whole model instead of a delta
 
     def write(self, spool: Spool) -> None:
-        """Replace the spool, synced to disk; raises `StorageError`."""
+        """Replace the spool and sync it to disk; raises `StorageError`."""
         arrays: dict[str, npt.NDArray[Any]] = {_PAYLOAD: np.frombuffer(spool.payload, np.uint8)}
         if spool.residual is not None:
             arrays[_RESIDUAL] = spool.residual
@@ -84,7 +90,7 @@ class SpoolFile:
         self._held.write(metadata, {_MODEL: held.values})
 
     def put_aside(self) -> Path:
-        """Rename the spool for inspection; return its new path. Raises `StorageError`."""
+        """Rename the spool so that it can be inspected; return its new path. Raises `StorageError`."""
         return self._spool.put_aside()
 
 

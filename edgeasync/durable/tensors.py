@@ -1,8 +1,8 @@
 """Read and write named arrays in the safetensors format, as views of memory without copying.
 
-The format: length of the header u64 little-endian, a JSON header with each array's dtype, shape and
-offsets, padded with spaces to 8 bytes, and the memory of the arrays in sequence.
-https://huggingface.co/docs/safetensors/index#format
+A file consists of the length of the header as a little-endian u64, a JSON header, and the memory of
+the arrays in sequence. The header contains each array's dtype, shape and offsets, and is padded
+with spaces to a multiple of 8 bytes. https://huggingface.co/docs/safetensors/index#format
 """
 
 import math
@@ -24,7 +24,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class _Place(msgspec.Struct):
-    """The offsets of an array, in bytes after the header."""
+    """The offsets at which an array starts and ends, in bytes after the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -37,11 +37,11 @@ _read_place = msgspec.json.Decoder(_Place).decode
 def tensor_parts(
     tensors: Mapping[str, npt.NDArray[np.float32] | npt.NDArray[np.uint8]], metadata: dict[str, str] | None = None
 ) -> list[memoryview]:
-    """Return the parts of a safetensors file: the header, and each array's memory as bytes.
+    """Return the parts of a safetensors file: the header, and the memory of each array as bytes.
 
-    Arrays are ordered by dtype and name, so that float32 arrays are aligned wherever the file is.
-    Arrays that are not C-contiguous are copied. Raises `ValueError` for an array that is neither
-    float32 nor uint8.
+    Arrays are ordered by dtype and name, so that float32 arrays are aligned wherever the file is
+    loaded. Arrays that are not C-contiguous are copied. Raises `ValueError` for an array that is
+    neither float32 nor uint8.
     """
     places, parts, start = {}, [], 0
     for name in sorted(tensors, key=lambda name: (-tensors[name].itemsize, name)):
@@ -71,7 +71,7 @@ def read_tensors(content: Buffer) -> dict[str, npt.NDArray[np.float32] | npt.NDA
 
 
 def _view(content: Buffer, data: int, place: _Place) -> npt.NDArray[np.float32] | npt.NDArray[np.uint8]:
-    """Return an array; `data` is the offset of the first array."""
+    """Return an array as a view of `content`. `data` is the offset of the first array."""
     dtype = _DTYPES.get(place.dtype)
     if dtype is None or min(place.shape, default=0) < 0:
         raise ValueError(f"unsupported array of dtype {place.dtype} and shape {place.shape}")

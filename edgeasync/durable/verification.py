@@ -10,11 +10,13 @@ from edgeasync.errors import PluginError, StorageError
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """A verified run: its journal's `entries` lead to the state of each checkpoint in `compared`.
+    """The result of verifying a run.
 
-    The checkpoints in `read` are undamaged, but were not compared: the replay begins at them, or no
-    journal leads to them any more. `updates_applied` and `version` are those at the end. The last
-    `unfinished_bytes` of the journal belong to an unfinished write.
+    The journal contains `entries` entries, which lead to the state of each checkpoint in
+    `compared`. The checkpoints in `read` are undamaged but were not compared, because the replay
+    begins at them or because no entries in the journal lead to them any more. `updates_applied` and
+    `version` are the values at the end of the journal. The last `unfinished_bytes` bytes of the
+    journal belong to an unfinished write.
     """
 
     event: str = "verified"
@@ -29,9 +31,9 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 def verify_run(run: Path, *, trust_code: bool = False) -> Verified:
     """Replay a run's whole journal, and compare the state with each checkpoint on the way.
 
-    Raises `StorageError` if something is damaged, if the journal leads to another state than a
-    checkpoint, or if the counts of updates are inconsistent. Raises `PluginError` if a plugin may
-    not be imported without `trust_code`, or decides differently than in the run.
+    Raises `StorageError` if a file is damaged, if the journal leads to a state that differs from a
+    checkpoint, or if the numbers of updates are inconsistent. Raises `PluginError` if a plugin may
+    not be imported without `trust_code`, or if it decides differently than it did in the run.
     """
     entries, unfinished, compared = 0, 0, list[str]()
     last: RunReplay | None = None
@@ -59,7 +61,7 @@ def verify_run(run: Path, *, trust_code: bool = False) -> Verified:
 
 
 def _read_others(run: Path, compared: list[str]) -> list[str]:
-    """Read the checkpoints that were not compared, and return their names; raises `StorageError`."""
+    """Read the checkpoints that were not compared; return their names. Raises `StorageError`."""
     store = RunFolder(run).checkpoints
     readable, unreadable = store.manifests()
     if unreadable:

@@ -6,14 +6,14 @@ import socket
 from edgeasync.errors import AddressError
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:5555"
-"""The default address of a hub, for listening and connecting."""
+"""The default address on which a hub listens and to which clients connect."""
 
 BIND, HUB = "bind (--bind)", "hub (--hub)"
-"""The settings and flags of addresses, for messages."""
+"""The names of the address settings and their flags, for error messages."""
 
 
 def check_bind(address: str, *, insecure: bool) -> None:
-    """Raise `AddressError` unless the address is loopback, or `insecure` is true."""
+    """Raise `AddressError` unless the address is a loopback address or `insecure` is true."""
     host = _read(address, BIND, any_port=True)
     if not insecure and not _is_loopback(address, host):
         raise AddressError(
@@ -23,9 +23,9 @@ def check_bind(address: str, *, insecure: bool) -> None:
 
 
 def is_within_machine(address: str) -> bool:
-    """Return whether an address to bind is TCP on loopback.
+    """Return whether an address to bind is TCP on a loopback interface.
 
-    Names other than `localhost` are not resolved, because they may belong to another machine a
+    Names other than `localhost` are not resolved, because they may resolve to another machine a
     moment later. Raises `AddressError` for an invalid address.
     """
     host = (_read(address, BIND, any_port=True) or "").strip("[]")
@@ -36,9 +36,10 @@ def is_within_machine(address: str) -> bool:
 
 
 def check_connect(address: str, *, insecure: bool, name: str = HUB) -> None:
-    """Raise `AddressError` unless the address is safe to use without keys: loopback, or `insecure`.
+    """Raise `AddressError` if it is not safe to connect to an address without keys.
 
-    `name` is the setting of the address, for the message.
+    It is safe if it is a loopback address. If `insecure` is true, every valid address is allowed.
+    `name` is the name of the setting for the error message.
     """
     host = host_of(address, name)
     if not insecure and not _is_loopback(address, host):
@@ -50,7 +51,7 @@ def check_connect(address: str, *, insecure: bool, name: str = HUB) -> None:
 
 
 def host_of(address: str, name: str = "") -> str | None:
-    """Return the host of an address to connect to, or `None` if it is not TCP.
+    """Return the host of an address to connect to, or `None` if the transport is not TCP.
 
     Raises `AddressError`.
     """
@@ -58,9 +59,10 @@ def host_of(address: str, name: str = "") -> str | None:
 
 
 def is_ipv6(address: str) -> bool:
-    """Return whether an address is IPv6: in brackets, or a name without an IPv4 address.
+    """Return whether an address is IPv6: in brackets, or a name that has no IPv4 address.
 
-    A name with addresses of both kinds counts as IPv4. Blocks while the name is resolved.
+    A name that has addresses of both families counts as IPv4. The call blocks while the name is
+    resolved.
     """
     if "[" in address:
         return True
@@ -69,7 +71,7 @@ def is_ipv6(address: str) -> bool:
 
 
 def _has(host: str, family: int) -> bool:
-    """Return whether a name has an address of this family."""
+    """Return whether a name resolves to an address of this family."""
     try:
         return bool(socket.getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM))
     except (OSError, UnicodeError):
@@ -79,7 +81,7 @@ def _has(host: str, family: int) -> bool:
 def _read(address: str, name: str, *, any_port: bool) -> str | None:
     """Return the host of a TCP address, or `None` for other transports.
 
-    `name` is the setting of the address, for the message.
+    `name` is the name of the setting for the error message.
     """
     transport, _, place = address.partition("://")
     if transport in ("ipc", "inproc") and place:
@@ -97,10 +99,10 @@ def _read(address: str, name: str, *, any_port: bool) -> str | None:
 
 
 def _is_loopback(address: str, host: str | None) -> bool:
-    """Return whether an address is a path, or a host with only loopback addresses.
+    """Return whether an address is a path, or a host that has only loopback addresses.
 
     A socket in the abstract namespace, `ipc://@NAME`, has no permissions, so every user of the
-    machine may use it. Raises `AddressError` for a name that does not resolve.
+    machine can connect to it. Raises `AddressError` for a name that cannot be resolved.
     """
     if host is None:
         return not address.startswith("ipc://@")

@@ -1,4 +1,4 @@
-"""Authorize keys by a hub's folder of keys, and reread its files whenever they change."""
+"""Authorize keys by the allow-list and tokens in a hub's folder. Changed files are read again."""
 
 import asyncio
 import logging
@@ -17,23 +17,27 @@ from edgeasync.host.file_watch import FileWatch, Stamp, stamp_of
 LOG = logging.getLogger("edgeasync.keys")
 
 POLL_S = 0.2
-"""How often the allow-list is checked, so that revoking a key takes effect within a second."""
+"""Interval at which the allow-list is checked.
+
+It ensures that a revocation takes effect within a second.
+"""
 
 KNOCK_S = 0.5
-"""Minimum time between two recorded knocks."""
+"""Minimum time between two connection attempts by unknown keys that are recorded."""
 
 REVOKED_MAX = 4096
-"""Number of keys of earlier lists to remember, to count their connections as revoked."""
+"""Number of keys of earlier lists to remember, so that their connections are counted as revoked."""
 
 
 class AllowListReader:
-    """Authorizes keys by the allow-list. Used on the hub's event loop.
+    """Authorizes keys by the allow-list. Use it on the hub's event loop.
 
     `on_revoked` is called with the keys that a change of the list has revoked. `on_trouble` is
     called with a message if the list, or a line of it, is invalid. `on_knock`, if set, is called
-    with unknown keys and their addresses, at most every `KNOCK_S`. `on_expired` is called when a
-    token is first seen expired. The caller must record that, because a clock set back would make
-    the token valid again. `denied` counts rejections by reason.
+    with unknown keys that try to connect and their addresses, at most once every `KNOCK_S` seconds.
+    `on_expired` is called when a token is first found to have expired. The caller must record this.
+    Otherwise the token would be valid again if the clock were set back. `denied` counts rejections
+    by reason.
     """
 
     def __init__(
@@ -68,7 +72,10 @@ class AllowListReader:
     # -- authorization ---------------------------------------------------------------------------------------
 
     def lets_in(self, key: Key, address: str) -> bool:
-        """Return whether a key may connect; count and log a rejection. Call it once per connection."""
+        """Return whether a key may connect. Call it once per connection.
+
+        A rejection is counted and logged.
+        """
         user_id = key.hex()
         if user_id not in self._senders:
             self.poll(replaced=True)  # the list may have changed a moment ago
@@ -87,11 +94,11 @@ class AllowListReader:
         return False
 
     def sender(self, user_id: str) -> Sender | None:
-        """Return the sender of a message by its key, or `None` if the key is not admitted."""
+        """Return the sender that a key identifies, or `None` if the key is not admitted."""
         return self._senders.get(user_id)
 
     def token(self, user_id: str) -> IssuedToken | None:
-        """Return the token of a temporary key, or `None` if the key belongs to no remembered token."""
+        """Return the token to which a temporary key belongs, or `None` if no token is known for it."""
         self._look_at_tokens()
         token = self._tokens.get(bytes.fromhex(user_id))
         if token is not None and token.key in self._expired:
@@ -99,7 +106,7 @@ class AllowListReader:
         return token
 
     def _look_at_tokens(self) -> None:
-        """Reread the tokens if they have changed, and find expired ones."""
+        """Read the tokens again if they have changed, and find expired tokens."""
         stamp = stamp_of(self._keys.tokens_file)
         if stamp != self._tokens_stamp:
             try:
@@ -129,12 +136,12 @@ class AllowListReader:
             self._timer.cancel()
 
     def poll(self, *, replaced: bool = False) -> None:
-        """Reread the list if it has changed; with `replaced`, only if the file was replaced."""
+        """Read the list again if it has changed or, with `replaced`, only if the file was replaced."""
         if self._watch.has_changed(replaced=replaced):
             self.read()
 
     def read(self) -> None:
-        """Reread the list now, because it is known to be complete."""
+        """Read the list again now. Call it only if the file is known to be complete."""
         self._watch.note_read()
         try:
             allowed = self._keys.read_allow_list()
@@ -168,10 +175,10 @@ class AllowListReader:
             self._on_revoked(gone)
 
     def holds(self, key: Key) -> bool:
-        """Return whether a key is in the list and not revoked."""
+        """Return whether the list contains a key and the key is not revoked."""
         return key.hex() in self._senders
 
     def gives(self, key: Key, device_id: str) -> bool:
-        """Return whether a key may use a device id, according to the list."""
+        """Return whether the list allows a key to use a device id."""
         sender = self.sender(key.hex())
         return sender is not None and sender.speaks_for(device_id)

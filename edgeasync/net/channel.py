@@ -1,9 +1,9 @@
 """A ZeroMQ socket on an asyncio loop: non-blocking calls, driven by the socket's file descriptor.
 
-The descriptor is edge-triggered. It becomes readable once, and stays silent until everything has
-been read. So every wake-up reads until the socket is empty, in batches that let the loop run in
-between. A send, even a failed one, also consumes the notification. So every send outside a wake-up
-is followed by a read.
+The descriptor is edge-triggered. It becomes readable once and does not signal again until all
+messages have been read. So every wake-up reads until the socket is empty, in batches between which
+the loop can run other callbacks. A send, even a failed one, also consumes the notification. So
+every send outside a wake-up is followed by a read.
 """
 
 import asyncio
@@ -14,16 +14,19 @@ import zmq
 from edgeasync.protocol.wire import Buffer
 
 BATCH = 32
-"""Messages per batch before the event loop runs other callbacks."""
+"""Number of messages to read before the event loop runs other callbacks."""
 
 FRAMES_MAX = 16
-"""Maximum number of frames before a message is reported as endless."""
+"""Maximum number of frames of a message. Longer messages are reported as endless."""
 
 FRAMES_AT_A_TIME = 1024
-"""Frames of a long message that are dropped before the event loop runs other callbacks."""
+"""Number of frames of a long message to drop before the event loop runs other callbacks."""
 
 COPY_BELOW_BYTES = 1 << 16
-"""Smaller frames are copied. Otherwise they would pin libzmq's shared receive buffer."""
+"""Frames smaller than this are copied.
+
+Otherwise they would keep libzmq's shared receive buffer alive.
+"""
 
 OnMessage = Callable[[bytes, bytes, Buffer | None], None]
 
@@ -31,18 +34,20 @@ _MORE = zmq.SNDMORE | zmq.NOBLOCK
 
 
 class Channel:
-    """Receives whole messages (peer, header, payload) and sends them, on a ROUTER or DEALER socket.
+    """Receives and sends whole messages (peer, header, payload) on a ROUTER or DEALER socket.
 
-    On a DEALER the peer is always `b""`. A message of more than two frames, without the routing id,
-    is dropped to its end and passed on with an empty header, which no valid message has. If it has
-    more than `FRAMES_MAX` frames, `on_endless` is called before its end arrives. Meanwhile libzmq
-    delivers no other message, but the event loop keeps running.
+    On a DEALER, the peer is always `b""`. If a message has more than two frames, not counting the
+    routing id, its frames are dropped. The message is then delivered with an empty header, which no
+    valid message has. If it has more than `FRAMES_MAX` frames, `on_endless` is called before its
+    last frame arrives. Until that frame arrives, libzmq delivers no other message, but the event
+    loop keeps running.
 
-    `emptied` counts how often the socket was read until empty.
+    `emptied` counts how often the socket was read until it was empty.
 
-    With `authenticated`, `user_id` is the key of the current message in hexadecimal, and
-    `descriptor` that of its connection. libzmq attaches both to the frame, and the peer cannot
-    change them. Without it, there is a `descriptor` for peers that are not `known`.
+    If `authenticated`, `user_id` is the key of the current message's sender in hexadecimal, and
+    `descriptor` is the descriptor of its connection. libzmq attaches both to the frame, and the
+    peer cannot change them. If not `authenticated`, `descriptor` is only available for peers that
+    are not `known`.
     """
 
     def __init__(
@@ -67,7 +72,7 @@ class Channel:
         self._on_idle = on_idle
         self._on_endless = on_endless
         self._long: bytes | None = None
-        """The peer whose long message is being dropped."""
+        """The peer whose long message is being dropped, or `None`."""
         self._dropped = 0
         self._routed = socket.getsockopt(zmq.TYPE) == zmq.ROUTER
         self._reading = self._scheduled = self._closed = False
@@ -76,7 +81,7 @@ class Channel:
 
     @property
     def user_id(self) -> str:
-        """The key of the current message; empty if it has none."""
+        """The key of the current message's sender, or empty if it has no key."""
         assert self._frame is not None
         try:
             return str(self._frame.get("User-Id"))
@@ -85,9 +90,10 @@ class Channel:
 
     @property
     def descriptor(self) -> int:
-        """The descriptor of the current message's connection, which may be closed by now.
+        """The descriptor of the current message's connection, which may already be closed.
 
-        It is negative for a peer of ZeroMQ 3 or older, for which libzmq does not report it.
+        It is negative for a peer that uses ZeroMQ 3 or older, because libzmq does not report it for
+        such peers.
         """
         assert self._frame is not None
         try:
@@ -98,8 +104,7 @@ class Channel:
     def send(self, peer: bytes, header: bytes, payload: Buffer | None = None) -> bool:
         """Send a message without blocking; return whether the socket accepted it.
 
-        A payload of 64 KiB or more is not copied, so it must not change while anything refers to
-        it.
+        A payload of 64 KiB or more is not copied. It must not change while any object refers to it.
         """
         if self._closed:
             return False
@@ -122,14 +127,17 @@ class Channel:
         return True
 
     def close(self, linger_ms: int) -> None:
-        """Stop reading and close the socket, which may take `linger_ms` more to send its messages."""
+        """Stop reading and close the socket.
+
+        It continues to send its messages for up to `linger_ms`.
+        """
         if not self._closed:
             self._closed = True
             self._loop.remove_reader(self._socket.FD)
             self._socket.close(linger_ms)
 
     def read_soon(self) -> None:
-        """Schedule a read at the loop's next iteration, even without a notification."""
+        """Schedule a read in the next iteration of the loop, even without a notification."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._read_as_scheduled)
@@ -143,7 +151,7 @@ class Channel:
         self._read()
 
     def _read(self) -> None:
-        """Read a batch; schedule another one if there may be more."""
+        """Read a batch of messages; schedule another read if there may be more."""
         if self._closed:
             return
         self._reading = True
@@ -190,7 +198,7 @@ class Channel:
         return self._drop_rest(peer)
 
     def _drop_rest(self, peer: bytes) -> tuple[bytes, bytes, Buffer | None] | None:
-        """Drop frames of a long message; return the message at its end, or `None` before that."""
+        """Drop frames of a long message; return the message when it ends, and `None` before that."""
         for _ in range(FRAMES_AT_A_TIME):
             self._frame = frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             if not frame.more:

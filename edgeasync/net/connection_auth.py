@@ -25,17 +25,20 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Enrol, Enrolled, Refuse
 
 GOODBYE_S = 0.2
-"""How long a revoked key's connection stays open, to notify its device. Its messages are ignored.
+"""How long the connection of a revoked key stays open, so that its device can be notified.
+
+Messages from the device are ignored during this time.
 """
 
 
 class ConnectionAuth:
-    """Authorizes connections and messages of a hub with keys. Used on the hub's event loop.
+    """Authorizes connections and messages of a hub with keys. Use it on the hub's event loop.
 
-    It is created before the hub's socket is bound, and closed before the socket. `on_revoked` is
-    called with revoked keys, `on_trouble` with a message about the list or the disk. With
-    `knocking`, unknown keys are recorded for a person to accept. Raises `StorageError` if the
-    folder of keys cannot be read, `AddressError` if the context already has keys.
+    Create it before the hub's socket is bound, and close it before the socket. `on_revoked` is
+    called with revoked keys, and `on_trouble` with a message about the list or the disk. If
+    `knocking`, unknown keys that try to connect are recorded, so that a user can accept them.
+    Raises `StorageError` if the folder of keys cannot be read, and `AddressError` if another hub
+    with keys already uses the ZeroMQ context.
     """
 
     def __init__(
@@ -71,18 +74,18 @@ class ConnectionAuth:
         self._worker = Worker("keys", self._fail_from_thread)
 
     def open(self) -> None:
-        """Start watching the list, and enrolling devices."""
+        """Start to watch the list and to enrol devices."""
         self._worker.start()
         self._allow_list.watch(self._loop)
 
     def close(self) -> None:
-        """Stop admitting keys and devices."""
+        """Stop admitting connections and enrolling devices."""
         self._allow_list.close()
         self._zap.close()
         self._worker.abandon()
 
     def gives(self, key: Key, device_id: str) -> bool:
-        """Return whether a key may use a device id, according to the list."""
+        """Return whether the list allows a key to use a device id."""
         return self._allow_list.gives(key, device_id)
 
     @property
@@ -95,7 +98,7 @@ class ConnectionAuth:
         self._allow_list.denied[reason] += 1
 
     def _lets_in(self, key: Key, address: str) -> bool | None:
-        """Return whether a key may connect; `None` if it connects too often."""
+        """Return whether a key may connect, or `None` if it connects too often."""
         if not self._allow_list.lets_in(key, address):
             return False
         return self._bounds.allows_handshake(key, self._loop.time()) or None
@@ -103,8 +106,8 @@ class ConnectionAuth:
     def sender(self, channel: Channel, peer: Peer, header: bytes, payload: wire.Buffer | None) -> Sender | None:
         """Return the sender of the channel's current message.
 
-        `None` if the hub must not process the message. A message under a token is answered here. If
-        the key is revoked, the connection is closed.
+        Return `None` if the hub must not process the message. If the sender is authenticated by a
+        token, the message is answered here. If the key is revoked, the connection is closed.
         """
         user_id = channel.user_id
         if self._connections.has_claimed(peer):
@@ -132,7 +135,7 @@ class ConnectionAuth:
     ) -> bool:
         """Start to enrol a device in the background; return whether its message is valid.
 
-        Each connection may try once, because each try writes to the folder of keys.
+        A connection may make only one attempt, because each attempt writes to the folder of keys.
         """
         try:
             message = wire.decode(header, HEADER_BYTES_MAX)
@@ -164,7 +167,7 @@ class ConnectionAuth:
     def _enrolled(
         self, channel: Channel, peer: Peer, token: IssuedToken, found: str | StorageError | None
     ) -> None:
-        """Answer a device once its key was added to the list, or could not be added."""
+        """Answer a device after an attempt to add its key to the list, whether or not it succeeded."""
         self._enrolling.discard(token.key)
         self._allow_list.read()
         if isinstance(found, StorageError):
@@ -185,9 +188,9 @@ class ConnectionAuth:
             channel.send(peer, wire.encode(Enrolled(found)))
 
     def _revoked(self, keys: set[Key]) -> None:
-        """End the sessions of revoked keys, then close their connections.
+        """End the sessions of revoked keys, which notifies their devices.
 
-        Ending a session notifies its device.
+        Then close the connections.
         """
         self._on_revoked(keys)
         self._leaving |= keys
@@ -207,9 +210,9 @@ class ConnectionAuth:
         self._write(partial(self._keys.knock, key, address), "cannot record a knock")
 
     def _write(self, write: Callable[[float], object], trouble: str) -> None:
-        """Call `write` with the time, in the background.
+        """Call `write` with the current time, in the background.
 
-        If the folder of keys fails, report `trouble`.
+        If the folder of keys cannot be written, report `trouble`.
         """
 
         def work() -> None:

@@ -1,14 +1,16 @@
-"""Limit a hub's connections: their number, their silence and their unread bytes.
+"""Limit the connections of a hub: their number, their idle time and their unread bytes.
 
-No I/O and no clock: `Connections` reports events, and closes the connections that a method returns.
+This module has no I/O and no clock. `Connections` reports events to it, and closes the connections
+that its methods return.
 
-Before its first message a connection counts for its address, afterwards for its key. So a fleet
-behind one router is not limited by its address once its devices have sent a message. Too many
-connections of an address without failures cost the oldest one. If connections of an address keep
-ending before their first message, only the newest few are kept. So a device that shares the address
-with a flood can still complete its handshake.
+Before its first message, a connection counts towards the limit of its address, and afterwards
+towards the limit of its key. So the devices behind one router are no longer limited by their shared
+address once they have sent a message. If an address without failures has too many connections, the
+oldest one is closed. If connections from an address keep ending before their first message, only a
+few of its newest connections are kept. So a device that shares its address with an attacker can
+still complete its handshake.
 
-Without keys, all devices of a machine share an address, so there are no limits per address.
+Without keys, all devices on a machine share an address, so there are no limits per address.
 """
 
 import itertools
@@ -23,29 +25,40 @@ from edgeasync.net.failing_addresses import ADDRESSES_MAX, FailingAddresses
 from edgeasync.net.unread_bytes import Connection, UnreadBytes
 
 STRANGERS_MAX = 2048
-"""Maximum number of connections without a message."""
+"""Maximum number of connections that have not sent a message yet."""
 
 STRANGERS_OF_ADDRESS_MAX = 1024
-"""The same per address. It is high, because a large fleet behind one router may rejoin at once."""
+"""Maximum number of connections per address that have not sent a message yet.
+
+It is high, because all devices behind one router may reconnect at once.
+"""
 
 SPARE_MAX = 1024
-"""Connections with messages beyond the number of devices, for operators and connections that end.
+"""Maximum number of connections that have sent a message, in addition to the number of devices.
+
+It allows for operators, and for connections that are about to end.
 """
 
 STRANGERS_OF_FAILING_MAX = 64
-"""Maximum number of connections without a message of an address whose handshakes fail.
+"""Maximum number of connections without a message, for an address whose handshakes keep failing.
 
-The newest ones are kept, so that an honest handshake can still succeed.
+The newest ones are kept, so that an honest device can still complete its handshake.
 """
 
 HANDSHAKES = Rate(8.0, 256.0)
-"""Handshakes per key. The burst is for all agents of a key after the hub's restart."""
+"""Maximum rate of handshakes per key.
+
+The burst allows all agents of a key to reconnect after the hub has restarted.
+"""
 
 SILENT_S = 30.0
-"""How long a connection may stay without any message. Every peer sends one after the handshake."""
+"""Maximum time between a connection and its first message.
+
+Every peer sends a message right after the handshake.
+"""
 
 IDLE_S_MIN = 60.0
-"""How long a connection may be silent at least; the limit is two leases if that is longer."""
+"""Minimum value of the idle timeout. The timeout is two leases if that is longer."""
 
 Reason = Literal["connections", "files", "frames", "header", "messages", "silent", "unread"]
 
@@ -54,10 +67,11 @@ ToClose = tuple[Connection, Reason]
 
 
 class ConnectionBounds:
-    """Tracks the connections. `denied` counts the closed ones by reason.
+    """Tracks the connections. `denied` counts closed connections by reason.
 
-    There are descriptors for `files_max` connections. Above that, the oldest one without a message
-    is closed. The number of connections with messages is limited to the devices plus `SPARE_MAX`.
+    There are enough descriptors for `files_max` connections. If there are more, the oldest
+    connection without a message is closed. The number of connections that have sent a message is
+    limited to the number of devices plus `SPARE_MAX`.
     """
 
     def __init__(self, limits: Limits, *, lease_s: float, files_max: int, by_address: bool) -> None:
@@ -78,10 +92,10 @@ class ConnectionBounds:
     # -- events of connections ----------------------------------------------------------------------------------
 
     def accepted(self, new: Connection, now_s: float) -> list[ToClose]:
-        """Record a new connection; return those to close, if there are too many.
+        """Record a new connection; return the connections to close if there are too many.
 
-        If the limit has dropped far below the number of connections, two are closed for each new
-        one.
+        If the limit has dropped far below the number of connections, two of them are closed for
+        each new connection.
         """
         new.heard_s = now_s
         self._strangers[new.descriptor] = new
@@ -98,7 +112,7 @@ class ConnectionBounds:
         return [self._to_close(connection, "connections") for connection in oldest]
 
     def spoke(self, connection: Connection, key: Key) -> ToClose | None:
-        """Record the first message of a connection; return the connection if its key has too many."""
+        """Record the first message of a connection; return the connection if a limit is exceeded."""
         self._forget_stranger(connection)
         connection.key = key
         self._spoken[connection.descriptor] = connection
@@ -113,7 +127,7 @@ class ConnectionBounds:
         return None if connection.shut else self._to_close(connection, reason)
 
     def closed(self, connection: Connection, now_s: float) -> None:
-        """Record the end of a connection. If it sent no message, count a failure of its address."""
+        """Record the end of a connection. If it sent no message, count a failure for its address."""
         self.unread.forget(connection)
         if connection.key is not None:
             self._forget_spoken(connection)
@@ -123,7 +137,7 @@ class ConnectionBounds:
             self.failing.note_failure(connection.address, now_s)
 
     def allows_handshake(self, key: Key, now_s: float) -> bool:
-        """Return whether a listed key may do another handshake now."""
+        """Return whether a key in the list may start another handshake now."""
         bucket = self._handshakes.get(key)
         if bucket is None:
             bucket = self._handshakes[key] = TokenBucket(HANDSHAKES, now_s)
@@ -135,14 +149,14 @@ class ConnectionBounds:
         return allowed
 
     def silent(self, now_s: float) -> Iterator[ToClose]:
-        """Yield the connections that have sent no message for too long since they were accepted."""
+        """Yield the connections that were accepted too long ago and have not sent a message since."""
         for connection in [*self._strangers.values()]:
             if connection.accepted_s > now_s - SILENT_S:
                 break  # all others are newer
             yield self._to_close(connection, "silent")
 
     def idle(self, now_s: float) -> Iterator[ToClose]:
-        """Yield the connections that have been silent for too long; checks all of them."""
+        """Yield the connections whose last message is too old. This checks all connections."""
         for connection in [*self._spoken.values()]:
             if connection.heard:
                 connection.heard, connection.heard_s = False, now_s
@@ -159,9 +173,9 @@ class ConnectionBounds:
         taken_bytes: int = 0,
         emptied: int = 0,
     ) -> ToClose | None:
-        """Record the byte counts of a connection; return one to close, if any.
+        """Record the byte counts of a connection; return a connection to close, if any.
 
-        The arguments are those of `UnreadBytes.weigh`.
+        For the arguments, see `UnreadBytes.weigh`.
         """
         excess = self.unread.weigh(
             connection, received_bytes, acknowledged_bytes, now_s, taken_bytes=taken_bytes, emptied=emptied
@@ -171,7 +185,7 @@ class ConnectionBounds:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _to_close(self, connection: Connection, reason: Reason) -> ToClose:
-        """Count a connection that is to be closed. It no longer counts for its address."""
+        """Count a connection that is to be closed. It no longer counts towards its address's limit."""
         connection.shut = True
         self.denied[reason] += 1
         self._forget_stranger(connection)
@@ -197,16 +211,16 @@ class ConnectionBounds:
             del self._of_key[connection.key]
 
     def _counts(self, address: str) -> bool:
-        """Return whether limits per address apply.
+        """Return whether the limits per address apply to an address.
 
-        The address is empty if the peer left immediately.
+        The address is empty if the peer disconnected immediately.
         """
         return self._by_address and bool(address)
 
     def _strangers_max(self, address: str, now_s: float) -> int:
-        """Return how many connections without a message an address may have.
+        """Return the maximum number of connections without a message for an address.
 
-        Block the address for a while if it connects too often.
+        If the address connects too often, block it for a while.
         """
         if not self.failing.is_failing(address, now_s):
             return STRANGERS_OF_ADDRESS_MAX

@@ -1,16 +1,18 @@
-"""Track the connections of a hub's socket by its monitor and the kernel, for `ConnectionBounds`.
+"""Track the connections of a hub's socket with its monitor and the kernel, for `ConnectionBounds`.
 
-libzmq authorizes a key only once per connection. So after a revocation the hub shuts down the
-descriptor. libzmq may have closed it a moment before, and its number may belong to another
-connection by now. So it is shut down only if the remote address is still the accepted one.
+libzmq authorizes a key only once per connection. So after a revocation, the hub itself shuts down
+the connection's descriptor. libzmq may have closed the descriptor a moment before, and its number
+may already belong to another connection. So the hub shuts it down only if its remote address is
+still that of the accepted connection.
 
-libzmq buffers the frames of a message until the last one arrives, without a limit or a
-notification. But the kernel counts the received bytes of a connection, and the hub counts the
-delivered ones. Connections that receive bytes are checked every `LOOK_S`. While nothing arrives,
-nothing runs.
+libzmq buffers the frames of a message until the last frame arrives. It neither limits nor reports
+the size of this buffer. But the kernel counts the received bytes of a connection, and the hub
+counts the delivered bytes. Connections that receive bytes are checked every `LOOK_S` seconds. No
+check runs while no bytes arrive.
 
 A forked child closes its copies of the listening socket and of all connections. Otherwise a child
-that outlives this process keeps the port, and remote peers do not notice that the hub has ended.
+that outlives this process would keep the port in use, and remote peers would not notice that the
+hub has ended.
 """
 
 import asyncio
@@ -46,7 +48,7 @@ LOOK_S = 0.03
 
 SWEEP_S = 1.0
 IDLE_SWEEPS = 10
-"""Every this many sweeps, the hub looks for silent connections."""
+"""Number of sweeps after which the hub looks for idle connections."""
 
 _FAILURES: dict[int, str] = {
     zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "plain",
@@ -60,13 +62,13 @@ _ACKED_AT = 120
 
 
 FILES_KEPT = 128
-"""Descriptors reserved for the journal, checkpoints and libraries."""
+"""Number of descriptors that are reserved for the journal, checkpoints and libraries."""
 
 
 def connections_that_fit() -> int:
-    """Return for how many connections there are descriptors.
+    """Return the number of connections for which the process has enough descriptors.
 
-    If there are few descriptors, a quarter is reserved.
+    If the limit of descriptors is low, a quarter of them is reserved for other files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 31 if soft == resource.RLIM_INFINITY else max(1, soft - max(32, min(FILES_KEPT, soft // 4)))
@@ -77,11 +79,11 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Connections:
-    """Watches the connections of a ROUTER socket; created before it is bound.
+    """Watches the connections of a ROUTER socket. Create it before the socket is bound.
 
-    `on_failure` is called with the kind of each failed handshake, except those that ZAP has denied.
-    The kinds are `plain` (no encryption), `hub_key` (for a hub with another key), `unfinished` and
-    `protocol`. `on_sweep` is called every second.
+    `on_failure` is called with the kind of each failed handshake, unless ZAP has rejected the key.
+    The kinds are `plain` (no encryption), `hub_key` (the peer expects another hub's key),
+    `unfinished` and `protocol`. `on_sweep` is called every second.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Connections:
     ) -> None:
         self.by_peer: dict[Peer, Connection] = {}
         self.channel: Channel | None = None
-        """The channel that reads the socket. Until it is set, no message counts as too long."""
+        """The channel that reads the socket. Until it is set, no message is considered too long."""
         self._loop = loop
         self._bounds = bounds
         self._on_failure = on_failure
@@ -128,7 +130,7 @@ class Connections:
     def close_in_child(self) -> None:
         """Close this process's sockets in a forked child.
 
-        The child must not use anything else of this object.
+        The child must not use any other method of this object.
         """
         descriptors = [each.descriptor for each in self._connections.values() if _is_same(each)]
         if self._barrier.listener is not None:
@@ -140,7 +142,7 @@ class Connections:
     # -- messages --------------------------------------------------------------------------------------------
 
     def heard(self, peer: Peer, key: Key, channel: Channel, header_bytes: int, payload_bytes: int | None) -> bool:
-        """Record the channel's current message; return whether its connection may stay."""
+        """Record the channel's current message; return whether its connection may stay open."""
         connection = self.by_peer.get(peer)
         if connection is None or connection.key != key:
             if (descriptor := channel.descriptor) < 0:
@@ -162,7 +164,7 @@ class Connections:
             self._shut(self._bounds.said_too_much(connection, "messages"))
 
     def begins_enrolment(self, peer: Peer) -> bool:
-        """Record an enrolment attempt; return whether it is the first on this connection."""
+        """Record an enrolment attempt; return whether it is the first one on this connection."""
         connection = self.by_peer.get(peer)
         if connection is None or connection.enrols:
             return False
@@ -176,7 +178,7 @@ class Connections:
             self._shut(self._bounds.said_too_much(connection, "frames"))
 
     def _find(self, peer: Peer, descriptor: int) -> Connection | None:
-        """Return the connection of a peer's first message, or `None` if it has ended."""
+        """Return the connection on which a peer sent its first message, or `None` if it has ended."""
         if descriptor not in self._connections:
             self._monitor.read()
         connection = self._connections.get(descriptor)
@@ -189,14 +191,14 @@ class Connections:
         return connection
 
     def sent(self, peer: Peer, header_bytes: int, payload_bytes: int | None, *, copied: bool) -> None:
-        """Record a message to a peer, and whether libzmq has a copy of the payload."""
+        """Record a message that was sent to a peer, and whether libzmq has copied the payload."""
         if (connection := self.by_peer.get(peer)) is None:
             return
         connection.sent_bytes += self._travelled(header_bytes, payload_bytes)
         connection.copied_bytes += header_bytes + (payload_bytes if copied and payload_bytes is not None else 0)
 
     def _travelled(self, header_bytes: int, payload_bytes: int | None) -> int:
-        """Return the length of a message on the wire.
+        """Return the number of bytes of a message on the wire.
 
         ZMTP sends flags and a length before each frame.
         """
@@ -217,7 +219,10 @@ class Connections:
         return not self._routing_ids.has_given(routing_id)
 
     def shut(self, keys: set[Key]) -> None:
-        """Close the connections of these keys, and all without a message, which may belong to them."""
+        """Close the connections of these keys, and all connections without a message.
+
+        The keys of the latter are not known yet, so they may belong to `keys`.
+        """
         self._monitor.read()
         for connection in self._connections.values():
             if connection.key is None or connection.key in keys:
@@ -235,7 +240,7 @@ class Connections:
             _shut(connection, at_once=reason in ("frames", "header", "messages", "unread"))
 
     def _sweep(self) -> None:
-        """Close the connections that have been silent for too long."""
+        """Check all connections, and close those that have been idle for too long."""
         self._sweep_timer = self._loop.call_later(SWEEP_S, self._sweep)
         self._on_sweep()
         # epoll does not report bytes that libzmq has already read, so check all connections for bursts.
@@ -252,7 +257,10 @@ class Connections:
             self._give_memory_back()
 
     def _give_memory_back(self) -> None:
-        """Return memory to the system after a flood, because the allocator would keep much of it."""
+        """Return freed memory to the system after a flood.
+
+        Otherwise the allocator would keep most of it.
+        """
         denied, self._denied = self._denied, self._bounds.denied.total()
         if denied != self._denied and (trim := getattr(_LIBC, "malloc_trim", None)) is not None:
             trim(0)
@@ -299,7 +307,7 @@ class Connections:
         self._look_timer = self._loop.call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Check the connections that received bytes, and those with unread bytes."""
+        """Check the connections that have received bytes or that have unread bytes."""
         arrived: list[tuple[int, int]] = []
         try:
             self._monitor.read(EVENTS_AT_A_TIME)
@@ -346,7 +354,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 @contextlib.contextmanager
 def _socket_of(descriptor: int) -> Any:
-    """Yield a socket object for libzmq's descriptor, and leave the descriptor open."""
+    """Yield a socket object for a descriptor of libzmq. The descriptor is not closed."""
     borrowed = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
     try:
         yield borrowed
@@ -364,12 +372,15 @@ def _far_end(descriptor: int) -> Any:
 
 
 def _is_same(connection: Connection) -> bool:
-    """Return whether a descriptor still belongs to its connection; libzmq may have closed it."""
+    """Return whether a descriptor still belongs to its connection.
+
+    libzmq may have closed the descriptor in the meantime.
+    """
     return connection.far_end is not None and _far_end(connection.descriptor) == connection.far_end
 
 
 def _tcp_counts(connection: Connection) -> tuple[int, int] | None:
-    """Return how many bytes were received on a connection, and how many sent ones acknowledged."""
+    """Return the numbers of received bytes and of acknowledged sent bytes of a connection."""
     info, length = ctypes.create_string_buffer(_TCP_INFO_BYTES), ctypes.c_uint32(_TCP_INFO_BYTES)
     told = _LIBC.getsockopt(
         connection.descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, info, ctypes.byref(length)
@@ -381,7 +392,7 @@ def _tcp_counts(connection: Connection) -> tuple[int, int] | None:
 
 
 def _queued_bytes(connection: Connection) -> int:
-    """Return how many received bytes the kernel buffers that libzmq has not read yet."""
+    """Return the number of received bytes that libzmq has not read from the kernel yet."""
     try:
         queued = fcntl.ioctl(connection.descriptor, termios.FIONREAD, bytes(4))
     except OSError:
@@ -390,7 +401,7 @@ def _queued_bytes(connection: Connection) -> int:
 
 
 def _shut(connection: Connection, *, at_once: bool = False) -> None:
-    """Shut down a connection; with `at_once`, drop outgoing data, for a peer that does not read."""
+    """Shut down a connection. With `at_once`, drop outgoing data, for a peer that does not read it."""
     connection.shut = True
     if _is_same(connection):
         with contextlib.suppress(OSError), _socket_of(connection.descriptor) as borrowed:

@@ -1,4 +1,4 @@
-"""Find a device's credentials: its hub's addresses and keys."""
+"""Find a device's credentials: the addresses of its hub, and its keys."""
 
 from typing import NamedTuple
 
@@ -11,10 +11,10 @@ from edgeasync.net.dealer import Pair
 
 
 class Credentials(NamedTuple):
-    """A hub's addresses, the device's key pair and the hub's key, and an unused `token`.
+    """A device's credentials: the hub's addresses, the keys, and a token that was not used yet.
 
-    A device without keys has addresses only. With `knocking`, the device waits until a person at
-    the hub accepts its key.
+    `pair` is the device's key pair. A device without keys has only addresses. If `knocking`, the
+    device waits until a user at the hub accepts its key.
     """
 
     addresses: tuple[str, ...]
@@ -29,8 +29,9 @@ def find_credentials(
 ) -> Credentials:
     """Return a device's credentials.
 
-    The addresses default to those of the token or of the stored keys. Raises `ConfigError`,
-    `StorageError` and, unless `insecure`, `AddressError` for a hub on another machine without keys.
+    The default addresses are those in the token or in the stored keys. Raises `ConfigError` and
+    `StorageError`. Raises `AddressError` if the device has no keys for a hub on another machine,
+    unless `insecure` is true.
     """
     if keys is None:
         if enrol is not None:

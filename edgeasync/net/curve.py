@@ -1,4 +1,4 @@
-"""CURVE on sockets: libzmq's encryption, with which both ends prove their keys."""
+"""CURVE on sockets: libzmq's encryption, in which both ends prove that they own their keys."""
 
 import asyncio
 
@@ -10,27 +10,30 @@ from edgeasync.errors import AddressError
 from edgeasync.net.address import host_of
 
 FRAME_BYTES = 33
-"""Bytes that CURVE adds to a frame. libzmq's frame limit applies to the encrypted frame."""
+"""Number of bytes that CURVE adds to a frame. libzmq's frame limit applies to the encrypted frame."""
 
 DOMAIN = b"edgeasync"
-"""The ZAP domain of a hub's socket. Without a domain, libzmq would admit everybody."""
+"""The ZAP domain of a hub's socket. Without a domain, libzmq would admit all peers."""
 
 PROBE_S = 3.0
-"""Timeout for a hub to answer a greeting."""
+"""Timeout for a hub's answer to a ZMTP greeting."""
 
 CUTS_MIN = 3
-"""After this many aborted handshakes in a row, the client concludes that the hub's key has changed.
+"""Number of consecutive aborted handshakes after which the hub's key is assumed to have changed.
 
-Fewer may have other causes: a broken link, or a hub that closes connections during the handshake
-after a key was revoked.
+A smaller number may have other causes, such as a broken link, or a hub that closes connections
+during the handshake because a key was revoked.
 """
 
 _HELLO = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03"
-"""The beginning of a ZMTP 3 greeting, enough for the other side to send its own."""
+"""The first bytes of a ZMTP 3 greeting.
+
+They are enough for the other side to send its own greeting.
+"""
 
 
 def serve_keys(socket: "zmq.Socket[bytes]", pair: KeyPair) -> None:
-    """Require CURVE on a socket before it is bound, with keys authorized by the ZAP handler."""
+    """Require CURVE on a socket that is not bound yet. The ZAP handler authorizes the keys."""
     socket.set(zmq.CURVE_SERVER, 1)
     socket.set(zmq.CURVE_SECRETKEY, pair.secret)
     socket.set(zmq.ZAP_DOMAIN, DOMAIN)
@@ -38,23 +41,24 @@ def serve_keys(socket: "zmq.Socket[bytes]", pair: KeyPair) -> None:
 
 
 def refuse_old_peers(socket: "zmq.Socket[bytes]") -> None:
-    """Require ZMTP 3 on a socket without keys, before it is bound.
+    """Require ZMTP 3 on a socket without keys that is not bound yet.
 
-    Older peers send no mechanism, so libzmq refuses them if the socket has a ZAP domain. The
-    socket's context must have no ZAP handler. Then libzmq admits all other peers without asking.
+    Older peers send no security mechanism, so libzmq refuses them if the socket has a ZAP domain.
+    The context of the socket must not have a ZAP handler. In that case, libzmq admits all other
+    peers without authorization.
     """
     socket.set(zmq.ZAP_DOMAIN, DOMAIN)
 
 
 def use_keys(socket: "zmq.Socket[bytes]", pair: KeyPair, hub: Key) -> None:
-    """Set the key pair and the hub's key of a socket, before it is connected."""
+    """Set the key pair and the hub's key on a socket that is not connected yet."""
     socket.set(zmq.CURVE_SERVERKEY, hub)
     socket.set(zmq.CURVE_PUBLICKEY, pair.public)
     socket.set(zmq.CURVE_SECRETKEY, pair.secret)
 
 
 async def mechanism_at(address: str) -> str:
-    """Return an address's security mechanism: `CURVE`, `NULL`, or empty if it is not ZeroMQ."""
+    """Return the security mechanism at an address: `CURVE`, `NULL`, or empty if it is not ZeroMQ."""
     try:
         host = host_of(address)
         async with asyncio.timeout(PROBE_S):

@@ -8,15 +8,15 @@ from edgeasync.errors import AddressError
 from edgeasync.net.curve import use_keys
 
 Pair = tuple[KeyPair, Key]
-"""This side's key pair, and the other side's public key."""
+"""The key pair of this side, and the public key of the other side."""
 
 
 def make_dealer(
     context: "zmq.Context[zmq.Socket[bytes]]", frame_bytes_max: int, pair: Pair | None, *, ipv6: bool
 ) -> "zmq.Socket[bytes]":
-    """Return an unconnected DEALER socket that accepts frames up to `frame_bytes_max`.
+    """Return an unconnected DEALER socket that accepts frames of up to `frame_bytes_max` bytes.
 
-    `address.is_ipv6` determines `ipv6` for an address.
+    Pass `address.is_ipv6` of the address to connect to as `ipv6`.
     """
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.IPV6, ipv6)

@@ -1,4 +1,7 @@
-"""Enrol a device by a token, or detect that its keys do not fit, so that waiting is useless."""
+"""Enrol a device with a token, or detect that its keys do not match those of its hub.
+
+If the keys do not match, waiting is useless.
+"""
 
 import asyncio
 from collections import Counter
@@ -16,10 +19,10 @@ from edgeasync.net.socket_monitor import Finding
 
 
 class DeviceAccess:
-    """Enrols a device if it has a token, then checks whether its keys fit.
+    """Enrols a device if it has a token, then checks whether its keys match those of the hub.
 
-    The agent calls all methods on its event loop. `on_report` receives the progress of an
-    enrolment, `give_up` an error that waiting would not fix.
+    The agent calls all methods on its event loop. `on_report` is called with the progress of an
+    enrolment. `give_up` is called with an error that cannot be resolved by waiting.
     """
 
     def __init__(
@@ -39,11 +42,13 @@ class DeviceAccess:
         self._token_denied = self._let_in = False
         self._cuts: Counter[str] = Counter()
         self._shut_out: dict[str, str] = {}
-        """Why keys do not fit, by address, until a hub has admitted this device."""
+        """Maps addresses to the reason why the keys do not match, until a hub has admitted this
+        device.
+        """
         self._looking: asyncio.Task[None] | None = None
 
     def begin(self, then: Callable[[], None]) -> None:
-        """Enrol in the background if there is a token; then call `then`."""
+        """Enrol in the background if there is a token. Then call `then`."""
         if self._token is None:
             then()
         else:
@@ -55,7 +60,7 @@ class DeviceAccess:
             self._looking.cancel()
 
     async def _enrol(self, token: Token, then: Callable[[], None]) -> None:
-        """Send the device's key to the hub with a token."""
+        """Enrol the device: send its key to the hub, authenticated by the token."""
         assert self._keys is not None
         assert self._own is not None
         told: set[Finding] = set()
@@ -86,14 +91,17 @@ class DeviceAccess:
             self._give_up(error)
 
     def _look_at_addresses(self, token: Token) -> None:
-        """Warn if the settings name another hub than the token; the device uses the settings."""
+        """Warn if the settings and the token name different hubs. The device uses the settings."""
         said, named = self._connection.addresses, token.addresses
         if not set(said) & set(named):
             detail = f"using hub {', '.join(said)} from the settings instead of {', '.join(named)} from the token"
             self._on_report(DeviceReport("warning", detail))
 
     def joined(self) -> None:
-        """Record that a hub has admitted the device, which settles an unanswered enrolment."""
+        """Record that a hub has admitted the device.
+
+        If the token was denied before, an earlier enrolment had succeeded, and it is now completed.
+        """
         self._let_in = True
         self._connection.findings.clear()
         if self._token_denied and self._token is not None and self._keys is not None:
@@ -102,7 +110,10 @@ class DeviceAccess:
 
     @property
     def knock(self) -> str:
-        """Instructions for accepting a device that knocks; empty for others."""
+        """Instructions for accepting the key of this device.
+
+        They are empty unless the device is waiting for acceptance.
+        """
         denied = self._connection.findings.get(self._connection.address) == "denied"
         if not denied or not self._knocking or self._let_in or self._own is None:
             return ""
@@ -112,7 +123,7 @@ class DeviceAccess:
         )
 
     def disconnected(self) -> None:
-        """Check, after a connection was closed, whether the keys do not fit."""
+        """After a connection was closed, check whether the keys match those of the hub."""
         address, finding = self._connection.address, self._connection.finding
         if finding is None or self._let_in:
             return
@@ -122,10 +133,10 @@ class DeviceAccess:
             self._looking = asyncio.get_running_loop().create_task(self._look_at_keys(address, finding))
 
     async def _look_at_keys(self, address: str, finding: Finding) -> None:
-        """Give up if the device's keys fit none of the hubs, because waiting would not help.
+        """Give up if the device's keys match none of the hubs, because waiting would not help.
 
-        Once a hub has admitted the device, it waits in any case, because an attacker on the path
-        could imitate a rejection.
+        If a hub has admitted the device before, the device always waits, because an attacker on the
+        network path could imitate a rejection.
         """
         mechanism = "" if finding == "denied" else await mechanism_at(address)
         reason = keys_do_not_fit(

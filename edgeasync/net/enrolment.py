@@ -22,20 +22,20 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Enrol, Enrolled, Refuse
 
 CONNECT_S = 5.0
-"""How long to wait for a connection before trying another address."""
+"""Timeout of a connection attempt, after which another address is tried."""
 
 ANSWER_S = 5.0
-"""Minimum time for the hub's answer after that."""
+"""Minimum timeout for the hub's answer once the connection is established."""
 
 ANSWER_ROUND_TRIPS = 8
-"""Time for the hub's answer in round trips; greetings, keys and answer need six."""
+"""Timeout for the hub's answer in round trips. Greetings, keys and answer need six round trips."""
 
 PAUSE_S = 1.0
 
 USED = "the hub rejected the token: it was used before or has expired; create another with 'edgeasync keys enrol'"
 
 OnFailure = Callable[[str, Finding], Awaitable[None]]
-"""Called with an address that did not answer, and how far the connection got."""
+"""Called with an address that did not answer, and with how far the connection got."""
 
 
 async def enrol(
@@ -45,11 +45,11 @@ async def enrol(
     addresses: tuple[str, ...],
     on_failure: OnFailure,
 ) -> str | None:
-    """Send the device's own public key with a token; return the device's name at the hub.
+    """Send the device's own public key to the hub; return the name that the hub has assigned.
 
-    Returns `None` if the hub rejects the token. It tries the addresses in turn until one answers.
-    Raises `AccessError` if another hub answers, `RefusedError` if the hub uses another protocol
-    version.
+    The connection is authenticated by the token. Return `None` if the hub rejects the token. The
+    addresses are tried in turn until one answers. Raises `AccessError` if another hub answers, and
+    `RefusedError` if the hub uses another protocol version.
     """
     cuts: Counter[str] = Counter()
     while True:
@@ -74,7 +74,10 @@ async def enrol(
 async def _ask(
     context: "zmq.Context[zmq.Socket[bytes]]", address: str, token: Token, own: Key
 ) -> tuple[Enrolled | Refuse | None, Finding]:
-    """Send the key over a new connection; return the answer, if any, and how far it got."""
+    """Send the key over a new connection.
+
+    Return the answer, if any, and how far the connection got.
+    """
     loop = asyncio.get_running_loop()
     heard: asyncio.Future[Enrolled | Refuse | None] = loop.create_future()
 

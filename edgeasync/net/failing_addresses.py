@@ -3,13 +3,13 @@
 from edgeasync.core.engine.token_bucket import Rate, TokenBucket
 
 FAILURES = Rate(0.5, 64.0)
-"""Failed connections that an address may have before it counts as failing.
+"""Rate of failed connections above which an address counts as failing.
 
 A connection fails if it ends before its first message.
 """
 
 ACCEPTED_OF_FAILING = Rate(200.0, 100.0)
-"""Connections that are accepted from a failing address before it is blocked."""
+"""Rate of accepted connections above which a failing address is blocked."""
 
 HOLD_OFF_S = 0.5
 
@@ -18,7 +18,7 @@ ADDRESSES_MAX = 4096
 
 
 class _Address:
-    """The remaining failed and accepted connections of an address."""
+    """The numbers of failed and of accepted connections that an address may still have."""
 
     __slots__ = ("accepted", "ended")
 
@@ -28,9 +28,9 @@ class _Address:
 
 
 class FailingAddresses:
-    """Counts failed connections by address. Part of `ConnectionBounds`.
+    """Counts the failed connections of each address. It is a part of `ConnectionBounds`.
 
-    `held_off` maps blocked addresses to the end of the block.
+    `held_off` maps each blocked address to the time at which its block ends.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class FailingAddresses:
         return known is not None and known.ended.tokens(now_s) < 1.0
 
     def note_failure(self, address: str, now_s: float) -> None:
-        """Count a failed connection of an address."""
+        """Count a failed connection for an address."""
         known = self._addresses.get(address)
         if known is None:
             known = self._addresses[address] = _Address(now_s)
@@ -52,7 +52,7 @@ class FailingAddresses:
         known.ended.take(now_s)
 
     def holds_off(self, address: str, now_s: float) -> bool:
-        """Count another connection of a failing address; return whether it is blocked from now on."""
+        """Count another connection from a failing address; return whether this blocks the address."""
         if self._addresses[address].accepted.take(now_s) or address in self.held_off:
             return False
         self.held_off[address] = now_s + HOLD_OFF_S

@@ -1,4 +1,4 @@
-"""Log every message at level debug, with the logger `edgeasync.frames`."""
+"""Log every message at level debug with the logger `edgeasync.frames`."""
 
 import logging
 
@@ -10,7 +10,7 @@ FRAMES = logging.getLogger("edgeasync.frames")
 
 
 def log_frame(way: str, peer: bytes, header: bytes, payload: wire.Buffer | None) -> None:
-    """Log a message that came `in` or went `out`, without secrets."""
+    """Log a message without secrets. `way` is `in` for a received message and `out` for a sent one."""
     if not FRAMES.isEnabledFor(logging.DEBUG):
         return
     try:

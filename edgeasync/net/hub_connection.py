@@ -1,4 +1,4 @@
-"""A device's connection to its hub: a DEALER socket, and the last result per address."""
+"""A device's connection to its hub: a DEALER socket, and the last result for each address."""
 
 import asyncio
 import time
@@ -24,20 +24,23 @@ from edgeasync.protocol.transfers import PIECE_BYTES_MAX
 from edgeasync.protocol.wire import Buffer
 
 QUEUED_MESSAGES_MAX = 64
-"""Messages that may wait for a busy agent. A hub sends 32 pieces before it waits for credit."""
+"""Maximum number of messages that are queued for a busy agent.
+
+A hub sends at most 32 pieces before it waits for credit.
+"""
 
 LINGER_MS = 300
-"""How long a closing agent keeps sending its goodbye."""
+"""How long a closing agent tries to send its last message."""
 
 ENCRYPTION_BYTES = 64
-"""An upper limit for the bytes that encryption adds to a frame."""
+"""Upper bound for the number of bytes that encryption adds to a frame."""
 
 
 class HubConnection:
-    """Connects a device to one of its hub's addresses at a time.
+    """Connects a device to its hub, at one address at a time.
 
     All methods and callbacks run on the agent's event loop. The network may be `shared` with a hub
-    of this process.
+    in the same process.
     """
 
     def __init__(
@@ -52,11 +55,12 @@ class HubConnection:
     ) -> None:
         self.addresses = credentials.addresses
         self.address = self.addresses[0]
-        """The current hub's address."""
+        """The address that is currently used."""
         self.bytes_up = self.bytes_down = 0
-        """Bytes of all messages to and from the hub."""
+        """Numbers of bytes of all messages sent to the hub and received from it."""
         self.findings: dict[str, Finding] = {}
-        """The result of the last connection per address without an answer, since a hub was joined.
+        """Maps each address that has not answered since the last join to the result of its last
+        connection.
         """
         self._pair = credentials.pair
         self._frame_bytes_max = frame_bytes_max
@@ -67,15 +71,15 @@ class HubConnection:
         self._monitor: SocketMonitor | None = None
         self._explaining: asyncio.Task[None] | None = None
         self._early: list[tuple[bytes, Buffer | None]] = []
-        """Messages sent before the connection was established, which a second socket repeats."""
+        """Messages sent before the connection was established. A second socket sends them again."""
 
     def begin(self) -> None:
-        """Create sockets on the running loop from now on, until `end`."""
+        """Allow calls of `connect` until `end` is called. The sockets use the running loop."""
         self._loop = asyncio.get_running_loop()
         self.network = ZmqNetwork() if self._shared is None else self._shared
 
     def end(self) -> None:
-        """Close the network. A goodbye that was just sent is still delivered."""
+        """Close the network. A goodbye that was sent just before is still delivered."""
         if self._shared is None:
             self.network.close()
 
@@ -111,16 +115,16 @@ class HubConnection:
         self._channel.large_payloads = True
 
     def has_connected(self) -> bool:
-        """Return whether the hub has answered on this connection, so that sent messages have left."""
+        """Return whether the connection is established. Sent messages have then left."""
         return self.finding == "spoken"
 
     @property
     def finding(self) -> Finding | None:
-        """How far this connection got; `None` without one."""
+        """How far the current connection got, or `None` if there is no connection."""
         return None if self._monitor is None else self._monitor.finding
 
     def send(self, header: bytes, payload: Buffer | None) -> None:
-        """Send a message without waiting. Without a connection, drop it."""
+        """Send a message without waiting. If there is no connection, drop it."""
         if self._channel is not None:
             log_frame("out", b"", header, payload)
             self.bytes_up += len(header) if payload is None else len(header) + len(payload)
@@ -135,7 +139,7 @@ class HubConnection:
         self._on_message(header, payload)
 
     def close(self, *, goodbye: bool, answered: bool) -> None:
-        """Close the socket, if it is open; record its result unless the hub has `answered`."""
+        """Close the socket if it is open. Unless the hub has `answered`, record how far it got."""
         if self._monitor is not None:
             self.findings.pop(self.address, None)
             if not answered:
@@ -151,7 +155,7 @@ class HubConnection:
             self._channel = None
 
     def explain(self, waiting: DeviceReport, then: Callable[[DeviceReport], None]) -> None:
-        """Call `then` with the report, extended by the time and the reasons of the failure."""
+        """Add to the report why and since when the hub has been unreachable; pass it to `then`."""
         assert waiting.since_s is not None
         since = written(time.time() - time.monotonic() + waiting.since_s)
         findings = {address: (finding, "") for address, finding in self.findings.items()}
@@ -166,15 +170,15 @@ class HubConnection:
         self._explaining = self._loop.create_task(find_reasons())
 
     def cancel(self) -> None:
-        """Cancel a pending explanation."""
+        """Cancel a pending call of `explain`."""
         if self._explaining is not None:
             self._explaining.cancel()
 
 
 def frame_bytes_max(parameters_max: int, graph_bytes_max: int) -> int:
-    """Return the longest frame that a hub may send: a welcome's header, a payload or a piece.
+    """Return the maximum length of a frame that a hub may send.
 
-    Longer payloads are sent in pieces.
+    The frame may be a welcome's header, a payload or a piece. Longer payloads are sent in pieces.
     """
     payload_bytes = max(compressed_bytes_max(4 * parameters_max + 64), graph_bytes_max)
     return max(wire.HEADER_BYTES_MAX, min(payload_bytes, PIECE_BYTES_MAX)) + ENCRYPTION_BYTES

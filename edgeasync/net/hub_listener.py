@@ -1,4 +1,4 @@
-"""A hub's listening socket: a ROUTER for all devices, with its limits and keys."""
+"""A hub's listening socket: a ROUTER for all devices, with limits and authorization by keys."""
 
 import asyncio
 from collections import Counter
@@ -24,13 +24,13 @@ from edgeasync.net.network import ZmqNetwork, bind
 from edgeasync.protocol import wire
 
 LINGER_MS = 500
-"""How long a closing hub keeps sending its goodbyes."""
+"""How long a closing hub tries to send its last messages."""
 
 HANDSHAKE_MS = 10_000
 """Timeout for ZeroMQ's handshake."""
 
 KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_COUNT = 30, 10, 3
-"""When the kernel checks whether the remote end of a silent connection still exists."""
+"""TCP keepalive settings. They let the kernel detect that the remote end is gone."""
 
 SOCKETS_MAX = 65_535
 QUEUED_MESSAGES_MAX = 64
@@ -39,7 +39,7 @@ QUEUED_MESSAGES_MAX = 64
 class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a listener. `model_bytes` determines whether payloads are copied.
 
-    With `knocking`, unknown keys are recorded for a person to accept.
+    If `knocking`, unknown keys that try to connect are recorded, so that a user can accept them.
     """
 
     limits: Limits
@@ -49,10 +49,10 @@ class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HubListener:
-    """Listens on an address, on the running loop.
+    """Listens on an address, using the running loop.
 
-    - `keys` is the hub's folder of keys. Without it, anybody may connect, without encryption.
-    - `shared` is the network of a process in which hub and agents use `inproc:` addresses.
+    - `keys` is the hub's folder of keys. Without it, all peers may connect, without encryption.
+    - `shared` is the network that hub and agents in one process share to use `inproc:` addresses.
     """
 
     def __init__(
@@ -76,7 +76,10 @@ class HubListener:
         self._connections: Connections | None = None
 
     def listen(self, receiver: HubReceiver) -> None:
-        """Listen on the running loop; raises `AddressError`, or `StorageError` for invalid keys."""
+        """Listen, using the running loop.
+
+        Raises `AddressError`, or `StorageError` for invalid keys.
+        """
         self._receiver = receiver
         self._loop = asyncio.get_running_loop()
         self._network = ZmqNetwork() if self._shared is None else self._shared
@@ -105,16 +108,16 @@ class HubListener:
         self._channel.large_payloads = self._settings.model_bytes >= COPY_BELOW_BYTES
 
     def admit(self) -> None:
-        """Start watching the list of keys, and enrolling devices."""
+        """Start to watch the list of keys and to enrol devices."""
         if self._auth is not None:
             self._auth.open()
 
     def gives(self, key: Key, device_id: str) -> bool:
-        """Return whether a key may use a device id, according to the list of keys."""
+        """Return whether the list of keys allows a key to use a device id."""
         return self._auth is None or self._auth.gives(key, device_id)
 
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message without waiting, or drop it if it cannot be sent now."""
+        """Send a message without waiting. If it cannot be sent now, drop it."""
         log_frame("out", peer, header, payload)
         if self._channel.send(peer, header, payload) and self._connections is not None:
             payload_bytes = None if payload is None else len(payload)
@@ -124,7 +127,7 @@ class HubListener:
 
     @property
     def kept_off(self) -> Counter[str]:
-        """Number of refusals by a limit, by reason."""
+        """Number of connections refused because of a limit, by reason."""
         return self._bounds.denied
 
     @property
@@ -133,7 +136,10 @@ class HubListener:
         return Counter() if self._auth is None else self._auth.denied
 
     def close(self) -> None:
-        """Reject new connections, and close. Sent goodbyes are still delivered for a moment."""
+        """Reject new connections and close the socket.
+
+        Messages already sent are delivered for a moment.
+        """
         self._close_auth()
         self._channel.close(LINGER_MS)
         self._close_network()
@@ -217,11 +223,14 @@ class HubListener:
         return sender
 
     def _on_endless(self) -> None:
-        """Close the connection of the message that the channel is reading."""
+        """Close the connection whose message the channel is reading."""
         if self._connections is not None:
             self._connections.said_without_end(self._channel.descriptor)
 
     def _on_failure(self, reason: str) -> None:
-        """Count a failed handshake; without keys, handshakes do not authorize anybody."""
+        """Count a failed handshake.
+
+        Without keys, it is not counted, because handshakes authorize nobody.
+        """
         if self._auth is not None:
             self._auth.count(reason)

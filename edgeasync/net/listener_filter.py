@@ -1,7 +1,7 @@
-"""Block addresses in the kernel: their first packet is dropped, at no cost for the hub.
+"""Block addresses in the kernel. It drops the first packet of a connection, at no cost to the hub.
 
-A classic BPF program on the listening socket, which needs no privileges. It sees packets to the
-listener only, so existing connections are not affected.
+This is a classic BPF program on the listening socket, which needs no privileges. The program only
+sees packets to the listener, so existing connections are not affected.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from edgeasync.net.failing_addresses import FailingAddresses
 ADDRESSES_MAX = 64
 
 RELEASE_S = 0.1
-"""How often blocked addresses are checked."""
+"""Interval at which expired blocks are removed."""
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _NETWORK = 0x100000000 - 0x100000  # SKF_NET_OFF: where the packet's network header begins
@@ -29,15 +29,16 @@ _Instruction = tuple[int, int, int, int]
 
 
 class ListenerFilter:
-    """The filter of one listening socket, whose descriptor belongs to libzmq."""
+    """The filter of one listening socket, whose descriptor is owned by libzmq."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def drop(self, addresses: Collection[str]) -> None:
-        """Drop packets from the first `ADDRESSES_MAX` of these addresses, and from no others.
+        """Drop packets from the first `ADDRESSES_MAX` of these addresses.
 
-        On a system without such filters, nothing is dropped.
+        Packets from other addresses are no longer dropped. If the system does not support such
+        filters, no packet is dropped.
         """
         with contextlib.suppress(OSError):
             borrowed = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=self.descriptor)
@@ -54,7 +55,7 @@ class ListenerFilter:
 
 
 class AddressBarrier:
-    """Applies the blocked addresses to the `listener`, once it is set."""
+    """Passes the blocked addresses to the filter of `listener`, once that is set."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, failing: FailingAddresses) -> None:
         self.listener: ListenerFilter | None = None
@@ -64,17 +65,17 @@ class AddressBarrier:
         self._timer: asyncio.TimerHandle | None = None
 
     def update(self) -> None:
-        """Block newly added addresses."""
+        """Block addresses that were added since the last call."""
         if len(self._failing.held_off) > len(self._kept_off):
             self._look()
 
     def close(self) -> None:
-        """Stop checking."""
+        """Stop updating the filter."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _look(self) -> None:
-        """Update the filter, and schedule the next check while any address is blocked."""
+        """Update the filter. While any address is blocked, schedule the next update."""
         self._failing.release(self._loop.time())
         held_off = [*self._failing.held_off]
         if self.listener is not None and held_off != self._kept_off:

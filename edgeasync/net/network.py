@@ -1,4 +1,4 @@
-"""The ZeroMQ context of a hub, agent or peer, or of several that share it."""
+"""The ZeroMQ context of a hub, agent or peer. Several of them in one process may share it."""
 
 import zmq
 
@@ -8,19 +8,19 @@ from edgeasync.errors import AddressError
 class ZmqNetwork:
     """Creates the sockets of a hub, agent or peer.
 
-    Parties that use `inproc:` addresses must share one.
+    Parties that connect through `inproc:` addresses must share one `ZmqNetwork`.
     """
 
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def close(self) -> None:
-        """Close all sockets, and wait until lingering ones have sent their messages."""
+        """Close all sockets, and wait until each has sent its messages or its linger time is over."""
         self.context.destroy()  # `term` would block if an error had left a socket open
 
 
 def bind(socket: "zmq.Socket[bytes]", address: str) -> str:
-    """Bind a socket; return the address with its actual port. Raises `AddressError`."""
+    """Bind a socket; return the address with the port that it uses. Raises `AddressError`."""
     try:
         socket.bind(address)
     except zmq.ZMQError as error:

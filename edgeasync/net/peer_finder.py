@@ -1,4 +1,4 @@
-"""Find other peers by asking a hub, and store its answers in a file of peers."""
+"""Find other peers by asking a hub, and store its answers in a peers file."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,19 +16,20 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.messages import FindPeers, FoundPeers, Refuse
 
 ASK_S = 1.0
-"""How often the hub is asked, because peers may join or change their addresses."""
+"""Interval at which the hub is asked, because peers may join or change their addresses."""
 
 CONNECT_S = 5.0
-"""Timeout for a connection to the hub, and delay before the next attempt."""
+"""Timeout of a connection attempt to the hub, and delay before the next attempt."""
 
 
 class PeerFinder:
-    """Asks a hub for the other peers, and writes a changed list to `file`. Used on one event loop.
+    """Asks a hub for the other peers, and writes the list to `file` if it has changed.
 
-    A name, address or key in the hub's answer replaces an entry with the same one. The answer never
-    removes an entry, because a restarted hub does not know all peers yet. Entries that were deleted
-    from the file stay deleted. `on_trouble` is called with a message, `give_up` with an error that
-    waiting would not fix: the keys do not fit.
+    A peer in the hub's answer replaces entries that have the same name, address or key. An answer
+    never removes any other entry, because a restarted hub does not know all peers yet. Entries that
+    a user has deleted from the file stay deleted. `on_trouble` is called with a message. `give_up`
+    is called with an error that cannot be resolved by waiting: the keys do not match. Use it on one
+    event loop.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class PeerFinder:
         self._own, self._peers, self._file = own, peers, file
         self._on_trouble = on_trouble
         self._told = ""
-        """The last message to the user since the hub last answered."""
+        """The last message that was reported since the hub's last answer."""
         self._hub = HubConnection(
             credentials,
             wire.HEADER_BYTES_MAX,
@@ -59,7 +60,7 @@ class PeerFinder:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Start asking, once this device's key is enrolled at the hub."""
+        """Enrol this device at the hub if needed, then start to ask."""
         self._loop = asyncio.get_running_loop()
         self._heard_s = self._next_s = self._loop.time()
         self._hub.begin()
@@ -74,7 +75,7 @@ class PeerFinder:
         self._hub.close(goodbye=False, answered=True)
 
     def _ask(self) -> None:
-        """Ask the hub if connected; otherwise try its next address after a delay."""
+        """Ask the hub if it is connected; otherwise try its next address after a delay."""
         self._timer = self._loop.call_later(ASK_S, self._ask)
         now_s = self._loop.time()
         if self._hub.finding == "spoken":

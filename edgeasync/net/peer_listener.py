@@ -1,4 +1,4 @@
-"""A peer's listening socket, to which other peers connect with their keys."""
+"""A peer's listening socket, to which other peers connect. They are authenticated by their keys."""
 
 import asyncio
 import logging
@@ -28,8 +28,9 @@ from edgeasync.protocol.wire import Buffer
 LOG = logging.getLogger("edgeasync.peers")
 
 QUEUED_MESSAGES_MAX = 64
-"""Messages that may wait to be sent to a peer, or to be read. Further ones are dropped and
-repeated.
+"""Maximum number of messages in the send queue of a peer, and in the receive queue.
+
+Further messages are dropped, and are sent again later.
 """
 
 HANDSHAKE_MS = 5000
@@ -39,7 +40,7 @@ OnMessage = Callable[[str, bytes, Buffer | None], None]
 
 
 class PeerListener:
-    """Receives messages of the peers in `names`, on the running loop.
+    """Receives messages from the peers in `names`, using the running loop.
 
     `on_message` is called with the sender's name. Raises `AddressError` if it cannot listen.
     """
@@ -86,7 +87,7 @@ class PeerListener:
         self._connections.channel = self._channel
 
     def listen_to(self, names: dict[Key, str]) -> None:
-        """Admit the keys of `names`, and close the connections of all others."""
+        """Admit the keys of the peers in `names`, and close the connections of all other keys."""
         gone = {key for key, name in self.names.items() if names.get(key) != name}
         self.names = names
         if gone:
@@ -99,7 +100,7 @@ class PeerListener:
         self._channel.close(0)
 
     def _lets_in(self, key: Key, address: str) -> bool | None:
-        """Return whether a key may connect; `None` if it connects too often."""
+        """Return whether a key may connect, or `None` if it connects too often."""
         if key not in self.names:
             LOG.info(
                 "rejected a connection: key %s from %s is not in the list of peers", fingerprint(key), address
@@ -126,7 +127,7 @@ class PeerListener:
 
 
 def set_heartbeat(socket: "zmq.Socket[bytes]", lease_s: float) -> None:
-    """Set ZeroMQ's heartbeats, so that a connection that is silent for a lease counts as broken."""
+    """Set ZeroMQ's heartbeats so that a connection is closed if it is silent for a lease."""
     lease_ms = max(1, int(1000 * lease_s))
     socket.set(zmq.HEARTBEAT_IVL, max(1, lease_ms // 2))
     socket.set(zmq.HEARTBEAT_TIMEOUT, lease_ms)

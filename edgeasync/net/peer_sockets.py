@@ -1,8 +1,8 @@
-"""The sockets of a peer: one that receives from all others, and one per peer to send to it.
+"""The sockets of a peer: one that receives from all other peers, and one per peer for sending.
 
-A message travels from the sender's DEALER to the receiver's ROUTER, and nothing comes back that
-way. All connections use CURVE. Sender and receiver know each other by their keys, which must be in
-the list.
+A message is sent from the sender's DEALER to the receiver's ROUTER. No messages are sent in the
+opposite direction on that connection. All connections use CURVE. Sender and receiver identify each
+other by their keys, which must be in the list of peers.
 """
 
 import asyncio
@@ -31,17 +31,20 @@ LOOK_S = 0.1
 """Interval at which the peers file and the connections are checked."""
 
 RETRY_S = 3.0
-"""Timeout of a connection attempt. A new attempt may succeed, because the peer may admit us by now.
+"""Timeout of a connection attempt.
+
+A later attempt may succeed, because the other peer may have added this device in the meantime.
 """
 
 
 class PeerSockets:
-    """Listens on `bind` or its own entry's address, and connects to all other peers of a list.
+    """Listens for the peers of a list, and connects to each of them.
 
-    `on_message` is called with the name of the sender, according to its key. `on_trouble` is called
-    with a message. `on_peers` is called with the names of the list when it has changed, and when a
-    connection to one of them is established. With a `file`, the list is read again when the file
-    changes. Used on one event loop. Raises `AddressError` if it cannot listen.
+    It listens on `bind` or, by default, on the address in its own entry. `on_message` is called
+    with the name of the sender, which is identified by its key. `on_trouble` is called with a
+    message. `on_peers` is called with the names in the list when the list has changed and when a
+    connection to a peer is established. If `file` is set, the list is read again when the file
+    changes. Use it on one event loop. Raises `AddressError` if it cannot listen.
     """
 
     def __init__(
@@ -81,14 +84,14 @@ class PeerSockets:
             link.send(header, payload)
 
     def close(self, linger_ms: int) -> None:
-        """Close all sockets; sent messages may take `linger_ms` more."""
+        """Close all sockets. They continue to send queued messages for up to `linger_ms`."""
         self._timer.cancel()
         for link in self._links.values():
             link.close(linger_ms)
         self._listener.close()
 
     def _take(self, peers: Peers) -> None:
-        """Connect to new peers, and disconnect those that were removed or have another key."""
+        """Connect to new peers, and disconnect from those that were removed or changed."""
         others = {entry.name: entry for entry in peers.peer if entry.name != self._own.name}
         for name, link in list(self._links.items()):
             if others.get(name) != link.entry:
@@ -127,7 +130,7 @@ class PeerSockets:
         self._on_peers(self.peers)
 
     def _connect(self, link: "_Link") -> "zmq.Socket[bytes]":
-        """Return a new socket for a link, and start to connect it."""
+        """Create a socket for a link, start to connect it, and return it."""
         socket = make_dealer(self._context, HEADER_BYTES_MAX, (self._pair, link.entry.public), ipv6=link.ipv6)
         socket.set(zmq.IMMEDIATE, 1)  # queue nothing for a peer that is not connected
         socket.set(zmq.SNDHWM, QUEUED_MESSAGES_MAX)
@@ -142,7 +145,7 @@ class PeerSockets:
 
 
 class _Link:
-    """The connection for sending to one peer; `connect` creates its socket and its monitor."""
+    """The connection for sending to one peer. `connect` creates its socket and its monitor."""
 
     monitor: SocketMonitor
 
@@ -170,13 +173,13 @@ class _Link:
         self._broken = True
 
     def on_unresolved(self) -> None:
-        """Use the other address family for the next attempt."""
+        """Use the other address family in the next attempt."""
         self.ipv6, self._broken = not self.ipv6, True
 
     def look(self) -> bool:
         """Reconnect if the connection has broken or timed out.
 
-        Return whether the connection was just established.
+        Return whether the connection has been established since the last call.
         """
         before, self._spoken = self._spoken, self.monitor.finding == "spoken"
         age_s = time.monotonic() - self._begun_s
@@ -192,9 +195,9 @@ class _Link:
 
 
 def own_bind(address: str) -> str:
-    """Return the address to listen on for an entry's address.
+    """Return the address on which to listen for the address in an entry.
 
-    A name becomes `*`, because it may resolve on other machines only.
+    A host name is replaced by `*`, because it may only be resolvable on other machines.
     """
     host = host_of(address)
     if host is None:

@@ -8,7 +8,7 @@ from edgeasync.net.curve import CUTS_MIN
 from edgeasync.net.socket_monitor import Finding
 
 LOOK_UP_S = 5.0
-"""Timeout for resolving a name; after that, the name counts as the reason."""
+"""Timeout for resolving a name. After that, the name is reported as the reason for the failure."""
 
 _WORDS: dict[Finding, str] = {
     "nothing": "no answer, check the address and the network",
@@ -29,7 +29,9 @@ _WORDS: dict[Finding, str] = {
 
 
 KeyMismatch = Literal["unknown", "another hub", "no keys there", "no keys here"]
-"""How the keys of this side and the hub differ; `unknown`: the hub does not know this side's key.
+"""How the keys of this side and the hub differ.
+
+`unknown` means that the hub does not know the key of this side.
 """
 
 _ENROL = "'edgeasync keys enrol NAME' at the hub, then --enrol TOKEN, or enrol=TOKEN in Python, here"
@@ -45,11 +47,11 @@ _MISMATCHES: dict[KeyMismatch, str] = {
 
 
 def key_mismatch(*, denied: bool, keyed: bool, mechanism: str, cuts: int) -> KeyMismatch | None:
-    """Return how the keys of this side and the hub differ; `None` if they are not the reason.
+    """Return how the keys of this side and the hub differ, or `None` if they are not the reason.
 
-    `denied` tells whether the hub has rejected this side's key, `keyed` whether this side has keys.
-    `mechanism` is the other side's security mechanism, `cuts` the number of handshakes in a row
-    that it has aborted.
+    `denied` states whether the hub has rejected this side's key, and `keyed` whether this side has
+    keys. `mechanism` is the security mechanism of the other side. `cuts` is the number of
+    handshakes in a row that the other side has aborted.
     """
     if denied:
         return "unknown"
@@ -61,19 +63,19 @@ def key_mismatch(*, denied: bool, keyed: bool, mechanism: str, cuts: int) -> Key
 
 
 def keys_do_not_fit(finding: Finding, *, keyed: bool, mechanism: str, cuts: int) -> str:
-    """Return why the keys of device and hub do not fit.
+    """Return an explanation of why the keys of device and hub do not match.
 
-    The string is empty if the keys are not the reason.
+    It is empty if the keys are not the reason for the failure.
     """
     mismatch = key_mismatch(denied=finding == "denied", keyed=keyed, mechanism=mechanism, cuts=cuts)
     return "" if mismatch is None else _MISMATCHES[mismatch]
 
 
 async def explain(address: str, finding: Finding, unreadable: str = "") -> str:
-    """Return why no hub answers at an address, and what to check.
+    """Explain why no hub answers at an address, and what the user should check.
 
-    `unreadable` is the error of an answer that could not be parsed. If the name may be the reason,
-    it is resolved, which takes at most `LOOK_UP_S` and does not block the loop.
+    `unreadable` is the error for an answer that could not be parsed. If the host name may be the
+    reason, it is resolved. This takes at most `LOOK_UP_S` seconds and does not block the loop.
     """
     if unreadable:
         return f"not an edgeasync hub of this version ({unreadable}), check the address and both versions"

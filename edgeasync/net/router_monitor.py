@@ -1,4 +1,4 @@
-"""Read libzmq's events about a ROUTER's connections: accepted, ended, or failed in the handshake."""
+"""Read libzmq's events about connections to a ROUTER: accepted, ended, or failed in the handshake."""
 
 import asyncio
 import struct
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import zmq
 
 EVENTS_AT_A_TIME = 128
-"""Events per batch before the event loop runs other callbacks."""
+"""Number of events to process before the event loop runs other callbacks."""
 
 _EVENTS = (
     zmq.EVENT_LISTENING
@@ -21,7 +21,7 @@ _EVENT = struct.Struct("=HI")
 
 
 class RouterMonitor:
-    """Calls `on_event` with every event and its value, on the event loop.
+    """Calls `on_event` on the event loop with every event and its value.
 
     Create it before the ROUTER is bound.
     """
@@ -52,7 +52,7 @@ class RouterMonitor:
         self._events.close(0)
 
     def read(self, count: int | None = None) -> bool:
-        """Read all events, or `count` of them; return whether there are no more."""
+        """Read all events, or at most `count` of them; return whether all events have been read."""
         while not self._events.closed and count != 0:
             try:
                 event, _ = self._events.recv_multipart(zmq.NOBLOCK)
@@ -63,7 +63,7 @@ class RouterMonitor:
         return self._events.closed
 
     def _read_some(self) -> None:
-        """Read a batch of events; schedule the next one if there may be more."""
+        """Read a batch of events; schedule another batch if there may be more."""
         emptied = False
         try:
             emptied = self.read(EVENTS_AT_A_TIME)

@@ -1,13 +1,13 @@
-"""Protect a ROUTER from routing ids that peers choose, and detect them.
+"""Detect routing ids that peers have chosen, and protect a ROUTER from them.
 
-A peer may choose its routing id in the handshake. libzmq numbers the others by a counter: a zero
-byte and 32 bits. If a peer has already chosen the id that the counter reaches, libzmq aborts the
-process. No option forbids chosen ids. By default the counter always starts at the same number, from
-libc's unseeded `rand`. With a random seed, no peer can guess the counter, and no peer learns its
-own id.
+A peer may choose its routing id in the handshake. libzmq assigns ids to the other peers with a
+counter: a zero byte and 32 bits. If the counter reaches an id that a peer has already chosen,
+libzmq aborts the process. No option forbids chosen ids. By default the counter always starts at the
+same number, which it takes from libc's unseeded `rand`. With a random seed, no peer can guess the
+counter. Peers do not learn the ids that libzmq has assigned to them.
 
-The hub knows where the counter started. So it knows which ids libzmq may have assigned; peers have
-chosen all others.
+The hub knows the number at which the counter started. So it knows which ids libzmq may have
+assigned. All other ids were chosen by peers.
 """
 
 import ctypes
@@ -25,9 +25,10 @@ def seed() -> None:
 
 
 class RoutingIds:
-    """The ids that libzmq has assigned for a ROUTER; `count` is the number of its connections.
+    """The routing ids that libzmq has assigned for a ROUTER.
 
-    Create it before anybody else can connect.
+    `count` is the number of connections to the ROUTER so far. Create the object before any peer can
+    connect.
     """
 
     def __init__(self, router: "zmq.Socket[bytes]") -> None:

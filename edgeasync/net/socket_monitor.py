@@ -1,4 +1,4 @@
-"""Track the state of a socket's connection, which libzmq only reports to a monitor."""
+"""Track the state of a socket's connection. libzmq only reports it to a monitor."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Finding = Literal[
     "put off",
     "spoken",
 ]
-"""How far a connection got; `reach.explain` describes each value."""
+"""How far a connection attempt got. `reach.explain` describes each value."""
 
 EVENTS = (
     zmq.EVENT_CONNECT_DELAYED
@@ -36,14 +36,14 @@ EVENTS = (
 
 
 DENIED = 400
-"""ZAP's code for a rejected key. Other codes are temporary problems of the hub."""
+"""ZAP's status code for a rejected key. Other codes indicate temporary problems of the hub."""
 
 
 class SocketMonitor:
-    """Calls `on_connected` and `on_disconnected` on the loop when the connection changes.
+    """Calls `on_connected` and `on_disconnected` on the loop when the connection state changes.
 
-    It calls `on_unresolved` once if the name has no address of the socket's family. `finding` is
-    how far the connection got.
+    It calls `on_unresolved` once if the name has no address of the socket's family. `finding`
+    describes how far the connection got.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SocketMonitor:
             self._events = None
 
     def _read(self) -> None:
-        """Read all events, because the descriptor is edge-triggered; then report each change once."""
+        """Read all events, because the descriptor is edge-triggered. Then report each change once."""
         connected, broken, before = False, False, self.finding
         while self._events is not None:
             try:
@@ -95,7 +95,7 @@ class SocketMonitor:
 def _find(event: int, value: int, before: Finding) -> Finding:
     """Return how far a connection got after an event.
 
-    Events do not contain the error, so it follows from their order.
+    Events do not contain the error, so it is derived from the order of the events.
     """
     match event:
         case zmq.EVENT_CONNECT_DELAYED:  # a first attempt, or another one after a refusal

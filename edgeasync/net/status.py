@@ -25,10 +25,10 @@ from edgeasync.protocol.messages import DEVICE_ID_PATTERN, Order, Refuse, Reques
 from edgeasync.structs import parse_json
 
 AGAIN_S = 0.1
-"""Delay before the hub is asked again after a broken connection."""
+"""Delay before a request is repeated after its connection was broken."""
 
 STATUS_BYTES_MAX = 1 << 26
-"""Maximum size of a status; ten thousand devices need about 10 MB."""
+"""Maximum size of a status in bytes. Ten thousand devices need about 10 MB."""
 
 _ENDINGS = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -49,7 +49,11 @@ Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
 _Ending = Literal["answered", "denied", "cut", "lost", "late"]
-"""How a connection ended; `cut` means in the handshake, `lost` after it or temporarily."""
+"""How a connection ended.
+
+`cut` means that it ended during the handshake. `lost` means that it ended after the handshake, or
+because of a temporary problem.
+"""
 
 
 def fetch_status(
@@ -80,11 +84,11 @@ def give_order(
     timeout_s: float = 3.0,
     keys: Path | None = None,
 ) -> dict[str, Any]:
-    """Exclude a device of the hub, and all others with its key, or release them; return the status.
+    """Exclude or release a device and all others with its key; return the hub's status.
 
-    Updates of an excluded device do not count until it is released, even after restarts of hub and
-    device. When this returns, the order is in the hub's journal; without a journal, the next
-    checkpoint contains it.
+    Updates from an excluded device do not count until it is released, even if hub or device
+    restart. When this function returns, the order is in the hub's journal. If the hub has no
+    journal, the next checkpoint will contain the order.
 
     Raises the errors of `fetch_status`, and `ConfigError` if the hub does not know the device.
     """
@@ -97,10 +101,10 @@ def give_order(
 
 
 def ask(address: str, timeout_s: float, pair: Pair | None, question: Request) -> dict[str, Any]:
-    """Return the status with which the hub at `address` answers a request.
+    """Send a request to the hub at `address`; return the status with which it answers.
 
-    `pair` is the operator's key pair and the hub's key. Raises the errors of `fetch_status`, and
-    `ConfigError` if the hub refuses.
+    `pair` contains the operator's key pair and the hub's key. Raises the errors of `fetch_status`,
+    and `ConfigError` if the hub refuses the request.
     """
     check_connect(address, insecure=True)  # a device trusts nothing in a status
     context: Context = zmq.Context()
@@ -140,7 +144,10 @@ def _ask(
     until_s: float,
     question: Request,
 ) -> tuple[list[bytes] | None, _Ending]:
-    """Ask over a new connection; return the answer, if any, and how the connection ended."""
+    """Send a request over a new connection.
+
+    Return the answer, if any, and how the connection ended.
+    """
     with _asking(context, address, pair) as (socket, monitor):
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
@@ -154,7 +161,10 @@ def _ask(
 
 @contextlib.contextmanager
 def _asking(context: Context, address: str, pair: Pair | None, events: int = 0) -> Iterator[tuple[Socket, Socket]]:
-    """Yield a socket that connects to a hub, and its monitor for endings and other `events`."""
+    """Yield a socket that connects to a hub, and its monitor.
+
+    The monitor reports how the connection ends, and other `events`.
+    """
     socket = make_dealer(context, STATUS_BYTES_MAX, pair, ipv6=is_ipv6(address))
     monitor = socket.get_monitor_socket(_ENDINGS | events)
     try:
@@ -167,7 +177,7 @@ def _asking(context: Context, address: str, pair: Pair | None, events: int = 0) 
 
 
 def _ending(monitor: Socket) -> _Ending:
-    """Return how an event ended the connection; its request is then lost."""
+    """Read an event that ended the connection, and return how it ended. The request is then lost."""
     message = recv_monitor_message(monitor)
     match message["event"]:
         case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -179,9 +189,9 @@ def _ending(monitor: Socket) -> _Ending:
 
 
 def _check_keys(address: str, ending: _Ending, cuts: int, *, keyed: bool) -> None:
-    """Raise `AccessError` if the keys are the reason why no hub answers.
+    """Raise `AccessError` if no hub answers because the keys do not match.
 
-    `cuts` is the number of handshakes that were aborted.
+    `cuts` is the number of aborted handshakes.
     """
     denied = ending == "denied"
     mechanism = "" if denied else asyncio.run(mechanism_at(address))

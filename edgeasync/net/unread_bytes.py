@@ -1,4 +1,7 @@
-"""Limit the unread bytes of a hub's connections, from the kernel's and the hub's byte counts."""
+"""Limit the unread bytes of a hub's connections.
+
+They are computed from the byte counts of the kernel and of the hub.
+"""
 
 from typing import Any
 
@@ -12,34 +15,38 @@ from edgeasync.protocol.transfers import CreditWindow
 from edgeasync.protocol.wire import HEADER_BYTES_MAX as WIRE_HEADER_BYTES_MAX
 
 UNREAD_BYTES_MIN = 256 << 20
-"""Minimum limit of unread bytes in both directions, for all connections together."""
+"""Minimum value of the limit for the unread bytes of all connections, in both directions."""
 
 UNREAD_OF_ONE_MIN = 16 << 20
-"""Minimum limit of unread bytes of one connection."""
+"""Minimum value of the limit for the unread bytes of one connection."""
 
 HANDSHAKE_BYTES = 1 << 12
 HEARTBEAT_BYTES_PER_S = 64.0
-"""Limit of ZeroMQ's own messages, which are received but never delivered."""
+"""Maximum rate of ZeroMQ's own messages, which are received but never delivered."""
 
 MESSAGE_SLACK_BYTES = 1 << 17
-"""Bytes that libzmq may have read of a connection beyond the payload of an incomplete message."""
+"""Number of bytes that libzmq may read from a connection in addition to an incomplete message."""
 
 PART_BYTES = 64
-"""Memory of libzmq per frame of an incomplete message, in addition to its bytes."""
+"""Memory in bytes that libzmq needs per frame of an incomplete message, in addition to its content."""
 
 WEIGHED_BYTES = 1 << 21
-"""Delivered bytes after which a connection is checked again."""
+"""Number of delivered bytes after which a connection is checked again."""
 
 SMALL_BYTES = 1 << 16
-"""Fewer bytes are always in transit on a working connection."""
+"""Connections with at most this many unread bytes are ignored.
+
+On a working connection, that many bytes are always in transit.
+"""
 
 
 class Connection(msgspec.Struct, eq=False):
     """A connection. `key` is `None` until its first message, and empty without keys.
 
-    `delivered_bytes` and `sent_bytes` count whole messages as on the wire. libzmq may hold copies
-    of `copied_bytes` of the sent ones. At the last check, libzmq had read `taken_bytes`, and the
-    hub had read all complete messages `emptied` times.
+    `delivered_bytes` and `sent_bytes` count whole messages, including their overhead on the wire.
+    libzmq may still store copies of `copied_bytes` of the sent bytes. `taken_bytes` is the number
+    of bytes that libzmq had read at the last check. `emptied` is the number of times that the hub
+    had read all complete messages until then.
     """
 
     descriptor: int
@@ -63,9 +70,11 @@ class Connection(msgspec.Struct, eq=False):
 
 
 class UnreadBytes:
-    """The unread bytes of each connection, and of all together. Part of `ConnectionBounds`.
+    """The unread bytes of each connection, and of all connections.
 
-    `connections` are those that had unread bytes at the last check.
+    It is a part of `ConnectionBounds`.
+
+    `connections` contains the connections that had unread bytes at the last check.
     """
 
     def __init__(self, limits: Limits, *, encrypted: bool) -> None:
@@ -75,7 +84,9 @@ class UnreadBytes:
         self._of_one_max = max(UNREAD_OF_ONE_MIN, 2 * CreditWindow(int(limits.piece_bytes)).bytes_max)
         self._of_all_max = unread_bytes_max(limits)
         self._parts_factor = PART_BYTES / (FRAME_BYTES + 2) if encrypted else 0.0
-        """Memory per byte of empty frames with keys; without keys it is 32 bytes, and not counted.
+        """Memory that libzmq needs for empty frames with encryption, per byte received.
+
+        Without encryption, the memory for empty frames is 32 bytes per byte and is not counted.
         """
         self._message_max = max(WIRE_HEADER_BYTES_MAX, int(limits.piece_bytes)) + MESSAGE_SLACK_BYTES
 
@@ -91,15 +102,16 @@ class UnreadBytes:
     ) -> Connection | None:
         """Record the byte counts of a connection; return a connection to close, if any.
 
-        The kernel has received `received_bytes` on it, and the peer has acknowledged
-        `acknowledged_bytes`. libzmq has read `taken_bytes` of the received ones, and the hub has
-        read all complete messages `emptied` times. If that happened since the last check, all bytes
-        that libzmq had at that check and that are still undelivered belong to one incomplete
-        message. It may have the maximum length. It may consist of empty frames, which need more
-        memory than their bytes.
+        `received_bytes` is the number of bytes that the kernel has received on the connection, and
+        `acknowledged_bytes` is the number of sent bytes that the peer has acknowledged. libzmq has
+        read `taken_bytes` of the received bytes. The hub has read all complete messages `emptied`
+        times. If `emptied` has increased since the last check, the bytes that libzmq had read at
+        that check and that are still undelivered belong to a single incomplete message. That
+        message is limited to the maximum length of a message. It may consist of empty frames, which
+        need more memory than they have bytes.
 
-        If this connection has too many unread bytes, it is the one to close. If all connections
-        together have too many, it is the connection with the most unread bytes.
+        If this connection has too many unread bytes, it is returned. If all connections together
+        have too many, the connection with the most unread bytes is returned.
         """
         age_s = now_s - connection.accepted_s
         own_bytes = HANDSHAKE_BYTES + int(HEARTBEAT_BYTES_PER_S * age_s)
@@ -136,9 +148,10 @@ class UnreadBytes:
 
 
 def needs_look(connection: Connection) -> bool:
-    """Return whether a connection that received bytes may have too many unread ones.
+    """Return whether a connection that received bytes may have too many unread bytes.
 
-    An endless message is never delivered.
+    This is the case if no message was delivered since the last call, because an endless message is
+    never delivered.
     """
     before, delivered = connection.looked_bytes, connection.delivered_bytes
     connection.looked_bytes = delivered
@@ -147,5 +160,5 @@ def needs_look(connection: Connection) -> bool:
 
 
 def unread_bytes_max(limits: Limits) -> int:
-    """Return the limit for all connections together, which is higher for large pieces."""
+    """Return the limit for all connections together. Larger pieces raise it."""
     return max(UNREAD_BYTES_MIN, 4 * CreditWindow(int(limits.piece_bytes)).bytes_max)

@@ -1,8 +1,8 @@
-"""ZAP (RFC 27): authorize the key of every new connection for libzmq.
+"""ZAP (RFC 27): authorize the key of every new connection on behalf of libzmq.
 
 pyzmq's authenticators need a thread or `zmq.asyncio` sockets, and do not report their own failures.
-This handler runs on the hub's event loop. If it raises an exception, it logs the exception and
-rejects the key. While it is not running, no connection is accepted.
+This handler runs on the hub's event loop. If the decision raises an exception, the handler logs it
+and rejects the key. While the handler is not running, no connection is accepted.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ ENDPOINT = "inproc://zeromq.zap.01"
 _ALLOWED, _DENIED, _FAILED = b"200", b"400", b"500"
 
 Decide = Callable[[Key, str], bool | None]
-"""Returns whether a key from an address may connect; `None` for not now."""
+"""Decides whether a key may connect from an address. It returns `None` to reject it only for now."""
 
 
 class ZapHandler:
-    """Answers libzmq's requests for the sockets of a context.
+    """Answers libzmq's authorization requests for all sockets of a context.
 
-    Create it before the first socket is bound. An admitted key becomes the `User-Id` of every frame
-    of its connection, in hexadecimal.
+    Create it before the first socket is bound. When a key is admitted, libzmq attaches the key in
+    hexadecimal to every frame of its connection as `User-Id`.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class ZapHandler:
         loop.call_soon(self._read)  # the edge-triggered descriptor may already have fired
 
     def close(self) -> None:
-        """Stop; no new connections are admitted from now on."""
+        """Stop answering. No new connections are admitted from then on."""
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._socket.close(0)
 
     def _read(self) -> None:
-        """Answer all requests, because the descriptor is edge-triggered."""
+        """Answer all pending requests, because the descriptor is edge-triggered."""
         while not self._socket.closed:
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -66,7 +66,7 @@ class ZapHandler:
             self._answer(frames)
 
     def _answer(self, frames: Sequence[bytes]) -> None:
-        """Answer a request. One without an envelope, which libzmq never sends, cannot be answered."""
+        """Answer a request. Requests without an envelope, which libzmq never sends, are ignored."""
         if len(frames) < 4:
             return
         peer, empty, version, request, *rest = frames

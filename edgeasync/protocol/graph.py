@@ -11,7 +11,7 @@ def fingerprint_of(graph: wire.Buffer) -> str:
 
 
 class ShippedGraph:
-    """A serialized ONNX training graph. All its transfers share this immutable object."""
+    """A serialized ONNX training graph. All transfers of the graph share this immutable object."""
 
     __slots__ = ("checksum", "fingerprint", "payload")
 

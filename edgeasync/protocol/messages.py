@@ -1,7 +1,7 @@
-"""The messages of the protocol, as typed and bounded structs.
+"""The messages of the protocol, as structs whose fields have types and bounds.
 
-`docs/reference/wire` specifies them. The order of the fields is their order on the wire.
-New fields may only be added at the end, with a default.
+`docs/reference/wire` specifies them. The fields of a struct are sent in the order in which it
+declares them. New fields may only be added at the end, with a default.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -13,8 +13,7 @@ from edgeasync.parameters import ParameterSpec
 from edgeasync.structs import resolve_type
 
 PROTOCOL_VERSION = 1
-"""The protocol version in every header. A hub and a device of different versions refuse each other.
-"""
+"""The protocol version in every header. Hubs and devices refuse peers with another version."""
 
 DEVICE_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[0-9]{1,3})?\Z"
 
@@ -27,16 +26,16 @@ DELTAS_MAX = 64
 """Maximum number of deltas in an assignment's payload."""
 
 DAY_S = 86400.0
-"""The period of a daily quota."""
+"""The length of the period to which a daily quota applies, in seconds."""
 
 HEARTBEAT_BYTES = 128
-"""Bytes of a ping and its answer."""
+"""Number of bytes that a quota counts for a ping and its pong together."""
 
 HEADERS_BYTES = 4096
-"""Maximum bytes of an exchange in addition to its payloads."""
+"""Maximum number of bytes that one exchange needs in addition to its payloads."""
 
 PEERS_MAX = 64
-"""Maximum number of members of a round of peers, and of names in a list of peers."""
+"""Maximum number of members in a round of peers, and of entries in a list of peers."""
 
 PEER_ADDRESS_PATTERN = r"^tcp://[A-Za-z0-9.:%_\[\]-]{1,256}:[1-9][0-9]{0,4}\Z"
 
@@ -45,7 +44,7 @@ Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Unsigned64 = Annotated[int, Meta(ge=0)]
 Identity = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Key = bytes
-"""The public key under which a message arrived; empty without keys."""
+"""The public key that authenticated a message's connection; empty if the hub has no keys."""
 
 PublicKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
 DeviceId = Annotated[str, Meta(pattern=DEVICE_ID_PATTERN)]
@@ -59,30 +58,30 @@ Metrics = Annotated[dict[Annotated[str, Meta(pattern=METRIC_PATTERN)], float], M
 SECONDS_MAX = 1e9
 Seconds = Annotated[float, Meta(ge=0.0, le=SECONDS_MAX)]
 PaceReason = Annotated[str, Meta(pattern=r"^[ -~]{0,32}\Z")]
-"""A few human-readable words in printable ASCII, without terminal control sequences."""
+"""A short human-readable reason in printable ASCII, without terminal control sequences."""
 
 
 class ModelVersion(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A version of the model: the lineage of the hub's state, and the number in that lineage."""
+    """A version of the model: the lineage of the hub's state, and a version number in that lineage."""
 
     lineage: Lineage
     number: Count
 
 
 class Applied(msgspec.Struct, frozen=True, array_like=True, tag="applied", gc=False):
-    """The update is part of the model since version `number`."""
+    """The update was applied to the model and is contained in version `number` and all later ones."""
 
     number: Count
 
 
 class Buffered(msgspec.Struct, frozen=True, array_like=True, tag="buffered", gc=False):
-    """The update waits for the next flush, as one of `count` updates."""
+    """The update is buffered until the next flush. The buffer contains `count` updates."""
 
     count: Count
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected", gc=False):
-    """The update will never count. If `preempted`, start over from the hub's model."""
+    """The update was rejected for good. If `preempted`, restart from the hub's model."""
 
     reason: Literal[
         "stale", "not_finite", "foreign_lineage", "future_version", "quarantined", "behind", "rolled_back"
@@ -91,7 +90,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected", gc=
 
 
 class Duplicate(msgspec.Struct, frozen=True, array_like=True, tag="duplicate", gc=False):
-    """The update was answered before; `first` is the earlier outcome."""
+    """The hub has already answered this update. `first` is the outcome that it sent then."""
 
     first: Applied | Buffered | Rejected
 
@@ -101,17 +100,17 @@ Outcome = Applied | Buffered | Rejected | Duplicate
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """Base class of all messages; `kind` is the number in the header frame."""
+    """Base class of all messages. `kind` identifies the message type in the header frame."""
 
     kind: ClassVar[int]
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
-    """What a device reports about itself, for people and policies.
+    """Properties that a device reports about itself, for display and for policies.
 
-    With its own quota, `bytes_per_day_max`, it reports how many bytes and seconds of its day are
-    left. It uses an assignment its own `delay_steps` after the push that was answered; 0 means no
-    own delay.
+    If the device has a quota of its own, `bytes_per_day_max`, it also reports the bytes that are
+    left of it in the current period, and the seconds until the next period. `delay_steps` is the
+    device's own value of the setting in `Welcome`; 0 means that it uses the hub's.
     """
 
     machine: Annotated[str, Meta(max_length=64)] = ""
@@ -127,9 +126,9 @@ class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
 
 
 Framework = Literal["jax", "onnx", "torch"]
-"""The framework of a model. Checksums of different frameworks cannot be compared.
+"""The framework in which a model is defined.
 
-Each framework names arrays in its own way.
+Each framework names arrays differently, so checksums of different frameworks cannot be compared.
 """
 
 
@@ -141,16 +140,16 @@ class Frozen(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 OtherFrozen = Literal["refuse", "warn"]
-"""How to treat a device whose frozen arrays differ: refuse it, or let it train and warn."""
+"""How the hub treats a device whose frozen arrays differ: refuse it, or warn and let it train."""
 
 
 class Hello(Message, frozen=True):
-    """Device to hub: my identity and my state. The first message on every connection.
+    """Device to hub: my identity and my state. This is the first message on every connection.
 
-    `incarnation` counts the starts of an agent on this state. Of two agents with the same state id,
-    the higher incarnation wins. `layout` is the fingerprint of my model's arrays, in the order of
-    their roles and names. `frozen` is the checksum of its frozen arrays. Both are `None` if
-    unknown.
+    `incarnation` counts how often an agent has started with this state. If two agents have the same
+    state id, the one with the higher incarnation replaces the other. `layout` is the fingerprint of
+    my model's arrays, ordered by role and name. `frozen` is the checksum of my model's frozen
+    arrays. Each of these two is `None` if it is unknown.
     """
 
     kind = 1
@@ -168,14 +167,16 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Hub to device: you are a member; this is the model's layout, and how to communicate.
+    """Hub to device: you are a member; these are the model's layout and the session's settings.
 
-    `graph` is the SHA-256 of the ONNX training graph, if the hub has one; the device requests it
-    with `FetchGraph`. `update` tells what a push contains: a difference, or the device's whole
-    model. `error_feedback` and `residual_decay` tell how the device keeps what a codec drops.
-    `overlap_steps_max` is the maximum number of steps while it waits for an assignment. It uses an
-    assignment `delay_steps` after the push that was answered. `checksum_last` is that of push
-    `seq_last`, so that a device can tell whether that push was its own; 0 if the hub has no record.
+    `graph` is the SHA-256 of the ONNX training graph, if the hub has one. The device requests the
+    graph with `FetchGraph`. `update` defines whether a push contains a difference or the device's
+    whole model. `error_feedback` and `residual_decay` define how the device accumulates the values
+    that a codec drops. `overlap_steps_max` is the maximum number of local steps that the device
+    takes while it waits for an assignment. The device starts to use an assignment `delay_steps`
+    steps after the push that the assignment answers. `checksum_last` is the checksum of push
+    `seq_last`, with which a device can verify that it sent that push. It is 0 if the hub has no
+    record of the push.
     """
 
     kind = 2
@@ -198,10 +199,11 @@ class Welcome(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """Device to hub: send me an assignment (after a welcome, or after one was refused or lost).
+    """Device to hub: send me an assignment.
 
-    `version` is the one I have, as the hub sent it; `held_checksum` is that of the model as
-    float32. `partial` is the checksum of a payload of which I have the beginning.
+    A device sends it after a welcome, and after an assignment was refused or lost. `version` is the
+    model version that I have, as received from the hub. `held_checksum` is the checksum of that
+    model as float32. `partial` is the checksum of a payload that I have received only in part.
     """
 
     kind = 3
@@ -212,20 +214,21 @@ class Fetch(Message, frozen=True):
 
 
 class Push(Message, frozen=True, gc=False):
-    """Device to hub: the result of `local_steps` steps from `base`.
+    """Device to hub: an update after `local_steps` local steps from version `base`.
 
     The payload is the encoded update.
 
-    `loss_mean` and `loss_variance` are of my local steps; `None` if I have no loss. `score` is the
-    loss of the assigned model on held-out examples of my own, if I have some; low is good.
-    `overlap_steps` is the number of local steps before the assignment arrived. `base_loss` is the
-    loss of the first step after it, that is of the assigned model on one of my batches.
-    `held_checksum` is that of `base` as I have it; `None` if I no longer do. `metrics` are of my
-    local steps, too, and finite. `validation_loss` is that of my parameters after the steps, on
+    `loss_mean` and `loss_variance` are computed over my local steps; they are `None` if I have no
+    loss. `score` is the loss of the assigned model on my own held-out examples, if I have any. A
+    lower score is better. `overlap_steps` is the number of local steps that I took before the
+    assignment arrived. `base_loss` is the loss of the first step after its arrival, which is the
+    loss of the assigned model on one of my batches. `held_checksum` is the checksum of my copy of
+    `base`; it is `None` if I no longer have a copy. `metrics` are also computed over my local
+    steps, and are finite. `validation_loss` is the loss of my parameters after the local steps, on
     held-out examples.
 
-    With `transfer` above 0, the payload follows in pieces of that transfer once the hub grants
-    credit.
+    If `transfer` is above 0, the payload is sent in pieces with this transfer number, once the hub
+    grants credit.
     """
 
     kind = 4
@@ -250,7 +253,7 @@ class Push(Message, frozen=True, gc=False):
 
 
 class Ack(Message, frozen=True, gc=False):
-    """Hub to device: the outcome of push `seq`. Sent alone or inside an `Assignment`."""
+    """Hub to device: the outcome of push `seq`. It is sent alone or inside an `Assignment`."""
 
     kind = 5
     seq: Count
@@ -258,10 +261,10 @@ class Ack(Message, frozen=True, gc=False):
 
 
 class Deltas(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An assignment's payload contains deltas, to be added in order to the version `base`.
+    """The payload of the assignment contains deltas. Add them in order to version `base`.
 
-    `lengths` are their sizes in bytes. `checksum` is that of the resulting model as float32. Every
-    sum is rounded with the codec `rounding`.
+    `lengths` are the sizes of the deltas in bytes. `checksum` is the checksum of the resulting
+    model as float32. The model is rounded with the codec `rounding` after each addition.
     """
 
     base: Count
@@ -273,10 +276,10 @@ class Deltas(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Assignment(Message, frozen=True, gc=False):
     """Hub to device: train `local_steps` steps from this version.
 
-    The payload is the encoded model, or `deltas`. With `transfer` above 0, the payload follows in
-    pieces once the device grants credit. `push_codec`, if set, is the codec for the device's
-    payloads from now on. The encoded model may be coarse. The device multiplies its own learning
-    rate by `learning_rate_factor` until the next assignment.
+    The payload contains the encoded model or, if `deltas` is set, deltas. If `transfer` is above 0,
+    the payload is sent in pieces once the device grants credit. If `push_codec` is set, the device
+    encodes all later payloads with that codec. The encoded model may be a lossy copy. The device
+    multiplies its own learning rate by `learning_rate_factor` until the next assignment.
     """
 
     kind = 6
@@ -293,9 +296,9 @@ class Assignment(Message, frozen=True, gc=False):
 
 
 class Piece(Message, frozen=True, gc=False):
-    """Either way: the next part of a transfer.
+    """Either direction: the next piece of a transfer.
 
-    The payload frame contains the bytes from `offset` on.
+    The payload frame contains the transfer's bytes from `offset` on.
     """
 
     kind = 7
@@ -305,7 +308,7 @@ class Piece(Message, frozen=True, gc=False):
 
 
 class Credit(Message, frozen=True, gc=False):
-    """Either way: I have the first `received_bytes` of this transfer; 0 starts the transfer."""
+    """Either direction: I have received the first `received_bytes` of this transfer; 0 starts it."""
 
     kind = 8
     transfer: Count
@@ -315,9 +318,9 @@ class Credit(Message, frozen=True, gc=False):
 class Ping(Message, frozen=True, gc=False):
     """Device to hub: I am alive.
 
-    I have taken `steps_total` local steps, and my last ping took `round_trip_s`. I train in
-    `pace_percent` of the time: 0 while I pause, less than 100 while slowed. `pace_reason` is the
-    reason.
+    I have taken `steps_total` local steps, and the round trip of my last ping took `round_trip_s`.
+    I train for `pace_percent` percent of the time: 0 means paused, and less than 100 means slowed
+    down. `pace_reason` explains why I am paused or slowed down.
     """
 
     kind = 9
@@ -331,18 +334,20 @@ class Ping(Message, frozen=True, gc=False):
 
 
 class Pong(Message, frozen=True, gc=False):
-    """Hub to device: the answer to a ping, with its `sent_s` unchanged."""
+    """Hub to device: the answer to a ping. `sent_s` is copied from the ping."""
 
     kind = 10
     sent_s: float
 
 
 class Goodbye(Message, frozen=True):
-    """Either way: a clean goodbye.
+    """Either direction: the sender ends the session in an orderly way.
 
-    From a hub, `finished` ends the device's work; `stopping` does not.
+    If a hub sends `finished`, the device's work has ended. If a hub sends `stopping`, the hub is
+    shutting down, and the device should reconnect later.
 
-    `paused` means that a person or program has paused the device, and that it will return.
+    A device sends `stopping` if it leaves. It sends `paused` if a user or program has paused it; it
+    will reconnect later.
     """
 
     kind = 11
@@ -368,9 +373,11 @@ RefusalCode = Literal[
 
 
 class Refuse(Message, frozen=True):
-    """Hub to device: a refusal, with a stable code, a human-readable sentence, and when to retry.
+    """Hub to device: your request is refused.
 
-    With `busy`, `rest` asks the device to idle until then. Another `busy` may shorten that time.
+    `code` is stable across releases, and `sentence` is human-readable. Retry after `retry_after_s`
+    seconds, if it is set. If the code is `busy` and `rest` is true, the device should idle until
+    then. Another `busy` may shorten that time.
     """
 
     kind = 12
@@ -381,19 +388,19 @@ class Refuse(Message, frozen=True):
 
 
 class StatusRequest(Message, frozen=True):
-    """Anyone to hub: send me your status. Needs no session."""
+    """Any client to hub: send me your status. No session is needed."""
 
     kind = 13
 
 
 class Status(Message, frozen=True):
-    """Hub to the sender of a `StatusRequest`: the payload frame is one JSON object."""
+    """Hub to the sender of a `StatusRequest`: the payload frame contains one JSON object."""
 
     kind = 14
 
 
 class FetchGraph(Message, frozen=True):
-    """Device to hub: send me the graph that your welcome names, because I do not have it."""
+    """Device to hub: send me the graph named in your welcome, because I do not have it."""
 
     kind = 15
     session: Identity
@@ -402,8 +409,8 @@ class FetchGraph(Message, frozen=True):
 class GraphHeader(Message, frozen=True):
     """Hub to device: the training graph.
 
-    The payload is a serialized ONNX model, to be screened before use. With `transfer` above 0, it
-    follows in pieces once the device grants credit.
+    The payload is a serialized ONNX model, which the device must validate before it uses it. If
+    `transfer` is above 0, the payload is sent in pieces once the device grants credit.
     """
 
     kind = 16
@@ -414,30 +421,30 @@ class GraphHeader(Message, frozen=True):
 
 
 class Enrol(Message, frozen=True):
-    """Device to hub, under a token's temporary key: this is my own public key, admit it."""
+    """Device to hub, authenticated by a token's temporary key: admit my own public key."""
 
     kind = 17
     key: PublicKey
 
 
 class Enrolled(Message, frozen=True):
-    """Hub to device: your key is listed under this name."""
+    """Hub to device: your key was added to the allow-list under this name."""
 
     kind = 18
     name: DeviceId
 
 
 class Wake(Message, frozen=True):
-    """Operator to hub: bring the fleet back to its full pace. The answer is a `Status`."""
+    """Operator to hub: return the fleet to full pace. The hub answers with a `Status`."""
 
     kind = 19
 
 
 class Order(Message, frozen=True):
-    """Operator to hub: exclude this device and others with its key, or release them.
+    """Operator to hub: exclude or release this device and all other devices with its key.
 
-    The answer is a `Status`, or a `Refuse` if the hub does not know the device. A repeated order
-    has no effect.
+    The hub answers with a `Status`, or with a `Refuse` if it does not know the device. Repeating an
+    order has no effect.
     """
 
     kind = 20
@@ -446,9 +453,9 @@ class Order(Message, frozen=True):
 
 
 class FindPeers(Message, frozen=True):
-    """Peer to hub: the other peers reach me at this address; tell me who they are.
+    """Peer to hub: other peers can reach me at this address; send me the list of peers.
 
-    It needs a key, but no session.
+    The sender must be authenticated by a key, but needs no session.
     """
 
     kind = 21
@@ -457,7 +464,7 @@ class FindPeers(Message, frozen=True):
 
 
 class ListedPeer(msgspec.Struct, frozen=True, array_like=True):
-    """A peer as a hub knows it: the name of its key, the address it has reported, and its key."""
+    """A peer in the hub's list: its name in the allow-list, its reported address, and its key."""
 
     name: DeviceId
     address: PeerAddress
@@ -465,7 +472,7 @@ class ListedPeer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FoundPeers(Message, frozen=True):
-    """Hub to peer: all peers that have asked me, including you, sorted by name."""
+    """Hub to peer: all peers that have sent `FindPeers`, including you, sorted by name."""
 
     kind = 22
     peers: Annotated[tuple[ListedPeer, ...], Meta(max_length=PEERS_MAX)]

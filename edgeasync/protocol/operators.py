@@ -1,4 +1,4 @@
-"""The operators that devices run, whatever graph a hub sends."""
+"""The ONNX operators that a device executes. Graphs with other operators are refused."""
 
 _NAMES = """
     Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh AveragePool BatchNormalization
@@ -17,10 +17,10 @@ _NAMES = """
     Sum Swish Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Where Xor
 """
 ALLOWED = frozenset(_NAMES.split())
-"""Standard operators that compute tensors from tensors, without free loops or branches.
+"""Standard operators that compute tensors from tensors, without unbounded loops or branches.
 
-Random operators draw values in the size of another tensor. `Loop`, `If`, sequences, text and images
-are excluded.
+Random operators are allowed if the shape of their output is that of another tensor. `Loop`, `If`,
+and operators for sequences, text and images are excluded.
 """
 
 _OWN_NAMES = """
@@ -28,4 +28,7 @@ _OWN_NAMES = """
     SkipLayerNormalization SkipSimplifiedLayerNormalization
 """
 ALLOWED_OWN = frozenset(_OWN_NAMES.split())
-"""Operators of onnxruntime's own domain: for quantized weights, and from its optimizer."""
+"""Operators of onnxruntime's own domain.
+
+They support quantized weights, or are created by onnxruntime's optimizer.
+"""

@@ -1,7 +1,8 @@
-"""The messages that peers exchange without a hub, as typed and bounded structs.
+"""The messages that peers exchange without a hub, as structs whose fields have types and bounds.
 
-The order of the fields is their order on the wire. New fields may only be added at the end, with a
-default. The sender of a message follows from the key of its connection, so no message contains it.
+The fields of a struct are sent in the order in which it declares them. New fields may only be added
+at the end, with a default. No message contains its sender, because the receiver identifies the
+sender by the key of the connection.
 """
 
 from typing import Annotated, Literal
@@ -15,7 +16,10 @@ from edgeasync.structs import resolve_type
 ROUND_NUMBER_MAX = 2**62
 
 ROUND_LEAP_MAX = 2**32
-"""How far a round's number may exceed the known ones, so that nobody can exhaust the numbers."""
+"""Maximum difference between a new round's number and the highest known one.
+
+Otherwise a faulty peer could use up all round numbers.
+"""
 
 STEPS_MAX = 2 * PEERS_MAX
 
@@ -32,7 +36,11 @@ AbandonReason = Literal[
 
 
 class RoundId(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
-    """A round. Of two rounds the higher one wins: by number, then by proposer and incarnation."""
+    """Identifies a round.
+
+    Rounds are ordered by number, then by proposer, then by incarnation. Of two concurrent rounds,
+    the higher one wins.
+    """
 
     number: RoundNumber
     proposer: DeviceId
@@ -40,22 +48,24 @@ class RoundId(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False
 
 
 class RoundMember(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A member of a round: a peer and its incarnation."""
+    """A member of a round, identified by the peer's name and its incarnation."""
 
     name: DeviceId
     incarnation: Count
 
 
 class PeerPing(Message, frozen=True, gc=False):
-    """To every peer: I am alive, and this is my state.
+    """Peer to every other peer: I am alive, and this is my state.
 
-    `incarnation` grows with every start, `count` with every ping of a start. An older ping is
-    ignored. `fingerprint` covers what all peers must have in common: the model's layout, and how
-    they exchange. `number` is that of the highest round I know. I am `ready` for a round unless my
-    trainer has yet to begin, or owes steps to an earlier round. `heard` are the peers I have heard
-    within a lease. `current` is my current round, `completed` the last one whose mean I have. A
-    round is due every `round_every_s` or, if set, every `round_steps`; all peers must have the same
-    value. `frozen` is the checksum of my model's frozen arrays, `None` if unknown.
+    `incarnation` increases with every start of the peer, and `count` with every ping since that
+    start. Receivers ignore a ping that is older than one they have received. `fingerprint` covers
+    the settings that all peers must share: the model's layout, and how they exchange payloads.
+    `number` is the highest round number that I know. I am `ready` for a round unless my trainer has
+    not started yet or still has to take steps for an earlier round. `heard` lists the peers from
+    which I received a ping within the last lease. `current` is the round in which I take part, and
+    `completed` is the last round whose mean I have received. A new round is due every
+    `round_every_s` seconds or, if it is set, every `round_steps` steps. All peers must have the
+    same value. `frozen` is the checksum of my model's frozen arrays; it is `None` if unknown.
     """
 
     kind = 40
@@ -74,10 +84,11 @@ class PeerPing(Message, frozen=True, gc=False):
 
 
 class Propose(Message, frozen=True, gc=False):
-    """Proposer to each member: take a snapshot, and average it with the others'.
+    """Proposer to each member: take a snapshot, and average it with the other members' snapshots.
 
-    The members are sorted by name, which is their order in the ring. Every payload is encoded with
-    `codec` and sent in pieces of exactly `piece_bytes`, except for the last piece.
+    The members are sorted by name, which is also their order in the ring. Every payload is encoded
+    with `codec` and sent in pieces of exactly `piece_bytes` bytes, except that the last piece may
+    be shorter.
     """
 
     kind = 41
@@ -89,11 +100,12 @@ class Propose(Message, frozen=True, gc=False):
 
 
 class Offer(Message, frozen=True, gc=False):
-    """Sender to receiver: my payload of this step is ready, with this length and checksum.
+    """Sender to receiver: my payload for this step is ready, with this length and checksum.
 
-    I repeat the offer until a credit arrives. A repeated offer tells that I have sent the first
-    `sent_bytes`. A link keeps messages in order, so those of them that have not arrived are lost.
-    In the first offer, `sent_bytes` is `None`.
+    I repeat the offer until a credit arrives. In a repeated offer, `sent_bytes` is the number of
+    bytes that I have already sent. A link preserves the order of messages. So if some of these
+    bytes have not arrived before the offer, they are lost. In the first offer, `sent_bytes` is
+    `None`.
     """
 
     kind = 42
@@ -107,7 +119,7 @@ class Offer(Message, frozen=True, gc=False):
 class PeerCredit(Message, frozen=True, gc=False):
     """Receiver to sender: I have the first `received_bytes` of this step's payload; send the rest.
 
-    With `again`, send it even if you have already sent it, because it did not arrive.
+    If `again` is true, resend bytes that you have already sent, because they did not arrive.
     """
 
     kind = 43
@@ -130,8 +142,8 @@ class PeerPiece(Message, frozen=True, gc=False):
 class Abandon(Message, frozen=True, gc=False):
     """To each other member: I abandon this round.
 
-    I waited for `awaited` at `step`, or for my own work if `step` is -1. As in a ping, `ready`
-    tells whether I accept a new round.
+    I abandon it because I was waiting for the peer `awaited` at `step`. If `step` is -1, I was
+    waiting for my own trainer. As in a ping, `ready` reports whether I can start a new round.
     """
 
     kind = 45

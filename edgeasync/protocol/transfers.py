@@ -1,10 +1,10 @@
 """Transfers of payloads that are too large for one message: pieces with credit flow control.
 
-No I/O. The receiver starts a transfer with `Credit(received_bytes=0)` and sends a new credit after
-every piece. The sender never has more than its window in flight. It adapts the window to what the
-link transmits in a round trip and a tenth of a second, so that a heartbeat never waits long behind
-a payload. An interrupted transfer is resumed under another number, from the byte in its first
-credit.
+This module does no I/O. The receiver starts a transfer with `Credit(received_bytes=0)` and sends a
+new credit after every piece. The sender never has more unacknowledged bytes in flight than its
+window. It adapts the window to the number of bytes that the link transmits in one round trip plus a
+tenth of a second. So a heartbeat never waits long behind a payload. An interrupted transfer is
+resumed under a new transfer number. It continues at the byte in the first credit.
 """
 
 from collections import deque
@@ -27,47 +27,59 @@ TRANSFER: Table[TransferState] = {
     "corrupt": (),
     "dropped": (),
 }
-"""The states of a transfer, for its sender and its receiver.
+"""The states of a transfer and the states that may follow each of them, on both sides.
 
-`announced`: no byte was sent. `suspended`: it was interrupted and can be resumed; a sender resumes
-by a new transfer of the same payload. `corrupt`: a piece was wrong. `dropped`: it ended in another
-way.
+`announced`: no byte was sent. `suspended`: the transfer was interrupted and can be resumed; the
+sender resumes it by starting a new transfer of the same payload. `corrupt`: a piece was invalid.
+`dropped`: the transfer ended for another reason.
 """
 
 PIECE_BYTES_MIN = 1 << 16
-"""Smaller pieces, except the last, are rejected, because their headers would cost too much."""
+"""Minimum length of all pieces but the last. Shorter pieces are rejected.
+
+The overhead of their headers would be too large.
+"""
 
 PIECE_BYTES_MAX = 1 << 24
-"""Larger pieces would block the event loop while it verifies them."""
+"""Maximum length of a piece. The event loop is blocked while it verifies a piece."""
 
 WINDOW_TARGET_S = 0.1
-"""How long a byte should wait behind the bytes sent before it."""
+"""Target for the time that a byte waits behind bytes sent before it."""
 
 WINDOW_BYTES_MAX = 4 << 20
-"""Maximum window with small pieces, so that its messages always fit into libzmq's queues."""
+"""Maximum window size with small pieces. It ensures that libzmq's queues have room for all pieces.
+"""
 
 PIECES_MAX = 32
-"""Maximum pieces per window, unless they would be too long. libzmq's queues hold 64 messages."""
+"""Maximum number of pieces per window, unless pieces would exceed their maximum length.
+
+libzmq's queues hold 64 messages.
+"""
 
 BURST_GROWTH_MAX = 4.0
-"""Maximum factor by which the first window on an idle link, which measures its rate, grows the next
-one.
+"""Maximum factor by which the window grows after the first window on an idle link.
+
+That first window measures the rate of the link.
 """
 
 BURSTS = 3
-"""Number of windows on an idle link that are remembered; the fastest one determines the rate."""
+"""Number of recent windows on an idle link whose rates are stored. The highest rate is used."""
 
 ROUND_TRIP_MAX_S = 2.0
-"""Maximum of a measured round trip, so that a busy machine does not enlarge the window too much."""
+"""Upper bound for a measured round trip.
+
+Without it, a busy machine would enlarge the window too much.
+"""
 
 ROUND_TRIPS = 5
-"""Number of round trips on an idle link that are remembered; the shortest one counts."""
+"""Number of recent round trips on an idle link that are stored; the shortest one is used."""
 
 
 class CreditWindow:
-    """The number of bytes that may be in flight on a link, adapted to the time of a full window.
+    """Limits the number of bytes in flight on a link.
 
-    `bytes_per_s` is the rate of the last full window, 0 before the first.
+    The limit adapts to the time in which a full window is credited. `bytes_per_s` is the rate
+    measured with the last full window. It is 0 before the first one.
     """
 
     def __init__(self, piece_bytes: int, start_bytes: int = 4 * PIECE_BYTES_MIN) -> None:
@@ -87,16 +99,21 @@ class CreditWindow:
 
     @property
     def length_max(self) -> int:
-        """The length of a piece: short compared with the window, but not too many per window."""
+        """The maximum length of a piece.
+
+        It is short compared with the window, but long enough to limit the number of pieces per
+        window.
+        """
         length = max(PIECE_BYTES_MIN, self._target_bytes // 4, self.bytes // PIECES_MAX)
         return min(self.piece_bytes, length)
 
     @property
     def _target_bytes(self) -> int:
-        """The part of the window for `WINDOW_TARGET_S`, without the part for the round trip.
+        """The number of bytes that the link transmits in `WINDOW_TARGET_S`, without the round trip.
 
-        Before any measurement, it is the shortest piece. On a very slow link, a longer piece would
-        delay heartbeats for more than a lease, and a payload sent in one message cannot be resumed.
+        Before any measurement, it is the minimum length of a piece. On a very slow link, a longer
+        piece would delay heartbeats by more than a lease. A payload that is sent in one message
+        cannot be resumed.
         """
         if not self._measured:
             return PIECE_BYTES_MIN
@@ -104,7 +121,10 @@ class CreditWindow:
         return max(PIECE_BYTES_MIN, int(self.bytes * share))
 
     def adapt(self, elapsed_s: float) -> None:
-        """Grow or shrink by at most a factor of two, towards a round trip and `WINDOW_TARGET_S`."""
+        """Scale the window by a factor of 0.5 to 2 so that a full window takes the target time.
+
+        The target time is one round trip plus `WINDOW_TARGET_S`.
+        """
         factor = (self.round_trip_s + WINDOW_TARGET_S) / max(elapsed_s, 1e-6)
         self._scale(min(2.0, factor))
 
@@ -113,19 +133,21 @@ class CreditWindow:
         self.bytes = int(min(self.bytes_max, max(PIECE_BYTES_MIN, self.bytes * factor)))
 
     def observe_full(self, in_flight_bytes: int, elapsed_s: float) -> None:
-        """Adapt to a full window, whose last byte was credited after `elapsed_s`."""
+        """Adapt to a full window. The credit for its last byte arrived after `elapsed_s`."""
         self._measured = True
         self.bytes_per_s = in_flight_bytes / max(elapsed_s, 1e-6)
         self.adapt(elapsed_s)
 
     def observe_burst(self, in_flight_bytes: int, elapsed_s: float, spread_s: float, spread_bytes: int) -> None:
-        """Adapt to a window on an idle link, and to how its credits were spread out.
+        """Adapt to the first window on an idle link, and to the interval between its credits.
 
-        Its last credit took a round trip and the window's transmission time. So the window measures
-        the rate even if it used only a small part of a long link. This rate is too high if the
-        measured round trip is too long. The rate of the spread is too high if the credits arrived
-        all at once. So the lower of the two counts, and of the last few windows the highest rate,
-        because a busy machine delays some.
+        The last credit arrived after one round trip plus the transmission time of the window. So
+        this window measures the link's rate even if it is much smaller than the number of bytes
+        that a long link can hold. The rate computed from `elapsed_s` is too high if the measured
+        round trip is too long. The rate computed from `spread_s` and `spread_bytes` is too high if
+        all credits arrived at once. Therefore the lower of these two rates is used. Of the rates of
+        the last `BURSTS` windows, the highest is used, because a busy machine may have delayed some
+        of the windows.
         """
         self._measured = True
         moving_s = max(elapsed_s - self.round_trip_s, 1e-6)
@@ -135,11 +157,12 @@ class CreditWindow:
         self._scale(min(BURST_GROWTH_MAX, wanted / self.bytes))
 
     def observe_round_trip(self, sample_s: float, *, at_rest: bool) -> None:
-        """Adapt to a round trip, measured on an idle link (`at_rest`) or during payloads.
+        """Adapt to a round trip measured on an idle link (`at_rest`) or while payloads were sent.
 
-        Only a measurement on an idle link may increase the link's round trip. Otherwise the queue
-        that the window itself causes would enlarge the window again and again. A round trip longer
-        than the window can cause shows that payloads sent in one message are too long.
+        Only a measurement on an idle link may increase the estimated round trip. Otherwise the
+        queue that the window causes would increase the estimate, which would enlarge the window
+        again. If a round trip is longer than the window alone can cause, payloads that are sent in
+        one message are too long.
         """
         sample_s = min(max(sample_s, 0.0), ROUND_TRIP_MAX_S)
         known = bool(self._at_rest_s)
@@ -151,7 +174,7 @@ class CreditWindow:
 
 
 class Transfer:
-    """The common part of both sides of a transfer: its number on this connection, and its state."""
+    """Base class of both sides of a transfer: its number on this connection, and its state."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -168,15 +191,15 @@ class Transfer:
         return self.state == "suspended"
 
     def drop(self) -> None:
-        """End the transfer for good."""
+        """End the transfer. It cannot be resumed."""
         self.move("dropped")
 
 
 class OutgoingTransfer(Transfer):
-    """The sending side: cuts a payload into pieces as credit arrives.
+    """The sending side of a transfer. It cuts a payload into pieces as credit arrives.
 
-    `announced_s` is when the transfer was announced, so that the first credit measures the round
-    trip.
+    `announced_s` is the time at which the transfer was announced. If it is set, the first credit
+    measures the round trip.
     """
 
     def __init__(
@@ -196,14 +219,14 @@ class OutgoingTransfer(Transfer):
         self._first_credit: tuple[int, float] | None = None  # of the first window: its byte and time
 
     def note_announced(self, now_s: float) -> None:
-        """Set when the transfer was announced, if that was later."""
+        """Set the time of the announcement, if it was sent after the transfer was created."""
         self._announced_s = now_s
 
     def credit(self, credit: Credit, now_s: float) -> list[tuple[Piece, memoryview]]:
         """Return the pieces that a credit allows; raises `ProtocolError` for an impossible credit.
 
-        The first credit may name any byte but the end, because an earlier transfer may have sent a
-        part.
+        The first credit may start at any byte of the payload, because an earlier transfer may have
+        sent the bytes before it.
         """
         if self.state == "announced":
             self._open(credit, now_s)
@@ -224,7 +247,7 @@ class OutgoingTransfer(Transfer):
         return self._cut(now_s)
 
     def _measure(self, mark: tuple[int, int, float], now_s: float) -> None:
-        """Adapt the window to the time of a full one: the first of the transfer, or a later one."""
+        """Adapt the window to the time in which a full window was credited."""
         end, in_flight, since_s = mark
         if end - in_flight == self._first_byte and self._first_credit is not None:
             first_bytes, first_s = self._first_credit
@@ -241,10 +264,10 @@ class OutgoingTransfer(Transfer):
             self.window.observe_round_trip(now_s - self._announced_s, at_rest=True)
 
     def _cut(self, now_s: float) -> list[tuple[Piece, memoryview]]:
-        """Return the next pieces, at least one, as far as the window has room for half of a piece.
+        """Return the next pieces while the window has room for at least half a piece.
 
-        Mark where the window is full, or where a short payload ends, because the credit for that
-        byte measures the link.
+        If nothing is in flight, return at least one piece. Mark the byte at which the window is
+        full or at which a short payload ends. The credit for that byte measures the link.
         """
         pieces: list[tuple[Piece, memoryview]] = []
         window_bytes = self.window.bytes
@@ -268,7 +291,7 @@ class OutgoingTransfer(Transfer):
 
 
 class IncomingTransfer(Transfer):
-    """The receiving side: a buffer of exactly the announced size, filled in order, then verified."""
+    """The receiving side of a transfer. It fills a buffer of the announced size and verifies it."""
 
     def __init__(self, number: int, buffer: memoryview, checksum: int) -> None:
         super().__init__(number)
@@ -278,9 +301,9 @@ class IncomingTransfer(Transfer):
         self._digest = xxhash.xxh3_64()
 
     def resume(self, number: int, checksum: int, payload_bytes: int) -> bool:
-        """Resume under another number if the payload is the same, otherwise drop the transfer.
+        """Resume under a new number if the payload is the same; otherwise drop the transfer.
 
-        Return whether it was resumed.
+        Return whether the transfer was resumed.
         """
         if (self.checksum, len(self.buffer)) != (checksum, payload_bytes):
             self.drop()
@@ -294,10 +317,10 @@ class IncomingTransfer(Transfer):
         return Credit(self.number, self._received)
 
     def accept(self, piece: Piece, part: wire.Buffer) -> None:
-        """Copy the next piece; raises `ProtocolError` if it is invalid.
+        """Copy the next piece into the buffer; raises `ProtocolError` if the piece is invalid.
 
-        A piece is invalid if it is out of order, out of bounds or corrupt. This ends the transfer,
-        so the sender must announce the payload again.
+        A piece is invalid if it is out of order, out of bounds or corrupt. An invalid piece ends
+        the transfer, so the sender must announce the payload again.
         """
         if self.state not in {"announced", "moving"}:
             raise ProtocolError(f"unexpected piece of a transfer in state {self.state!r}")

@@ -1,7 +1,7 @@
-"""Frames: a message is one msgpack header frame and at most one payload frame.
+"""Frames: a message consists of one msgpack header frame and at most one payload frame.
 
-The header is the array `[protocol version, kind, fields, padding]`. `fields` is the array of the
-message's fields.
+The header is the array `[protocol version, kind, fields, padding]`. `fields` is an array with the
+values of the message's fields.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,9 @@ from edgeasync.errors import ProtocolError
 from edgeasync.protocol.messages import MESSAGES, PROTOCOL_VERSION, Message, Refuse
 
 HEADER_BYTES_MIN = 64
-"""Shorter headers are padded: small unaligned frames before a large one halve libzmq's throughput.
+"""Shorter headers are padded to this length.
+
+A small unaligned frame before a large frame halves libzmq's throughput.
 """
 
 HEADER_BYTES_MAX = 1 << 20
@@ -29,7 +31,7 @@ _pack = msgpack.Packer(autoreset=True).pack
 
 
 class UnsupportedVersionError(ProtocolError):
-    """The header has another protocol version than this side."""
+    """The header has a protocol version that differs from `PROTOCOL_VERSION`."""
 
     def to_refuse(self) -> Refuse:
         """Return the refusal that ends the handshake on both sides."""
@@ -49,8 +51,8 @@ def decode(
 ) -> Message:
     """Parse and validate a header frame of up to `bytes_max` bytes.
 
-    Raises only `ProtocolError` for any bytes, and its subclass `UnsupportedVersionError` for
-    another protocol version.
+    For invalid bytes, it raises `ProtocolError` and no other exception. If the header has another
+    protocol version, it raises the subclass `UnsupportedVersionError`.
     """
     if len(header) > bytes_max:
         raise ProtocolError(f"header of {len(header)} bytes exceeds the limit of {bytes_max}")
@@ -89,6 +91,6 @@ def _refuse_extension(code: int, data: bytes) -> object:  # noqa: ARG001
 
 
 def _brief(error: Exception) -> str:
-    """Shorten an error message, which may quote a whole header of a peer."""
+    """Shorten an error message, because it may quote a peer's whole header."""
     sentence = str(error) or type(error).__name__
     return sentence if len(sentence) <= ERROR_LENGTH_MAX else f"{sentence[:ERROR_LENGTH_MAX]}..."

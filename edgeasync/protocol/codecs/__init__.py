@@ -1,6 +1,6 @@
 """Codecs convert a model's float32 vector to payload bytes and back.
 
-Hub and device agree on them by name in the handshake.
+Hub and device select codecs by name during the handshake.
 """
 
 from edgeasync.protocol.codecs.catalogue import (

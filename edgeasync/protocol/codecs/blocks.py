@@ -19,7 +19,7 @@ from edgeasync.parameters import CHUNK, Vector
 from edgeasync.protocol.codecs.source import Bytes, Source, chunks
 
 BLOCK = 256
-"""Number of values that share a scale; `CHUNK` is a multiple of it."""
+"""Number of values that share a scale. `CHUNK` is a multiple of `BLOCK`."""
 
 SCALE_MIN = np.float32(2.0**-126)
 """Blocks with a smaller scale are sent as zeros, because subnormal scales are coarse and slow."""
@@ -36,12 +36,12 @@ Rows = npt.NDArray[np.float32]
 
 
 def _scale_bytes(length: int) -> int:
-    """Return the size of the scales of `length` values in bytes; the last block may be shorter."""
+    """Return the size in bytes of all scales for `length` values. The last block may be shorter."""
     return 4 * -(-length // BLOCK)
 
 
 def _split(coded: Bytes, length: int) -> tuple[Vector, Bytes]:
-    """Return views of the scales and of the levels or signs of `length` encoded values."""
+    """Return two views of `coded`: the scales, and the levels or signs of its `length` values."""
     split = _scale_bytes(length)
     return coded[:split].view("<f4"), coded[split:]
 
@@ -52,11 +52,11 @@ class _Chunk(NamedTuple):
     rows: Rows
     """Whole blocks, the last one padded with zeros; read-only."""
     scales: Vector
-    """A view for writing the scale of each row."""
+    """A writable view with one element for the scale of each row."""
 
 
 def _chunks(source: Source, length: int, scales: Vector) -> Iterator[_Chunk]:
-    """Yield the first `length` values of a source as blocks."""
+    """Yield the first `length` values of a source as chunks of whole blocks."""
     for start, read in chunks(source, length):
         values, stop = read, start + read.size
         if read.size % BLOCK:
@@ -67,7 +67,10 @@ def _chunks(source: Source, length: int, scales: Vector) -> Iterator[_Chunk]:
 
 
 def _scale_blocks(values: Vector, start: int, scales: Vector) -> None:
-    """Multiply the values, which start at index `start` of the vector, by their blocks' scales."""
+    """Multiply values by the scales of their blocks.
+
+    The first value has index `start` in the vector.
+    """
     head = min(-start % BLOCK, values.size)
     block = (start + head) // BLOCK
     whole = (values.size - head) // BLOCK
@@ -82,7 +85,7 @@ def _scale_blocks(values: Vector, start: int, scales: Vector) -> None:
 
 
 class _Quantizer:
-    """Rounds blocks to integer levels, in reused memory."""
+    """Rounds blocks to integer levels. It reuses its buffers."""
 
     def __init__(self, steps: int, unit: int, blocks: int, random: np.random.Generator | None) -> None:
         room = min(CHUNK, BLOCK * blocks)
@@ -94,7 +97,7 @@ class _Quantizer:
         self._levels = np.empty(room, np.int8)
 
     def quantize(self, rows: Rows, scales: Vector) -> Bytes:
-        """Return the levels as signed bytes, and write the scale of every row."""
+        """Return the levels as signed bytes, and write the scale of every row to `scales`."""
         work = self._work[: rows.size].reshape(rows.shape)
         magnitudes = np.bitwise_and(rows.view(np.int32), _MAGNITUDE, out=work.view(np.int32))
         # Magnitudes have the same order as integers and as floats, and non-finite ones are the largest.
@@ -121,9 +124,9 @@ class _Quantizer:
         return levels.view(np.uint8)
 
     def _draw_noise(self, random: np.random.Generator, count: int) -> Vector:
-        """Return numbers between -0.5 and 0.5, from 16 random bits each.
+        """Return random numbers between -0.5 and 0.5, each made from 16 random bits.
 
-        This takes a fourth of the time of random floats.
+        This takes a quarter of the time that random floats would take.
         """
         noise = self._noise[:count]
         drawn = random.integers(0, 2**64 - 1, count // 4, np.uint64, endpoint=True)
@@ -135,9 +138,10 @@ class _Quantizer:
 
 @dataclass(frozen=True)
 class _Levels:
-    """A stage that rounds to integer levels: the nearest, ties to even.
+    """A stage that rounds values to integer levels.
 
-    A stochastic stage rounds to either neighbour, so that the mean is exact.
+    It rounds to the nearest level, and ties to even. If it is stochastic, it rounds to one of the
+    two adjacent levels at random, so that the expected value is exact.
     """
 
     stochastic: bool = False
@@ -152,7 +156,7 @@ class _Levels:
 
 
 class _BlockSource(ABC):
-    """Levels or signs, multiplied by the scales of their blocks."""
+    """A source that multiplies levels or signs by the scales of their blocks."""
 
     __slots__ = ("_coded", "_scales", "length")
 
@@ -174,9 +178,9 @@ class _BlockSource(ABC):
 
 @dataclass(frozen=True)
 class Int8(_Levels):
-    """`int8`: a value is its level, -127 to 127, times the block's scale.
+    """The stage `int8`: a decoded value is its level, from -127 to 127, times the block's scale.
 
-    The scale is the block's largest magnitude / 127.
+    The scale is the largest magnitude in the block divided by 127.
     """
 
     def nbytes(self, length: int) -> int:
@@ -191,7 +195,7 @@ class Int8(_Levels):
             coded[start:stop] = quantizer.quantize(rows, row_scales)[: stop - start]
 
     def open(self, coded: Bytes, length: int) -> Source:
-        """Return a source that multiplies levels by their scales; it accepts a level of -128."""
+        """Return a source that multiplies levels by their scales. It also accepts the level -128."""
         return _Int8Source(*_split(coded, length), length)
 
 
@@ -204,12 +208,12 @@ class _Int8Source(_BlockSource):
 
 @dataclass(frozen=True)
 class Int4(_Levels):
-    """`int4`: a value is 16 times its level, -7 to 7, times the block's scale.
+    """The stage `int4`: a decoded value is 16 times its level times the block's scale.
 
-    The scale is the block's largest magnitude / 112. The lower halves of the bytes are the levels
-    of the first half of all values, the upper halves those of the rest, so any range is decoded in
-    long loops. In the upper half of a signed byte a level is 16 times itself, so decoding needs no
-    sign extension.
+    Levels range from -7 to 7. The scale is the largest magnitude in the block divided by 112. The
+    lower halves of the bytes contain the levels of the first half of all values, and the upper
+    halves contain the remaining levels. So any range is decoded in long loops. The upper half of a
+    signed byte represents 16 times the level, so decoding needs no sign extension.
     """
 
     def nbytes(self, length: int) -> int:
@@ -232,7 +236,10 @@ class Int4(_Levels):
                 np.bitwise_or(upper, levels[middle - start : stop - start] << 4, out=upper)
 
     def open(self, coded: Bytes, length: int) -> Source:
-        """Return a source that unpacks levels and multiplies them; it accepts a level of -8."""
+        """Return a source that unpacks levels and multiplies them by scales.
+
+        It also accepts the level -8.
+        """
         return _Int4Source(*_split(coded, length), length)
 
 
@@ -252,7 +259,7 @@ class _Int4Source(_BlockSource):
 
 @dataclass(frozen=True)
 class Sign:
-    """`sign`: a value is its sign times the scale of the block, its mean magnitude."""
+    """The stage `sign`: a decoded value is its sign times the mean magnitude of its block."""
 
     elementwise: ClassVar[bool] = False
     needs_feedback: ClassVar[bool] = True

@@ -1,10 +1,10 @@
-"""Names of codecs, and the codecs they select.
+"""The names of codecs, and the codecs that they select.
 
-A name has at most 64 characters and consists of stages joined by `+`. It starts with a dense stage
-(`identity`, `float16`, `bfloat16`, `int8`, `int4`, `sign`) or with `top_k(fraction)`. A dense stage
-for the values that `top_k` keeps may follow; by default they are float32. `zstd` may come last. A
-codec of an installed package may replace a dense stage. `int8(stochastic)` and `int4(stochastic)`
-differ from `int8` and `int4` only in the encoder.
+A name has at most 64 characters and consists of stages joined by `+`. The first stage is a dense
+stage (`identity`, `float16`, `bfloat16`, `int8`, `int4`, `sign`) or `top_k(fraction)`. `top_k` may
+be followed by a dense stage that encodes the values it keeps; without one, they are sent as
+float32. The last stage may be `zstd`. A dense stage may also be the codec of an installed package.
+`int8(stochastic)` and `int4(stochastic)` differ from `int8` and `int4` only in the encoder.
 """
 
 import re
@@ -23,7 +23,7 @@ from edgeasync.protocol.codecs.top_k import TopKCodec
 NAME_LENGTH_MAX = 64
 
 STAGES_MAX = 32
-"""Maximum number of stages in a hello."""
+"""Maximum number of stages that a hello may list."""
 
 _DENSE: dict[str, Dense] = {
     "identity": Identity(),
@@ -54,10 +54,10 @@ _PLUGIN = re.compile(r"[a-z][a-z0-9_]{0,31}", re.ASCII)
 
 
 class _Design(NamedTuple):
-    """The parsed parts of a name, independent of a spec."""
+    """The parts of a codec's name, independent of a spec."""
 
     fraction: float
-    """The argument of `top_k`, otherwise 0."""
+    """The argument of `top_k`, or 0 without `top_k`."""
     dense: str
     compressed: bool
 
@@ -94,7 +94,7 @@ def _is_dense(name: str) -> bool:
 
 
 def plugin_parts(name: str) -> list[str]:
-    """Return the parts of a codec's name that only a plugin can be, without importing it."""
+    """Return the parts of a codec's name that are not built in, without importing a plugin."""
     own = (*_DENSE, "zstd", "auto", "off")
     return [part for part in name.split("+") if part not in own and _PLUGIN.fullmatch(part)]
 
@@ -119,9 +119,9 @@ def make_codec(name: str, spec: ParameterSpec) -> VectorCodec:
 
 
 def find_codec(name: str, payload_bytes: int, spec: ParameterSpec) -> VectorCodec:
-    """Return the codec that a message names.
+    """Return the codec that a message names, and check the length of its payload.
 
-    Raises `ProtocolError` if it is unknown, or if no payload has this length.
+    Raises `ProtocolError` if the codec is unknown, or if no payload of this codec has that length.
     """
     try:
         codec = make_codec(name, spec)
@@ -149,5 +149,5 @@ def stages_of(name: str) -> frozenset[str]:
 
 
 def payload_bytes_limit(spec: ParameterSpec) -> int:
-    """Return the longest payload of any codec in bytes, slightly more than the plain vector."""
+    """Return the maximum size of a payload of any codec, slightly more than the vector as float32."""
     return compressed_bytes_max(4 * spec.length + 64)

@@ -1,4 +1,7 @@
-"""A codec converts the vectors of a spec to payloads and back; its dense stage encodes values."""
+"""Interfaces of codecs: `VectorCodec` for the vectors of a spec, `Dense` for one stage.
+
+A codec converts vectors to payloads and back. Its dense stage encodes the values.
+"""
 
 from abc import ABC, abstractmethod
 from typing import Protocol
@@ -14,9 +17,9 @@ from edgeasync.protocol.wire import Buffer
 class VectorCodec(ABC):
     """Encodes and decodes the vectors of one spec, without state.
 
-    Its stages encode the trained values; the statistics always follow as plain float32. All numbers
-    are little-endian. If a value of a vector is not finite, at least one decoded value is not
-    finite either.
+    The codec's stages encode the trained values. The statistics always follow as plain float32. All
+    numbers are little-endian. If any value of a vector is not finite, at least one of the decoded
+    values is not finite either.
     """
 
     def __init__(
@@ -35,7 +38,8 @@ class VectorCodec(ABC):
         self.payload_bytes_max = payload_bytes_max
         """Maximum length of a valid payload."""
         self.elementwise = elementwise
-        """Whether each value is rounded independently and idempotently, as whole models need it."""
+        """Whether each value is rounded independently and idempotently, which whole models require.
+        """
         self.needs_feedback = needs_feedback
         """Whether the codec drops so much that a device must add the dropped part to its next
         update.
@@ -43,26 +47,29 @@ class VectorCodec(ABC):
 
     @abstractmethod
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
-        """Return the payload.
+        """Return the encoded payload.
 
-        It may be a view of a `VectorSource`, which must not change while it is sent. Raises
-        `ValueError` if the codec rounds stochastically and `random` is missing.
+        The payload may be a view of a `VectorSource`, which must not change while the payload is
+        sent. Raises `ValueError` if the codec rounds stochastically and `random` is missing.
         """
 
     @abstractmethod
     def open(self, payload: Buffer) -> Source:
-        """Validate a payload, and return a source of its values.
+        """Validate a payload, and return a source of its decoded values.
 
-        The payload must not change afterwards. Raises only `ProtocolError`, for any bytes. Any
-        range of the source can be read. The source keeps the payload alive.
+        The payload must not change afterwards, and the source keeps a reference to it. Any range of
+        the source can be read. For invalid bytes, it raises `ProtocolError` and no other exception.
         """
 
     def round_in_place(self, values: Vector) -> None:  # noqa: ARG002
-        """Round trained values as encoding would; raises `TypeError` unless `elementwise`."""
+        """Round trained values to the values that decoding would return.
+
+        Raises `TypeError` unless `elementwise`.
+        """
         raise TypeError(f"codec {self.name} cannot round single values; use an elementwise codec")
 
     def check_length(self, payload_bytes: int) -> None:
-        """Raise `ProtocolError` if no payload has this number of bytes."""
+        """Raise `ProtocolError` if no valid payload has this number of bytes."""
         least, most = self.payload_bytes_min, self.payload_bytes_max
         if not least <= payload_bytes <= most:
             bounds = f"{most}" if least == most else f"{least} to {most}"
@@ -79,26 +86,29 @@ class VectorCodec(ABC):
 
 
 class Dense(Protocol):
-    """A stage that encodes any number of values; their number alone determines the number of bytes.
+    """A stage that encodes any number of values.
 
-    `encode` and `open` get exactly `nbytes(length)` bytes, and the same `length`. The bytes must
-    not change while the source is in use. Any bytes can be opened, so the caller must validate the
-    decoded values.
+    The encoded size depends only on the number of values. `encode` writes exactly `nbytes(length)`
+    bytes, and `open` receives as many bytes and the same `length`. The bytes must not change while
+    the source is in use. `open` accepts any bytes, so the caller must validate the decoded values.
     """
 
     @property
     def elementwise(self) -> bool:
-        """As `VectorCodec.elementwise`."""
+        """See `VectorCodec.elementwise`."""
 
     @property
     def needs_feedback(self) -> bool:
-        """As `VectorCodec.needs_feedback`."""
+        """See `VectorCodec.needs_feedback`."""
 
     def nbytes(self, length: int) -> int:
-        """Return the size of `length` values in bytes; never smaller for more values."""
+        """Return the encoded size of `length` values in bytes. It does not decrease with `length`."""
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:
-        """Write the first `length` values of the source; a stochastic stage needs `random`."""
+        """Encode the first `length` values of the source into `out`.
+
+        A stochastic stage needs `random`.
+        """
 
     def open(self, coded: Bytes, length: int) -> Source:
-        """Return a source of `length` values that decodes `coded`."""
+        """Return a source of the `length` values that are decoded from `coded`."""

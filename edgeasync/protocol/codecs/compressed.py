@@ -1,6 +1,6 @@
-"""`zstd` after another codec: its payload in one Zstandard frame (RFC 8878).
+"""The stage `zstd`: compress the payload of another codec into one Zstandard frame (RFC 8878).
 
-Needs the `zstandard` package.
+It needs the `zstandard` package.
 """
 
 import numpy as np
@@ -23,12 +23,15 @@ _FRAME_BYTES_MIN = 6
 
 
 def compressed_bytes_max(plain_bytes: int) -> int:
-    """Return the longest frame of a payload in bytes: incompressible blocks are stored unchanged."""
+    """Return the maximum size of the compressed payload in bytes.
+
+    zstd stores blocks that it cannot compress unchanged.
+    """
     return plain_bytes + plain_bytes // 1024 + 64
 
 
 class Compressed(VectorCodec):
-    """Another codec's payloads, compressed."""
+    """Compresses the payloads of another codec."""
 
     def __init__(self, inner: VectorCodec) -> None:
         super().__init__(
@@ -41,11 +44,14 @@ class Compressed(VectorCodec):
         self._inner = inner
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
-        """Return the payload; other versions of zstd may produce other bytes."""
+        """Return the compressed payload. Its bytes depend on the version of zstd."""
         return zstandard.ZstdCompressor(level=_LEVEL).compress(self._inner.encode(source, random))
 
     def open(self, payload: Buffer) -> Source:
-        """Decompress a frame whose announced size is valid for the other codec, which validates it."""
+        """Decompress a frame, and let the other codec validate the content.
+
+        The frame must declare a size that is valid for the other codec.
+        """
         self.check_length(len(payload))
         try:
             self._inner.check_length(zstandard.get_frame_parameters(payload).content_size)
@@ -55,5 +61,5 @@ class Compressed(VectorCodec):
         return self._inner.open(plain)
 
     def round_in_place(self, values: Vector) -> None:
-        """Round as the other codec does."""
+        """Round values as the other codec does."""
         self._inner.round_in_place(values)

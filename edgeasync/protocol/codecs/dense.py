@@ -1,4 +1,4 @@
-"""The elementwise stages `identity`, `float16` and `bfloat16`, and the codec of one dense stage."""
+"""The elementwise stages `identity`, `float16` and `bfloat16`, and a codec with one dense stage."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from edgeasync.protocol.wire import Buffer
 
 @dataclass(frozen=True)
 class Identity:
-    """`identity`: plain float32, four bytes per value."""
+    """The stage `identity`: values are sent as float32, four bytes per value."""
 
     elementwise: ClassVar[bool] = True
     needs_feedback: ClassVar[bool] = False
@@ -44,7 +44,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class SixteenBits:
-    """`float16` or `bfloat16`: two bytes per value, each rounded independently."""
+    """The stages `float16` and `bfloat16`: two bytes per value, each value rounded independently."""
 
     narrow: Callable[[Vector, Halves], None]
     widen: Callable[[Halves, Vector], None]
@@ -63,11 +63,11 @@ class SixteenBits:
             self.narrow(values, halves[start : start + values.size])
 
     def open(self, coded: Bytes, length: int) -> Source:
-        """Return a source that widens the values it reads."""
+        """Return a source that converts the values to float32 when they are read."""
         return _Widened(coded.view("<u2"), self.widen, length)
 
     def round_in_place(self, values: Vector) -> None:
-        """Round to nearest, ties to even, and widen again."""
+        """Round to nearest, ties to even, and convert back to float32."""
         halves = np.empty(min(CHUNK, values.size), np.uint16)
         for start in range(0, values.size, CHUNK):
             chunk = values[start : start + CHUNK]
@@ -95,7 +95,7 @@ class _Widened:
 
 
 class DenseCodec(VectorCodec):
-    """All trained values in one dense stage, then the statistics."""
+    """A codec that encodes all trained values with one dense stage. The statistics follow."""
 
     def __init__(self, name: str, spec: ParameterSpec, stage: Dense) -> None:
         self._stage = stage
@@ -111,7 +111,10 @@ class DenseCodec(VectorCodec):
         )
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
-        """Return the payload; `identity` returns the memory of a vector itself."""
+        """Return the encoded payload.
+
+        With `identity`, the payload of a vector is the vector's own memory.
+        """
         if isinstance(self._stage, Identity) and isinstance(source, VectorSource):
             return np.ascontiguousarray(source.vector, "<f4").data.cast("B")
         out = np.empty(self.payload_bytes_max, np.uint8)
@@ -120,7 +123,7 @@ class DenseCodec(VectorCodec):
         return out.data
 
     def open(self, payload: Buffer) -> Source:
-        """Return the decoded source; only the length can be invalid."""
+        """Return a source of the decoded values. Only the length of the payload can be invalid."""
         coded = self._checked(payload)
         trained = self._stage.open(coded[: self._trained_bytes], self._trained)
         return join_statistics(trained, coded[self._trained_bytes :])

@@ -1,8 +1,8 @@
-"""Convert float32 to 16 bits and back by integer arithmetic.
+"""Convert float32 to 16-bit formats and back by integer arithmetic.
 
-This is several times faster than numpy's casts, with the same bits. It avoids subnormal floats,
-which are up to a hundred times slower on some machines. In half precision, small deltas contain
-many of them.
+This is several times faster than numpy's casts and produces the same bits. It avoids subnormal
+floats, which are up to a hundred times slower on some machines. Small deltas in half precision
+contain many subnormal values.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ _SIGN = 0x8000_0000
 _MAGNITUDE = 0x7FFF_FFFF
 _INFINITY = 0x7F80_0000
 _TO_INFINITY = 0x477F_F000
-"""Magnitudes from 65520 on round to infinity in half precision."""
+"""The bits of 65520. Magnitudes from 65520 upward round to infinity in half precision."""
 
 
 def narrow_float16(values: Vector, out: Halves) -> None:
@@ -47,7 +47,7 @@ def narrow_float16(values: Vector, out: Halves) -> None:
 
 
 def _special_halves(bits: npt.NDArray[np.uint32]) -> Halves:
-    """Return the halves of values that are infinite, become infinite, or are NaN."""
+    """Return the half-precision bits of values that are NaN or infinite, or that round to infinity."""
     mantissa = bits >> 13 & 0x3FF
     nan = (bits & _MAGNITUDE) > _INFINITY
     mantissa = np.where(nan, np.maximum(mantissa, 1), 0)

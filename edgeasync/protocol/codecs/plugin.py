@@ -1,7 +1,7 @@
-"""Codec plugins: stages whose name is an entry point of `edgeasync.codecs` on this machine.
+"""Codec plugins: stages that installed packages provide as entry points of `edgeasync.codecs`.
 
-Both sides need the package. A peer can only select code that is installed under that name. If that
-code fails on a peer's bytes, the update is refused.
+Hub and device both need the package. A peer can only select code that is installed under the name
+it sends. If that code fails to decode a peer's bytes, the update is refused.
 """
 
 import logging
@@ -17,18 +17,19 @@ from edgeasync.protocol.codecs.codec import Dense
 from edgeasync.protocol.codecs.source import Bytes, Source, VectorSource, copy_range
 
 TRIED = (1, 2, 100, 1000)
-"""Numbers of values with which a codec is tested when it is loaded."""
+"""Numbers of values with which a plugin is tested when it is loaded."""
 
 OVERHEAD_BYTES_MAX = 32
-"""Maximum bytes that a codec may add to four per value."""
+"""Maximum number of bytes that a plugin may return in addition to four per value."""
 
 _log = logging.getLogger(__name__)
 
 
 class PluginStage:
-    """A dense stage around a plugin.
+    """A dense stage that calls a plugin.
 
-    Its first byte tells whether all values are finite; the plugin's bytes follow.
+    The first byte of the payload states whether all values are finite. The plugin's bytes follow
+    it.
     """
 
     elementwise: ClassVar[bool] = False
@@ -39,14 +40,14 @@ class PluginStage:
         self._who = f"codec {name} ({name_of(type(codec))})"
 
     def nbytes(self, length: int) -> int:
-        """Return the plugin's bytes and one."""
+        """Return the plugin's number of bytes plus one."""
         return 1 + self._codec.nbytes(length)
 
     def encode(self, source: Source, length: int, out: Bytes, random: np.random.Generator | None) -> None:  # noqa: ARG002
         """Encode finite values; raises `PluginError` if the plugin raises or returns invalid bytes.
 
-        The plugin is not called without values, for example when `top_k` encodes an update of
-        zeros.
+        If there are no values, the plugin is not called, for example when `top_k` encodes an
+        all-zero update.
         """
         values = np.empty(length, np.float32)
         copy_range(values, source)
@@ -65,7 +66,7 @@ class PluginStage:
         out[1:] = coded
 
     def open(self, coded: Bytes, length: int) -> Source:
-        """Decode; raises `ProtocolError` for bytes that the plugin cannot read."""
+        """Decode the plugin's bytes; raises `ProtocolError` if the plugin cannot decode them."""
         if coded[0] != 1:
             return VectorSource(np.full(length, np.nan, np.float32))
         if not length:
@@ -84,7 +85,7 @@ class PluginStage:
         return PluginError(f"{self._who}: {what}")
 
     def trial(self) -> None:
-        """Encode some artificial vectors twice; raises `PluginError` for an invalid plugin."""
+        """Encode some artificial vectors twice; raises `PluginError` if the results are invalid."""
         before = 0
         for length in TRIED:
             values: Vector = np.linspace(-1.0, 1.0, length, dtype=np.float32)
@@ -113,7 +114,7 @@ class PluginStage:
 def plugin_stage(name: str) -> Dense | None:
     """Return the tested stage that an installed package provides under this name, or `None`.
 
-    Raises `PluginError` for one that cannot be used.
+    Raises `PluginError` if the stage cannot be used.
     """
     point = installed(CODECS).get(name)
     if point is None:
@@ -131,7 +132,7 @@ def plugin_stage(name: str) -> Dense | None:
 
 
 def plugin_stages() -> tuple[str, ...]:
-    """Return the names of installed codecs, without unusable ones."""
+    """Return the names of all usable codecs that installed packages provide."""
     usable = []
     for name in sorted(installed(CODECS)):
         try:

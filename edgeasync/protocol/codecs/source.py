@@ -1,4 +1,4 @@
-"""Sources of float32 values that are read in ranges, so that they need not all be in memory."""
+"""Sources of float32 values. They are read in ranges, so not all values must be in memory."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -15,9 +15,9 @@ Bytes = npt.NDArray[np.uint8]
 class Source(Protocol):
     """float32 values that are read in ranges.
 
-    A source is a vector, a difference of two vectors or a decoded payload. Ranges may be read in
-    any order. `scratch` must have at least the range's length. Use the result of `read` before you
-    reuse `scratch`, and do not write to it unless it is `scratch`.
+    A source is a vector, a difference between two vectors, or a decoded payload. Ranges may be read
+    in any order. `scratch` must be at least as long as the range. Use the result of `read` before
+    you pass the same `scratch` again. Do not write to the result unless it is a view of `scratch`.
     """
 
     @property
@@ -25,11 +25,14 @@ class Source(Protocol):
         """The number of values."""
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
-        """Return values `start` to `stop`: a view, or the beginning of `scratch`."""
+        """Return the values from `start` to `stop`.
+
+        They are a view of the source, or are copied to the first part of `scratch`.
+        """
 
 
 class VectorSource:
-    """A vector as a source: reads return views of it."""
+    """A vector as a source. Reading a range returns a view of the vector."""
 
     __slots__ = ("_shown", "length", "vector")
 
@@ -45,7 +48,7 @@ class VectorSource:
 
 
 class JoinedSources:
-    """Two sources, one after the other."""
+    """A source that consists of two sources, one after the other."""
 
     __slots__ = ("_first", "_second", "_split", "length")
 
@@ -73,9 +76,9 @@ def join_statistics(trained: Source, statistics: Bytes) -> Source:
 
 
 def chunks(source: Source, length: int) -> Iterator[tuple[int, Vector]]:
-    """Yield the first `length` values of a source in chunks, each with its start.
+    """Yield the first `length` values of a source in chunks, each with its start index.
 
-    Use one chunk before reading the next.
+    Use each chunk before you request the next one, because they may share memory.
     """
     scratch = np.empty(min(CHUNK, length), np.float32)
     for start in range(0, length, CHUNK):
@@ -83,7 +86,7 @@ def chunks(source: Source, length: int) -> Iterator[tuple[int, Vector]]:
 
 
 def copy_range(target: Vector, source: Source, start: int = 0) -> None:
-    """Fill `target` with the source's values from `start` on, in chunks."""
+    """Fill `target` with the values of the source that begin at index `start`, in chunks."""
     for first in range(0, target.size, CHUNK):
         chunk = target[first : first + CHUNK]
         values = source.read(start + first, start + first + chunk.size, chunk)

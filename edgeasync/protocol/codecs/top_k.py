@@ -1,8 +1,8 @@
-"""`top_k(fraction)`: the positions of the largest values (Aji and Heafield 2017), and these values.
+"""The stage `top_k(fraction)`: send the largest values and their positions (Aji and Heafield 2017).
 
-The values are encoded by a dense stage. The codec keeps exactly the `ceil(fraction n)` largest
-magnitudes, of equal ones the first; zeros may be omitted. Positions are sent as gaps, in symbols of
-4, 8 or 16 bits, whichever needs the fewest bytes.
+A dense stage encodes the values. The codec keeps exactly the `ceil(fraction n)` values with the
+largest magnitudes. Among equal magnitudes, it keeps the first ones. It may omit zeros. Positions
+are sent as the gaps between them, in symbols of 4, 8 or 16 bits, whichever needs the fewest bytes.
 """
 
 import math
@@ -21,18 +21,23 @@ WIDTHS = (4, 8, 16)
 """Possible sizes of a symbol in bits."""
 
 SAMPLE = 1 << 14
-"""Number of values for the first guess; a source with no more values needs no guess."""
+"""Number of values that are sampled for the first guess of the threshold.
+
+A source that is not longer than this needs no guess.
+"""
 
 _MAGNITUDE = 0x7FFF_FFFF
 
 Places = npt.NDArray[np.int32]
 Magnitudes = npt.NDArray[np.int32]
-"""Bits of floats without signs, which have the order of magnitudes; non-finite values are largest.
+"""The bits of floats without their signs, as integers.
+
+They sort in the same order as the magnitudes, and those of non-finite values are the largest.
 """
 
 
 class TopKCodec(VectorCodec):
-    """Encodes the largest of the trained values; the statistics follow."""
+    """Encodes the trained values with the largest magnitudes. The statistics follow."""
 
     def __init__(self, name: str, spec: ParameterSpec, fraction: float, stage: Dense) -> None:
         self._stage = stage
@@ -47,7 +52,7 @@ class TopKCodec(VectorCodec):
         super().__init__(name, least, least + stage.nbytes(count_max) + symbol_bytes, needs_feedback=True)
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
-        """Return the payload."""
+        """Return the encoded payload."""
         places, values = _largest(source, self._trained, self._count)
         width, symbols = _code_places(places)
         value_bytes = self._stage.nbytes(places.size)
@@ -78,7 +83,7 @@ class TopKCodec(VectorCodec):
 
 
 class _SparseSource:
-    """Zeros, except for the kept values at their positions."""
+    """A source whose values are zero except at the positions of the kept values."""
 
     __slots__ = ("_kept", "_places", "length")
 
@@ -113,9 +118,9 @@ def _largest(source: Source, length: int, count: int) -> tuple[Places, Vector]:
 
 
 def _guess(source: Source, length: int, count: int) -> int:
-    """Return a magnitude that, by a sample, slightly more than `count` values reach.
+    """Estimate from a sample a magnitude that slightly more than `count` values reach or exceed.
 
-    It is at least 1, to omit zeros.
+    The result is at least 1, so that zeros are omitted.
     """
     if length <= SAMPLE:
         return 1
@@ -134,9 +139,9 @@ def _guess(source: Source, length: int, count: int) -> int:
 
 
 def _lower_bound(source: Source, length: int, count: int) -> int:
-    """Return a magnitude that `count` and few other values reach.
+    """Return a magnitude that at least `count` values, but only a few more, reach or exceed.
 
-    It is 1 if fewer than `count` values are not zero.
+    The result is 1 if fewer than `count` values differ from zero.
     """
     counts = np.zeros(1 << 16, np.int64)
     for _, values in chunks(source, length):
@@ -146,7 +151,7 @@ def _lower_bound(source: Source, length: int, count: int) -> int:
 
 
 def _at_least(source: Source, length: int, least: int) -> tuple[Places, Vector]:
-    """Return the positions and the values of at least this magnitude."""
+    """Return the positions and the values whose magnitude is at least `least`."""
     room = min(CHUNK, length)
     work, reach = np.empty(room, np.int32), np.empty(room, np.bool_)
     found, kept = [np.empty(0, np.int32)], [np.empty(0, np.float32)]
@@ -164,7 +169,10 @@ def _magnitudes(values: Vector) -> Magnitudes:
 
 
 def _escape(width: int) -> int:
-    """Return the symbol M that stands for M positions of a gap, which the next symbol continues."""
+    """Return M, the largest symbol.
+
+    It stands for M positions, and the gap continues in the next symbol.
+    """
     return (1 << width) - 1
 
 
@@ -173,11 +181,12 @@ def _symbol_bytes(symbols: int, width: int) -> int:
 
 
 def _code_places(places: Places) -> tuple[int, Bytes]:
-    """Return the width that needs the fewest bytes, and the encoded positions.
+    """Return the symbol width that needs the fewest bytes, and the positions encoded with it.
 
-    A gap is the number of omitted positions before a position. It is encoded as floor(gap / M)
-    times the symbol M = 2**width - 1, followed by gap mod M. Of two 4-bit symbols in a byte, the
-    first is the lower half; after an odd number of them, M fills the last byte.
+    A gap is the number of positions between two kept values. It is encoded as floor(gap / M)
+    symbols M, where M = 2**width - 1, followed by one symbol gap mod M. Of two 4-bit symbols in a
+    byte, the first is stored in the lower half. If the number of 4-bit symbols is odd, M fills the
+    last byte.
     """
     if not places.size:
         return WIDTHS[0], np.empty(0, np.uint8)
@@ -195,10 +204,10 @@ def _code_places(places: Places) -> tuple[int, Bytes]:
 
 
 def _decode_places(coded: Bytes, width: int, count: int, length: int) -> Places:
-    """Return the positions, in order and distinct.
+    """Decode the positions and return them in ascending order, without duplicates.
 
-    Raises `ProtocolError` unless they are `count` of `length` positions. A peer may send any
-    symbols, so their number is checked before anything is allocated for them.
+    Raises `ProtocolError` unless they are `count` positions below `length`. A peer may send any
+    symbols, so the number of symbols is checked before memory is allocated for the positions.
     """
     escape = _escape(width)
     if coded.size > _symbol_bytes(count + length // escape, width) or coded.size * 8 % width:
