@@ -7,8 +7,8 @@
 >>> policy.frequency
 FixedFrequency(local_steps=16)
 
-The names below are all that your own policy needs: its base class `Plugin`, the protocols of its
-parts, and the types of their arguments.
+To write your own policy, you need only the names below: the base class `Plugin`, the protocol of
+each part of a policy, and the types of the arguments.
 """
 
 from importlib import import_module
