@@ -315,7 +315,7 @@ class AgentRuntime:
         self.network.connect(self.core.hub)
 
     def disconnect(self, *, goodbye: bool = False) -> None:
-        """Send `goodbye`, if any, and close the socket, if it is open."""
+        """Close the socket, if it is open. If `goodbye` is true, send the hub a goodbye first."""
         self.network.close(goodbye=goodbye, answered=self.core.handshake.answered)
 
     def has_connected(self) -> bool:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class OpenDevice(NamedTuple):
-    """A device from one start to the next: its identity, its credentials and its state folder.
+    """A device that was opened for one start: its identity, its credentials and its state folder.
 
     Without a state folder, it stores nothing on disk.
     """

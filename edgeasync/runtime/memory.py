@@ -55,7 +55,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def most_memory(spec: ParameterSpec, settings: RunSettings, *, evaluated: bool) -> list[Part]:
-    """Return the parts that a hub will need, which was created in this process but not started."""
+    """Return the memory parts of a hub that this process has created and not yet started."""
     limits, policy, model = settings.limits, settings.policy, spec.nbytes
     journal, history_rows_max = settings.hub.durability == "journal", settings.hub.history_rows_max
     optimizer = state_vectors(tuple(policy.optimizer))
