@@ -1,4 +1,4 @@
-"""Policies of the hub: small frozen values, selected in TOML by `kind` and composed.
+"""The hub's policies, which are small immutable values that TOML files select by their `kind`.
 
 >>> from edgeasync import Policy
 >>> from edgeasync.policies.aggregation import ImmediateAggregator

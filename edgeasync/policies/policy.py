@@ -102,13 +102,13 @@ class Policy(Section, frozen=True):
     updates, and `better` selects updates whose score does not exceed the fleet's score. `best`
     selects, from the updates folded together, only the one with the best score, and gives it the
     weight of all. If the aggregator folds updates one by one, `best` selects the updates of the
-    device with the best score. The hub rejects updates that are not selected as `behind`, or folds
-    them with weight 0. A device's score is the loss of its trained parameters if the device
-    measures it ([validation](/train/evaluation.md#scores-of-devices)). Otherwise, it is the loss of
-    the model that the device trained from, or its training loss. If there are at least three
-    voters, a suspiciously low score is never the best. A score is suspicious if it is below the
-    voters' median by more than 8 times the median distance of scores from this median. This
-    distance is taken to be at least 5 % of the median.
+    device with the best score. Updates that are not selected are rejected as `behind`, or folded
+    with weight 0. A device's score is the loss of its trained parameters if the device measures it
+    ([validation](/train/evaluation.md#scores-of-devices)). Otherwise, it is the loss of the model
+    that the device trained from, or its training loss. If there are at least three voters, a
+    suspiciously low score is never the best. A score is suspicious if it is below the voters'
+    median by more than 8 times the median distance of scores from this median. This distance is
+    taken to be at least 5 % of the median.
     """
     behind_max: Annotated[float | None, Meta(examples=[10.0])] = None
     """The hub rejects an update as `behind` if its score exceeds `behind_max` times the fleet's

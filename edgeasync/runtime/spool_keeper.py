@@ -63,8 +63,8 @@ class SpoolKeeper:
     def keep_model(self, held: HeldModel) -> None:
         """Write the model to disk.
 
-        If writing fails, the next call of `keep` warns about the disk, and the next start fetches
-        the whole model from the hub.
+        A failure is not reported here, because `keep` warns about a failing disk. After a failure,
+        the next start fetches the whole model from the hub.
         """
         with contextlib.suppress(StorageError):
             self._spool.write_model(held)
