@@ -18,7 +18,7 @@ QUARTER = WINDOW // 4
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the median of at least one value, faster than the standard library."""
+    """Return the median of at least one value. It is faster than `statistics.median`."""
     ordered = sorted(values)
     half = len(ordered) // 2
     return (ordered[half] + ordered[~half]) / 2.0

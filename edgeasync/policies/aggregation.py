@@ -236,7 +236,7 @@ class ImmediateAggregator(Section, frozen=True, tag_field="kind", tag="immediate
 
 
 class ModelAverageAggregator(Section, frozen=True, tag_field="kind", tag="model_average"):
-    """Mix each device's model into the hub's on arrival.
+    """Mix each device's model into the hub's model when it arrives.
 
     The result is `x = (1 - a) x + a x_i`, where `a` is `rate` times the staleness weight.
     """

@@ -146,7 +146,7 @@ class CentredClipCombiner(Section, frozen=True, tag_field="kind", tag="centred_c
     whole: ClassVar[bool] = False
 
     radius: Annotated[float, Meta(gt=0.0, le=1e9)] = 0.5
-    """`r`, as a multiple of the median of the voters' last norms."""
+    """Radius `r`, as a multiple of the median norm of the voters' latest updates."""
     momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
     """Weight of the old centre in the moving average when a fold updates the centre."""
 

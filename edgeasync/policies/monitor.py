@@ -354,7 +354,7 @@ class Monitor(Section, frozen=True):
     """
 
     def norm_max(self, fleet: FleetMeasurements, slack: float = 0.0) -> float:
-        """Return the norm to which longer updates are clipped.
+        """Return the maximum norm, to which the hub clips longer updates.
 
         It is infinite while too few voters are known.
         """

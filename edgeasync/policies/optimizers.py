@@ -240,7 +240,7 @@ class ClipByGlobalNorm(Scaling, frozen=True, tag_field="kind", tag="clip_by_glob
 
 
 class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
-    """Pull the parameters towards zero: `g + rate w`.
+    """Pull the parameters `w` towards zero: `g + rate w`.
 
     As a stage before an optimizer, it adds the gradient of an L2 penalty, `rate / 2` times the
     squared norm of the parameters. As a stage after an optimizer, the decay is decoupled, as in the

@@ -35,7 +35,7 @@ _OPTIMIZER = (
 
 
 class WarmUp(Section, frozen=True):
-    """Train more synchronously at first.
+    """Use a different, usually more synchronous, policy at the start of training.
 
     The warm-up lasts for a number of updates, or for a number of passes over the fleet's data.
     """
@@ -290,7 +290,7 @@ class PolicySet(Protocol):
 
 
 def check_recordable(policy: PolicySet) -> None:
-    """Raise `ConfigError` unless a run's folder can record this policy.
+    """Raise `ConfigError` unless this policy can be recorded in a run's folder.
 
     A `Policy` can be recorded if all its parts are registered under a name. A part without a name
     could not be read back, so the run could not be reopened.
@@ -319,7 +319,7 @@ def check_recordable(policy: PolicySet) -> None:
 
 
 def is_recordable(policy: PolicySet) -> bool:
-    """Return whether a run's folder can record this policy."""
+    """Return whether this policy can be recorded in a run's folder."""
     try:
         check_recordable(policy)
     except ConfigError:

@@ -181,7 +181,7 @@ class HubRuntime:
         return status
 
     def show(self, action: Callable[[], None]) -> None:
-        """Call `action` on the event loop once everything decided so far is durable."""
+        """Call `action` on the event loop once all decisions so far are durable."""
         self._engine.outbox.show(action)
 
     def most_memory(self) -> list[Part]:

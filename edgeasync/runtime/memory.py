@@ -37,7 +37,7 @@ STATUS_BYTES = 2 << 10
 """Memory per device in a status and in a checkpoint."""
 
 ROW_BYTES = 1 << 10
-"""Memory per history row with metrics that waits for the disk."""
+"""Memory per history row with metrics that waits to be written to disk."""
 
 WRITTEN_ROW_BYTES = 128
 """Memory per written history row while rows are removed from the file, which needs two copies."""

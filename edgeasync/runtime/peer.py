@@ -332,7 +332,7 @@ class PeerRuntime:
             self._sockets.send(peer, header, payload)
 
     def between_steps(self, work: Callable[[Vector], Result], then: Callable[[Result], None]) -> None:
-        """Run `work` in the training thread as soon as the running step has ended."""
+        """Run `work` in the training thread as soon as the current step has ended."""
 
         def job(parameters: Vector) -> None:
             result = work(parameters)
