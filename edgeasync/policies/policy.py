@@ -101,14 +101,14 @@ class Policy(Section, frozen=True):
     """Which updates count, by the devices' scores: `all`, `better` or `best`. `all` selects all
     updates, and `better` selects updates whose score does not exceed the fleet's score. `best`
     selects, from the updates folded together, only the one with the best score, and gives it the
-    weight of all. If the aggregator folds updates one by one, `best` selects the updates of the
-    device with the best score. Updates that are not selected are rejected as `behind`, or folded
-    with weight 0. A device's score is the loss of its trained parameters if the device measures it
-    ([validation](/train/evaluation.md#scores-of-devices)). Otherwise, it is the loss of the model
-    that the device trained from, or its training loss. If there are at least three voters, a
-    suspiciously low score is never the best. A score is suspicious if it is below the voters'
-    median by more than 8 times the median distance of scores from this median. This distance is
-    taken to be at least 5 % of the median.
+    total weight of all these updates. If the aggregator folds updates one by one, `best` selects
+    the updates of the device with the best score. Updates that are not selected are rejected as
+    `behind`, or folded with weight 0. A device's score is the loss of its trained parameters if the
+    device measures it ([validation](/train/evaluation.md#scores-of-devices)). Otherwise, it is the
+    loss of the model that the device trained from, or its training loss. If there are at least
+    three voters, a suspiciously low score is never the best. A score is suspicious if it is below
+    the voters' median by more than 8 times the median distance of scores from this median. This
+    distance is taken to be at least 5 % of the median.
     """
     behind_max: Annotated[float | None, Meta(examples=[10.0])] = None
     """The hub rejects an update as `behind` if its score exceeds `behind_max` times the fleet's
@@ -131,14 +131,14 @@ class Policy(Section, frozen=True):
     """How many local steps a device takes before its next exchange."""
     overlap_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
     """Maximum local steps that a device takes while it waits for its next assignment; 0 for none.
-    [Policies](/train/policies.md#which-for-which-fleet) explains when it helps.
+    [Policies](/train/policies.md#which-for-which-fleet) explains when such steps help.
     """
     delay_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
     """Number of local steps that a device takes after sending an update before it uses the answer.
     If the answer has not arrived by then, the device waits. With 0, it waits directly after
-    sending. It requires `frequency = { kind = "fixed" }` with at least as many local steps, and no
-    `overlap_steps_max`. A device that was restarted, or whose training diverged, uses the next
-    answer at once.
+    sending. A value over 0 requires `frequency = { kind = "fixed" }` with at least as many local
+    steps, and cannot be combined with `overlap_steps_max`. A device that was restarted, or whose
+    training diverged, uses the next answer at once.
     """
     warm_up: WarmUp | None = None
     """A different policy at the start of training: `[policy.warm_up]`."""

@@ -56,8 +56,8 @@ class AgentSection(DeviceSection, frozen=True):
     keeps](/reference/settings/agent.md#agent).
     """
     local: Patterns = ()
-    """Patterns of arrays that are never sent to the hub, such as `head.*`. The hub may add further
-    patterns: [Local parameters](/train/local.md).
+    """Patterns of arrays whose values stay on this device, such as `head.*`. The hub may add
+    further patterns: [Local parameters](/train/local.md).
     """
     hub_key: str | None = None
     """The hub's public key (64 hexadecimal digits), to request admission without a token. The
