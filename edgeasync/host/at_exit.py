@@ -1,7 +1,7 @@
-"""Stop running hubs, agents and threads when the program ends, before Python stops its threads.
+"""When the program ends, stop running hubs, agents and threads before Python stops its threads.
 
-A thread that returns from native code into an interpreter that has shut down aborts the process,
-and pending data would not be written to disk.
+Otherwise, a thread that returns from native code after the interpreter has shut down would abort
+the process, and pending data would not be written to disk.
 """
 
 import concurrent.futures.thread  # imported before `_stop_all` is registered, so that executors end after it
@@ -18,15 +18,15 @@ from edgeasync.errors import EdgeAsyncError
 LOG = logging.getLogger("edgeasync.exit")
 
 EXIT_S = 10.0
-"""How long a program that ends waits for everything to stop."""
+"""Maximum seconds that an ending program waits until all hubs, agents and threads have stopped."""
 
 Done = concurrent.futures.Future[Any]
 
 
 class OwnThread(threading.Thread):
-    """A daemon thread, which keeps no program alive.
+    """A daemon thread, which does not prevent the program from ending.
 
-    A program that ends waits up to `EXIT_S` for it.
+    An ending program waits up to `EXIT_S` for the thread to end.
     """
 
     def __init__(self, name: str, target: Callable[..., object], *args: object) -> None:
@@ -40,15 +40,15 @@ _ending = False
 
 
 def is_ending() -> bool:
-    """Return whether the program is ending, that is its main thread has ended."""
+    """Return whether the program is ending, that is, whether its main thread has ended."""
     return _ending
 
 
 def stop_at_exit(done: Done, stop: Callable[[], None], forget: Callable[[], None]) -> None:
-    """Call `stop` if the program ends before `done` is done, and wait for `done`.
+    """If the program ends before `done` is done, call `stop` and wait for `done`.
 
-    A forked child, which has none of these threads, calls `forget` instead. Raises `EdgeAsyncError`
-    if the program is already ending.
+    In a forked child process, which does not contain these threads, `forget` is called instead.
+    Raises `EdgeAsyncError` if the program is already ending.
     """
     if _ending:
         raise EdgeAsyncError(
@@ -60,7 +60,7 @@ def stop_at_exit(done: Done, stop: Callable[[], None], forget: Callable[[], None
 
 
 def _stop_all() -> None:
-    """Stop everything, and wait until all threads have ended."""
+    """Stop all running hubs, agents and threads, and wait until the threads have ended."""
     global _ending
     _ending, until_s = True, time.monotonic() + EXIT_S
     running = dict(_running)

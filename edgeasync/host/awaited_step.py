@@ -1,4 +1,4 @@
-"""Run a trainer's coroutine `step` on the event loop, for a thread that waits for it."""
+"""Run a trainer's coroutine `step` on the event loop, while the training thread waits for it."""
 
 import asyncio
 import concurrent.futures
@@ -10,10 +10,10 @@ from edgeasync.training.trainer import StepResult
 
 
 class AwaitedStep:
-    """Takes steps on an event loop, one at a time; `cancel` abandons the running one.
+    """Takes steps on an event loop, one at a time. `cancel` abandons the current step.
 
-    Once `stopping` is set, every step is abandoned, and its thread gets `CancelledError` of
-    `concurrent.futures`.
+    Once `stopping` is set, every step is abandoned, and `concurrent.futures.CancelledError` is
+    raised in the thread that waits for it.
     """
 
     def __init__(self, stopping: threading.Event) -> None:
@@ -39,6 +39,6 @@ class AwaitedStep:
         return take
 
     def cancel(self) -> None:
-        """Abandon the running step, if there is one."""
+        """Abandon the current step, if there is one."""
         if self._running is not None:
             self._running.cancel()

@@ -1,4 +1,4 @@
-"""End a hub, agent or peer once, with a reason or an error that an asyncio task can raise."""
+"""End a hub, agent or peer once, with a reason, or with an error that an asyncio task can raise."""
 
 import asyncio
 import traceback
@@ -8,9 +8,9 @@ from edgeasync.errors import EdgeAsyncError
 
 
 class Completion:
-    """The reason or error with which a hub, agent or peer ends; `of` is the class in messages.
+    """The reason or error that a hub, agent or peer ends with. `of` is the class name in messages.
 
-    The first reason or error counts. After `begin`, use it only from the event loop.
+    Only the first reason or error is used. After `begin`, use this object only from the event loop.
     """
 
     def __init__(self, of: str) -> None:
@@ -40,7 +40,7 @@ class Completion:
             self._future.set_result(reason)
 
     def fail(self, error: BaseException) -> None:
-        """End with an error; one that a task cannot raise is wrapped in an `EdgeAsyncError`."""
+        """End with an error. If a task cannot raise the error, wrap it in an `EdgeAsyncError`."""
         assert self._future is not None
         if not self.reached:
             self._future.set_exception(_raisable(error))
@@ -48,9 +48,9 @@ class Completion:
     async def wait(self, hurry: Callable[[], None], limit_s: float | None = None) -> str:
         """Return the reason, or raise the error.
 
-        If cancelled, it calls `hurry` and still waits for the end, at most `limit_s` seconds. Then
-        it raises `CancelledError`, caused by the error if there is one. If cancelled again, it
-        stops waiting.
+        If the calling task is cancelled, it calls `hurry`, waits for the end for at most `limit_s`
+        seconds, and then raises `CancelledError`, with the error as its cause if there is one. If
+        the task is cancelled again, it stops waiting.
         """
         assert self._future is not None
         try:
@@ -63,7 +63,7 @@ class Completion:
 
 
 def _raisable(error: BaseException) -> Exception:
-    """Return the error, or a replacement for one that would hang a task or end the loop."""
+    """Return the error, or a replacement if the error would hang a task or end the event loop."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     places = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""Warn once when a device's disk fails, until it works again."""
+"""Warn when a device's disk fails, but only once until it works again."""
 
 from collections.abc import Callable
 
@@ -6,9 +6,10 @@ from edgeasync.errors import StorageError
 
 
 class DiskWatch:
-    """Writes one kind of file, in one thread.
+    """Writes files of one kind. Use it in a single thread only.
 
-    If the disk fails, `warn` is called with the error and the consequence `costs`.
+    If the disk fails, `warn` is called with a message that contains the error and `costs`, which
+    describes the consequence.
     """
 
     def __init__(self, warn: Callable[[str], None], costs: str) -> None:
@@ -17,7 +18,7 @@ class DiskWatch:
         self._fails = False
 
     def write(self, write: Callable[[], None]) -> None:
-        """Call `write`; warn of its `StorageError` unless the previous write failed, too."""
+        """Call `write`. If it raises `StorageError`, warn, unless the previous write also failed."""
         try:
             write()
             self._fails = False

@@ -1,4 +1,4 @@
-"""Choose the event loop of hubs and agents, and check that Python's threads are usable."""
+"""Select the event loop of hubs and agents, and check that Python's threads are usable."""
 
 import asyncio
 import contextlib
@@ -17,14 +17,15 @@ with contextlib.suppress(ImportError):  # uvloop has no wheel for some machines
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Return a function that creates an event loop, or `None` for asyncio's default.
 
-    Without standard input, output or error, a descriptor of the loop may get its number. uvloop
-    then aborts the process when it closes that descriptor, so such a process uses asyncio's loop.
+    If standard input, output or error is closed, a file descriptor of the event loop may get its
+    number. uvloop would then abort the process when it closes this descriptor, so such a process
+    uses asyncio's event loop.
     """
     return _uvloop if _has_standard_streams() else None
 
 
 def check_threads() -> None:
-    """Raise `ConfigError` if a library has replaced Python's threads or queues, which would block."""
+    """Raise `ConfigError` if a library has replaced Python's threads or queues, which could block."""
     for replaced, own in (
         (threading.get_ident, "_thread"),
         (threading.Lock, "_thread"),

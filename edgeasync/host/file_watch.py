@@ -1,17 +1,17 @@
-"""Detect changes of a file that people edit."""
+"""Detect changes in a file that users edit."""
 
 import os
 from pathlib import Path
 
 Stamp = tuple[int, int, int]
-"""A file's inode, modification time and size, which change with its content."""
+"""A file's inode, modification time and size, at least one of which changes with the content."""
 
 
 class FileWatch:
     """Checks a file for changes.
 
-    A file that replaced another one is complete. A file that is written in place may be incomplete,
-    so it counts as changed once two checks in a row have found the same stamp.
+    A file that replaced an older one is complete. A file that is modified in place may be
+    incomplete, so it counts as changed only after two consecutive checks have found the same stamp.
     """
 
     def __init__(self, path: Path) -> None:
@@ -19,11 +19,11 @@ class FileWatch:
         self._read = self._seen = stamp_of(path)
 
     def note_read(self) -> None:
-        """Record that the file is being read now."""
+        """Record that the caller is now reading the file."""
         self._read = stamp_of(self.path)
 
     def has_changed(self, *, replaced: bool = False) -> bool:
-        """Return whether to read the file again; with `replaced`, only if it replaced another one."""
+        """Return whether to read the file again. If `replaced` is true, ignore changes in place."""
         stamp = stamp_of(self.path)
         is_another = stamp is not None and self._read is not None and stamp[0] != self._read[0]
         if replaced and not is_another:
@@ -33,7 +33,7 @@ class FileWatch:
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Return the stamp of a file; `None` if it cannot be read."""
+    """Return the stamp of a file, or `None` if it cannot be read."""
     try:
         found = os.stat(path)  # noqa: PTH116 - five times a second, and for each stranger
     except OSError:

@@ -12,23 +12,28 @@ from edgeasync.training.free_memory import field_bytes, memory_groups
 from edgeasync.version import VERSION
 
 BYTES_A_PARAMETER = 16
-"""Memory per parameter: the value, its base, the gradient and a payload, four bytes each."""
+"""Bytes of memory per parameter: value, base, gradient and payload, with four bytes each."""
 
 KEPT_BYTES = 64 << 20
-"""Maximum freed memory that remains at the end of a heap."""
+"""Maximum freed memory that the allocator retains at the end of a heap."""
 
 HEAP_BYTES_MAX = 32 << 20
-"""Larger blocks are allocated outside the heaps and freed at once; glibc's highest threshold."""
+"""Larger blocks are allocated outside the heaps, and returned to the system when they are freed.
+
+This is glibc's highest threshold.
+"""
 
 COLLECTED_EVERY = (10_000, 50, 100)
-"""Thresholds of Python's garbage collector: new objects, then smaller collections."""
+"""Thresholds of Python's garbage collector: the number of new objects, and of collections of the
+younger generations.
+"""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 
 
 def memory_bytes() -> int:
-    """Return the machine's memory in bytes, 0 if unknown."""
+    """Return the machine's memory in bytes, or 0 if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -36,7 +41,7 @@ def memory_bytes() -> int:
 
 
 def describe_machine(examples: int) -> DeviceProfile:
-    """Return what a hub may know about this machine."""
+    """Return the description of this machine that a device sends to its hub."""
     return DeviceProfile(
         machine=platform.machine()[:64],
         cores=os.cpu_count() or 1,
@@ -52,31 +57,31 @@ def parameters_that_fit() -> int:
 
 
 def resident_bytes() -> int:
-    """Return this process's resident memory in bytes, 0 if unknown."""
+    """Return this process's resident memory in bytes, or 0 if unknown."""
     return field_bytes(Path("/proc/self/status"), "VmRSS:")
 
 
 def memory_limit_bytes(root: Path = Path("/")) -> int:
-    """Return the memory limit of this process, by the machine and its cgroups; 0 if unknown."""
+    """Return the memory limit that the machine and cgroups set for this process; 0 if unknown."""
     limits = [memory_bytes(), *[group.limit_bytes for group in memory_groups(root)]]
     return min((limit for limit in limits if limit), default=0)
 
 
 def half_of_memory_bytes() -> int:
-    """Return half of this process's memory limit, for building an unknown model; 0 if unknown."""
+    """Return half of this process's memory limit, to limit building a model; 0 if unknown."""
     return memory_limit_bytes() // 2
 
 
 def prepare_for_service() -> None:
-    """Configure this process for long service with short pauses, as a hub needs it."""
+    """Configure the memory management of a long-running process, such as a hub, for short pauses."""
     _collect_rarely()
     _keep_freed_memory()
 
 
 def _collect_rarely() -> None:
-    """Exclude present objects from garbage collection, and collect all objects rarely.
+    """Exclude existing objects from garbage collection, and make full collections rare.
 
-    A full collection with 10,000 devices takes 50 ms.
+    A full collection takes 50 ms if the hub has 10,000 devices.
     """
     gc.collect()
     gc.freeze()
@@ -84,10 +89,10 @@ def _collect_rarely() -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Keep up to `KEPT_BYTES` of freed memory in each heap, one per thread.
+    """Let the allocator retain up to `KEPT_BYTES` of freed memory in the heap of each thread.
 
-    glibc would return it to the system, and every page of the next model would cause a page fault.
-    Other allocators are not changed.
+    By default, glibc returns this memory to the system, so that every page of the next model causes
+    a page fault. This function has no effect on other allocators.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

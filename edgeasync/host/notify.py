@@ -1,21 +1,25 @@
-"""Notify systemd from a service of `Type=notify`: ready, status, and still alive."""
+"""Notify systemd, from a service of `Type=notify`, that it is ready and alive, and of its status."""
 
 import contextlib
 import socket
 
 JOINED, AWAY = "joined", "looks for"
-"""The first word of an agent's status, before its hub's address; an upgrade waits for `JOINED`."""
+"""First words of an agent's status, which precede its hub's address.
+
+An upgrade waits until the status begins with `JOINED`.
+"""
 
 HUBLESS = "without a hub:"
-"""The beginning of a peer's status, for which an upgrade waits, too."""
+"""First words of a peer's status. An upgrade of a peer waits until its status begins with them."""
 
 
 class Notifier:
-    """Sends to systemd's socket, a path or `@` and an abstract name.
+    """Sends notifications to systemd's socket.
 
-    Without an address, it sends nothing. `watchdog_s` is how long systemd waits for a sign of life;
-    `None` without a watchdog. Errors of the socket are ignored, because a service must not end when
-    its supervisor is busy.
+    The socket's address is a path, or `@` followed by an abstract name. Without an address, nothing
+    is sent. `watchdog_s` is the number of seconds after which systemd's watchdog kills a service
+    that has not called `alive`; it is `None` without a watchdog. Socket errors are ignored, because
+    a service must not end if systemd is busy.
     """
 
     def __init__(self, address: str = "", watchdog_s: float | None = None) -> None:
@@ -34,7 +38,7 @@ class Notifier:
             self._send("STATUS=" + " ".join(sentence.split()))
 
     def alive(self) -> None:
-        """Report that the service does not hang."""
+        """Report to systemd's watchdog that the service does not hang."""
         self._send("WATCHDOG=1")
 
     def stopping(self) -> None:

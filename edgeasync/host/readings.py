@@ -1,7 +1,7 @@
 """Read the machine's state from `/sys`, `/proc` and `/run`: board, temperature, power and memory.
 
-Each reading is optional: `None`, or empty, if this machine does not provide it. Tests pass another
-root folder.
+A reading is `None`, or empty, if this machine does not provide it. Tests pass a different root
+folder.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ THROTTLED = {
     18: "was throttled since boot",
     19: "was at the soft limit of temperature since boot",
 }
-"""Bits of a Raspberry Pi's `get_throttled`."""
+"""Meaning of the bits of a Raspberry Pi's `get_throttled`."""
 
 PLAUSIBLE_C = (-40.0, 150.0)
-"""Range of plausible temperatures. Other values come from a broken sensor, or not from a
-thermometer.
+"""Range of plausible temperatures in degrees Celsius. A value outside this range comes from a
+broken sensor, or from a sensor that is not a thermometer.
 """
 
 TEXT_BYTES_MAX = 1 << 20
@@ -37,14 +37,14 @@ Resource = Literal["cpu", "memory", "io"]
 
 
 class Zone(msgspec.Struct, frozen=True):
-    """A thermal zone."""
+    """A thermal zone and its temperature."""
 
     name: str
     celsius: float
 
 
 class Power(msgspec.Struct, frozen=True):
-    """The machine's power supply: whether mains is online, and the battery's charge from 0 to 1."""
+    """The machine's power supply: whether mains power is connected, and the battery's charge (0 to 1)."""
 
     mains: bool | None
     battery: float | None
@@ -52,28 +52,28 @@ class Power(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """Total memory in bytes, and what a program can allocate without swapping."""
+    """Total memory, and memory that programs can allocate without swapping, in bytes."""
 
     total_bytes: int
     available_bytes: int
 
 
 class Pressure(msgspec.Struct, frozen=True):
-    """Share of the last ten seconds, 0 to 1, in which some or all tasks waited for a resource."""
+    """Fraction of the last ten seconds during which some, or all, tasks waited for a resource."""
 
     some: float
     full: float
 
 
 class Processor(msgspec.Struct, frozen=True):
-    """The processor's name, if available, and its instruction set features."""
+    """The processor's name, if available, and its instruction set extensions."""
 
     name: str
     features: frozenset[str]
 
 
 class Mount(msgspec.Struct, frozen=True):
-    """The file system of a path."""
+    """The file system that contains a path."""
 
     point: str
     kind: str
@@ -87,13 +87,16 @@ class Readings:
         self._root = root
 
     def board(self) -> str:
-        """Return the model of the board or machine, empty if unknown."""
+        """Return the model name of the board or machine, or an empty text if unknown."""
         return self._first_text(
             "sys/firmware/devicetree/base/model", "proc/device-tree/model", "sys/class/dmi/id/product_name"
         )
 
     def serial(self) -> str:
-        """Return a serial number that differs even between copies of a card; empty if unknown."""
+        """Return a serial number that differs even between boards whose SD cards are copies.
+
+        Returns an empty text if it is unknown.
+        """
         return self._first_text(
             "sys/firmware/devicetree/base/serial-number",
             "proc/device-tree/serial-number",
@@ -102,12 +105,12 @@ class Readings:
         )
 
     def mark(self) -> str:
-        """Return 16 hexadecimal digits that identify this machine; empty without a serial number."""
+        """Return 16 hexadecimal digits that identify this machine, or an empty text if unknown."""
         serial = self.serial()
         return hashlib.sha256(b"edgeasync " + serial.encode()).hexdigest()[:16] if serial else ""
 
     def zones(self) -> tuple[Zone, ...]:
-        """Return the thermal zones with a plausible temperature, in degrees Celsius."""
+        """Return the thermal zones that report a plausible temperature in degrees Celsius."""
         found = []
         for folder in self._folders("sys/class/thermal", "thermal_zone*"):
             millidegrees = parse_int(self._text(folder / "temp"))
@@ -116,14 +119,14 @@ class Readings:
         return tuple(found)
 
     def throttled(self) -> tuple[str, ...] | None:
-        """Return why a Raspberry Pi is slowed down, now or since boot; `None` on another board."""
+        """Return why a Raspberry Pi is throttled, or was since boot; `None` on another board."""
         for path in ("sys/devices/platform/soc/soc:firmware/get_throttled", "sys/firmware/get_throttled"):
             if text := self._text(path).strip():
                 return parse_throttled(text)
         return None
 
     def power(self) -> Power | None:
-        """Return the power supply; `None` if neither a battery nor a mains supply is reported."""
+        """Return the power supply, or `None` if neither a battery nor a mains supply is reported."""
         mains, battery, discharging = None, None, False
         for folder in self._folders("sys/class/power_supply", "*"):
             kind = self._text(folder / "type").strip()
@@ -138,18 +141,18 @@ class Readings:
         return None if mains is None and battery is None else Power(mains, battery, discharging)
 
     def memory(self) -> Memory | None:
-        """Return the machine's memory; a cgroup may allow less."""
+        """Return the machine's memory. A cgroup may limit this process to less."""
         total, available = [
             field_bytes(self._path("proc/meminfo"), name) for name in ("MemTotal:", "MemAvailable:")
         ]
         return Memory(total, available) if total and available else None
 
     def pressure(self, resource: Resource) -> Pressure | None:
-        """Return how much tasks wait for a resource; `None` if the kernel does not measure it."""
+        """Return how long tasks wait for a resource, or `None` if the kernel does not measure this."""
         return parse_pressure(self._text(f"proc/pressure/{resource}"))
 
     def metered(self) -> bool | None:
-        """Return whether the default route uses a mobile modem; `None` without a default route."""
+        """Return whether the default route uses a mobile modem, or `None` without a default route."""
         for line in self._text("proc/net/route").splitlines()[1:]:
             words = line.split()
             if len(words) > 7 and words[1] == words[7] == "00000000" and "/" not in words[0]:
@@ -157,30 +160,33 @@ class Readings:
         return None
 
     def processor(self) -> Processor:
-        """Return the processor."""
+        """Return the processor's name and features."""
         return parse_cpuinfo(self._text("proc/cpuinfo"))
 
     def clock_synchronized(self) -> bool | None:
-        """Return whether systemd-timesyncd has set the clock since boot; `None` if not running."""
+        """Return whether systemd-timesyncd has set the clock since boot; `None` if it is not running."""
         if not self._path("run/systemd/timesync").is_dir():
             return None
         return self._path("run/systemd/timesync/synchronized").exists()
 
     def mount(self, path: Path) -> Mount | None:
-        """Return the file system of an absolute path."""
+        """Return the file system that contains an absolute path."""
         return find_mount(self._text("proc/self/mounts"), path)
 
     def _path(self, path: Path | str) -> Path:
         return self._root / path
 
     def _text(self, path: Path | str) -> str:
-        """Return the beginning of a file, empty if it cannot be read, as sensors may disappear."""
+        """Return the beginning of a file, or an empty text if it cannot be read.
+
+        Sensors may disappear at any time.
+        """
         with contextlib.suppress(OSError, ValueError), self._path(path).open("rb") as file:
             return file.read(TEXT_BYTES_MAX).decode(errors="replace")
         return ""
 
     def _first_text(self, *paths: str) -> str:
-        """Return the text of the first file that is not empty."""
+        """Return the text of the first of several files that is not empty."""
         return next((text for path in paths if (text := self._text(path).strip("\0 \n"))), "")
 
     def _folders(self, path: str, pattern: str) -> list[Path]:
@@ -190,12 +196,12 @@ class Readings:
 
 
 def parse_int(text: str) -> int | None:
-    """Return the integer in a text, or `None` if it is not one of up to 18 digits."""
+    """Parse an integer; return `None` if the text is not an integer of up to 18 digits."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}\s*", text, re.ASCII) else None
 
 
 def parse_throttled(text: str) -> tuple[str, ...] | None:
-    """Return the reasons in a hexadecimal number of flags, `None` if it is not a number."""
+    """Return the throttling reasons in a hexadecimal bit mask, or `None` if it is invalid."""
     with contextlib.suppress(ValueError):
         flags = int(text, 16)
         return tuple([reason for bit, reason in THROTTLED.items() if flags >> bit & 1])
@@ -203,22 +209,22 @@ def parse_throttled(text: str) -> tuple[str, ...] | None:
 
 
 def parse_pressure(text: str) -> Pressure | None:
-    """Parse a file of `/proc/pressure`; older kernels report no `full` for the processor."""
+    """Parse a file of `/proc/pressure`. Older kernels do not report `full` for the processor."""
     found = dict(re.findall(r"^(some|full) avg10=([0-9]+(?:\.[0-9]+)?) ", text, re.MULTILINE))
     return Pressure(float(found["some"]) / 100, float(found.get("full", 0)) / 100) if "some" in found else None
 
 
 def parse_cpuinfo(text: str) -> Processor:
-    """Parse `/proc/cpuinfo` of x86 or ARM."""
+    """Parse `/proc/cpuinfo` of an x86 or ARM processor."""
     names = re.findall(r"^(?:model name|Model|Hardware)\s*: (.+)$", text, re.MULTILINE)
     features = re.findall(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)
     return Processor(names[0].strip() if names else "", frozenset(features[0].split() if features else ()))
 
 
 def find_mount(mounts: str, path: Path) -> Mount | None:
-    """Return the line of `/proc/self/mounts` with the longest folder above a path.
+    """Return the entry of `/proc/self/mounts` with the longest mount point that contains a path.
 
-    Of equal folders, the last one counts.
+    If several entries have the same mount point, the last one is returned.
     """
     best: Mount | None = None
     for line in mounts.splitlines():

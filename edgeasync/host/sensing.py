@@ -10,30 +10,36 @@ from edgeasync.host.readings import Power, Readings, Zone
 from edgeasync.training.free_memory import free_bytes
 
 CONSTANT_ZONES = ("PMIC",)
-"""Prefixes of zones that are no thermometers: a Jetson's power chip always reports 100 C."""
+"""Name prefixes of thermal zones that do not measure a temperature.
+
+The power management chip of a Jetson always reports 100 °C.
+"""
 
 NOW = " now"
-"""Suffix of a throttling reason that applies now, and not only since boot."""
+"""Suffix of a throttling reason that applies now, and not only at some time since boot."""
 
 CLOCK_YEAR_MIN = 2025
-"""A board without a hardware clock starts in an earlier year, and does not know the time of day."""
+"""Minimum year for a valid clock.
+
+A board without a hardware clock starts in an earlier year, so its time of day is invalid.
+"""
 
 
 SENSE_EVERY_S = 1.0
 
 Sense = Callable[[], ThrottleReadings]
-"""Reads the sensors; called in a thread, because some sensors are slow."""
+"""Reads the sensors. It is called in a separate thread, because some sensors are slow."""
 
 
 class SensorWatch:
-    """Reads the sensors every second from `begin` to `cancel`, on an event loop."""
+    """Reads the sensors every second, from `begin` until `cancel` is called on the event loop."""
 
     def __init__(self, sense: Sense) -> None:
         self._sense = sense
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, then: Callable[[ThrottleReadings], None], fail: Callable[[BaseException], None]) -> None:
-        """Pass each reading to `then`. An error is passed to `fail`, and ends the watch."""
+        """Start reading, and call `then` with each reading. An error ends the watch and calls `fail`."""
         self._task = asyncio.get_running_loop().create_task(self._run(then, fail))
 
     def cancel(self) -> None:
@@ -81,7 +87,7 @@ def _held(throttled: Sequence[str] | None) -> str:
 
 
 def _on_mains(power: Power | None) -> bool | None:
-    """Return whether external power is connected; `None` for a machine without a battery."""
+    """Return whether external power is connected, or `None` for a machine without a battery."""
     if power is None or power.battery is None:
         return None
     return not power.discharging if power.mains is None else power.mains

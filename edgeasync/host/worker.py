@@ -9,10 +9,10 @@ from edgeasync.host.at_exit import OwnThread
 
 
 class Worker:
-    """A daemon thread, so that a long local step never keeps a stopped process alive.
+    """A daemon thread, so that a long local step cannot prevent a stopped process from ending.
 
-    `on_error` is called, in the thread, with any exception of the work, until the thread is
-    abandoned.
+    If work raises an exception, `on_error` is called with it in the thread, unless the thread has
+    been abandoned.
     """
 
     def __init__(self, name: str, on_error: Callable[[BaseException], None]) -> None:
@@ -38,14 +38,17 @@ class Worker:
         self._queue.put(work)
 
     def close(self, timeout_s: float) -> bool:
-        """Let the thread finish its work; return whether it ended in time, otherwise abandon it."""
+        """Wait until the thread has finished its work, and return whether it ended in time.
+
+        If it did not, abandon it.
+        """
         self._queue.put(None)
         self._thread.join(timeout_s)
         self._abandoned = self._thread.is_alive()
         return not self._abandoned
 
     def abandon(self) -> None:
-        """Let the thread finish its work without waiting, and ignore its errors.
+        """Stop waiting for the thread, which finishes its work alone, and ignore its errors.
 
         The event loop may no longer exist by then.
         """

@@ -1,4 +1,4 @@
-"""The measurements of one device: a bounded number of scalars."""
+"""Measurements of one device, which are a bounded number of scalars."""
 
 import math
 
@@ -7,17 +7,17 @@ import msgspec
 from edgeasync.measurements.medians import RECENT, add_recent, median, median_of_recent
 
 EXAMPLES_RATE_WEIGHT = 0.3
-"""Weight of the newest measurement in a device's moving average of examples per second."""
+"""Weight of the latest measurement in a device's moving average of examples per second."""
 
 BASE_LOSSES_MAX = 8
-"""How many of a device's newest losses are stored, and as many earlier ones."""
+"""Maximum number of a device's latest losses, and of its earlier losses, that are stored."""
 
 
 class BaseLosses(msgspec.Struct, array_like=True):
-    """A device's losses of the hub's model, measured before it trained each update.
+    """Losses of the hub's model on a device's data, measured before the device trained each update.
 
-    `recent` has the finite losses of the last `BASE_LOSSES_MAX` updates, `before` as many earlier
-    ones.
+    `recent` contains the last `BASE_LOSSES_MAX` finite losses. `before` contains up to as many
+    losses that came before these.
     """
 
     recent: list[float] = []
@@ -33,27 +33,29 @@ class BaseLosses(msgspec.Struct, array_like=True):
 
     @property
     def newest(self) -> float:
-        """The median of the last few losses; NaN before the first."""
+        """The median of the last `RECENT` losses; NaN before the first loss."""
         return median(self.recent[-RECENT:]) if self.recent else math.nan
 
     @property
     def usual(self) -> float:
-        """The same, but NaN while there are too few to judge the device's data."""
+        """The same as `newest`, but NaN if there are too few losses to judge the device's data."""
         return self.newest if len(self.recent) >= RECENT else math.nan
 
 
 class DeviceMeasurements(msgspec.Struct, array_like=True):
-    """The measurements of one device; 0 before its first update.
+    """The measurements of one device, which are 0 before its first update.
 
-    - `examples`: size of its data. `local_steps_max`: its own limit (0: no limit).
-    - `step_s`: time of a local step. `communication_s`: time of a cycle in which the device neither
-      trained nor waited for a flush.
-    - `counted`: whether its last update counted.
-    - `bound`: the bound that keeps its steps from the controller's target.
-    - `roused`: for this number of updates it does not idle.
-    - Losses are `None`, and the score is NaN, if its last update did not report them.
-    - `updated_s`: the core's time of its last update, 0 since it rejoined.
-    - `period_s_min`: the minimum time between exchanges that its daily quota allows.
+    - `examples`: number of examples in its data set.
+    - `local_steps_max`: the device's own maximum number of local steps, or 0 without a limit.
+    - `step_s`: seconds per local step.
+    - `communication_s`: seconds of a cycle during which the device neither trained nor waited for a
+      fold.
+    - `counted`: whether the hub used its last update.
+    - `bound`: the bound that keeps its number of local steps from reaching the controller's target.
+    - `roused`: number of further updates for which the device does not idle.
+    - The losses are `None`, and the score is NaN, if its last update did not report them.
+    - `updated_s`: core time of its last update, or 0 if it has rejoined since then.
+    - `period_s_min`: minimum seconds between two exchanges that its daily quota allows.
 
     >>> from edgeasync.policies import DeviceMeasurements
     >>> DeviceMeasurements(examples=600, step_s=0.01).step_s
@@ -105,8 +107,9 @@ class DeviceMeasurements(msgspec.Struct, array_like=True):
     ) -> None:
         """Record an update's statistics.
 
-        `cycle_s` is the time from its assignment to its arrival, if known. `overlap_steps` of the
-        local steps were taken before the assignment arrived.
+        `cycle_s` is the time from sending the assignment to receiving the update, if known.
+        `overlap_steps` is the number of local steps that the device took before the assignment
+        arrived.
         """
         # Assume at least a nanosecond, so that a false report cannot drive an average to infinity.
         step_s = max(step_s, 1e-9) if step_s > 0 else 0.0
@@ -132,12 +135,12 @@ class DeviceMeasurements(msgspec.Struct, array_like=True):
 
     @property
     def cycle_s(self) -> float:
-        """Seconds between exchanges with the last assigned steps, without flush waits."""
+        """Seconds between two exchanges with the last assigned local steps, without waits for a fold."""
         return self.communication_s + self.step_s * (self.assigned_steps or self.local_steps)
 
     @property
     def period_s(self) -> float:
-        """The median measured time between exchanges, including the wait for a flush.
+        """The median of the measured times between exchanges, including waits for a fold.
 
         It is 0 before the second exchange.
         """
@@ -151,5 +154,5 @@ class DeviceMeasurements(msgspec.Struct, array_like=True):
 
     @property
     def communication_share(self) -> float:
-        """The share of `cycle_s` spent on communication."""
+        """The share of `cycle_s` that the device spends on communication."""
         return self.communication_s / self.cycle_s if self.cycle_s else 0.0

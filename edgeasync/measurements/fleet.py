@@ -1,4 +1,4 @@
-"""The measurements of the whole fleet: a bounded number of scalars."""
+"""Measurements of the whole fleet, which are a bounded number of scalars."""
 
 import math
 
@@ -11,36 +11,43 @@ SLOWNESS_MAX = 4.0
 """Upper limit of `slowness`."""
 
 STALENESS_WEIGHT = 0.1
-"""Weight of the newest update in the moving average of staleness."""
+"""Weight of the latest update in the moving average of staleness."""
 
 AGREEMENT_WEIGHT = 0.2
-"""Weight of the newest version in the moving average of the agreement."""
+"""Weight of the latest version in the moving average of the agreement."""
 
 SETTLED = 0.2
-"""Losses below this share of the first ones are small, and their variation is noise."""
+"""Losses below this share of the first losses are small, and their variation is noise."""
 
 EXTRAPOLATION = 1.0 / 3.0
-"""FedExP uses a half. With momentum, that made training unstable in small, diverse fleets."""
+"""Factor in FedExP's learning rate.
+
+FedExP uses 1/2, but with momentum, this value made training unstable in small, diverse fleets.
+"""
 
 MEAN_SHARE_MIN = 1e-3
-"""Minimum of a mean's squared norm, as a share of the updates' own, because it may be 0."""
+"""Minimum squared norm of a mean, as a share of the updates' mean squared norm.
+
+The minimum prevents a division by 0.
+"""
 
 
 class FleetMeasurements(msgspec.Struct, dict=True):
-    """The measurements of all devices together; every voter has one vote in each.
+    """The measurements of all devices together. Each voter has one vote in every measurement.
 
-    Losses, variances and scores must be small enough that the sum of two is finite.
+    Losses, variances and scores must be so small that the sum of any two is finite.
 
-    - `agreement`: moving average of the mean cosine, from -1 to 1, between updates of one fold; NaN
-      until two were folded together.
-    - `lengths`: norms of the voters' newest updates. `norms`: the same divided by the root of the
-      local steps. `gradients`: the same divided by the local steps.
-    - `base_losses`: losses of the models from which the updates were trained.
-    - `losses` and `loss_variances`: past medians of `newest_losses` and `newest_variances`, one for
-      each turn of a voter. A voter's next turn comes after half of the voters have had one, so
-      frequent reports bring no more turns. The lists stay empty until more than half of the voters
-      report a loss. Variances count from a voter's second update on.
-    - `past_losses` and `past_variances` are derived from these lists, and change with them.
+    - `agreement`: moving average of the mean cosine, from -1 to 1, between updates of one fold. It
+      is NaN until two updates have been folded together.
+    - `lengths`: norms of the voters' latest updates.
+    - `norms`: these norms, divided by the square root of the number of local steps.
+    - `gradients`: these norms, divided by the number of local steps.
+    - `base_losses`: losses of the models that the updates were trained from.
+    - `losses` and `loss_variances`: past medians of `newest_losses` and `newest_variances`,
+      appended when a voter votes. A voter's next vote counts only after half of the voters have
+      voted, so that frequent reports add no further medians. The lists are empty until more than
+      half of the voters report a loss. A voter's first update is ignored for variances.
+    - `past_losses` and `past_variances`: views of these two lists, which compute their medians.
 
     >>> from edgeasync.policies import FleetMeasurements
     >>> FleetMeasurements().staleness_mean
@@ -65,7 +72,7 @@ class FleetMeasurements(msgspec.Struct, dict=True):
         self.past_losses, self.past_variances = PastMedians(self.losses), PastMedians(self.loss_variances)
 
     def observe_norm(self, voter: str, norm: float, local_steps: int) -> None:
-        """Record the norm of an update if it is finite, even if the update does not count."""
+        """Record the norm of an update if it is finite, even if the hub does not use the update."""
         if not math.isfinite(norm):
             return
         self.lengths.cast(voter, norm)
@@ -73,20 +80,21 @@ class FleetMeasurements(msgspec.Struct, dict=True):
         self.gradients.cast(voter, norm / local_steps)
 
     def note_peaks(self, voters_live: int) -> None:
-        """Record peaks of norms and losses if most live voters have sent an update."""
+        """Update the peaks of norms and losses if more than half of the live voters sent an update."""
         if len(self.lengths) >= DEVICES_MIN and 2 * len(self.lengths) > min(voters_live, WINDOW):
             for votes in (self.lengths, self.norms, self.gradients, self.base_losses):
                 votes.note_peak()
 
     def observe_staleness(self, staleness: int) -> None:
-        """Record the staleness of an update that counts."""
+        """Record the staleness of an update that the hub uses."""
         self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
 
     def slowness(self, staleness: int, local_steps: int) -> float:
-        """Return how many times more updates than usual a device's data need.
+        """Estimate how many times more updates than usual the model needs to learn a device's data.
 
-        The factor is from 1 to `SLOWNESS_MAX`. It is the ratio of the update's staleness to the
-        usual one, or of the usual number of steps to the update's, whichever is larger.
+        The result is from 1 to `SLOWNESS_MAX`. It is the larger of two ratios: the update's
+        staleness divided by the usual staleness, and the usual number of local steps divided by the
+        update's number.
         """
         slowness = max(1.0, (1.0 + staleness) / (1.0 + self.staleness_mean))
         per_step = self.gradients.median
@@ -120,7 +128,7 @@ class FleetMeasurements(msgspec.Struct, dict=True):
             self.loss_first = self.past_losses.usual
 
     def observe_base_loss(self, voter: str, loss: float) -> None:
-        """Record a device's loss of the hub's model, even if its update is rejected."""
+        """Record the hub's model's loss on a device's data, even if the update is rejected."""
         if math.isfinite(loss):
             self.base_losses.cast(voter, loss)
 
@@ -130,13 +138,13 @@ class FleetMeasurements(msgspec.Struct, dict=True):
             self.scores.cast(voter, score)
 
     def observe_agreement(self, agreement: float) -> None:
-        """Record the mean cosine between the updates of a version."""
+        """Record the mean cosine between the updates that were folded into a version."""
         share = 1.0 if math.isnan(self.agreement) else AGREEMENT_WEIGHT
         previous = 0.0 if math.isnan(self.agreement) else self.agreement
         self.agreement = previous + (agreement - previous) * share
 
     def forget(self, *, keeps_lengths: bool = False) -> None:
-        """Clear all reports after a rollback, because they describe the replaced model."""
+        """Clear all reports after a rollback, because they describe the discarded model."""
         self.agreement = math.nan
         lengths = () if keeps_lengths else (self.lengths, self.norms, self.gradients)
         for votes in (*lengths, self.scores, self.newest_losses, self.newest_variances, self.base_losses):
@@ -145,32 +153,32 @@ class FleetMeasurements(msgspec.Struct, dict=True):
         self.past_variances.clear()
 
     def withdraw(self, voter: str) -> None:
-        """Drop the reports of a voter that is gone; the norms of its updates stay."""
+        """Delete the reports of a voter that has left, but not the norms of its updates."""
         for votes in (self.scores, self.newest_losses, self.newest_variances, self.base_losses):
             votes.withdraw(voter)
 
     def revoke(self, voter: str) -> None:
-        """Drop all reports of a voter, including the norms of its updates."""
+        """Delete all reports of a voter, including the norms of its updates."""
         self.withdraw(voter)
         for votes in (self.lengths, self.norms, self.gradients):
             votes.withdraw(voter)
 
     @property
     def score(self) -> float:
-        """The median of the voters' scores; NaN before the first."""
+        """The median of the voters' scores; NaN before the first score."""
         return self.scores.median
 
     @property
     def loss(self) -> float:
-        """The voters' median loss over the last quarter of turns; NaN before the first."""
+        """The median of the latest `QUARTER` medians in `losses`; NaN before the first loss."""
         return self.past_losses.newest if self.losses else self.newest_losses.median
 
     @property
     def loss_unlearnt(self) -> float:
-        """The loss before training: the fleet's first, or the median of the voters' first.
+        """The loss before training: the fleet's first loss or the peak of `base_losses`, if higher.
 
-        If devices join one after another, the fleet's first losses are those of a model that has
-        already learnt the first device's data.
+        If devices join one after another, the fleet's first losses were measured after the model
+        had already learnt the first device's data.
         """
         return max(self.loss_first, self.base_losses.peak)
 
@@ -180,11 +188,11 @@ class FleetMeasurements(msgspec.Struct, dict=True):
         return self.loss <= SETTLED * self.loss_unlearnt
 
     def extrapolation(self, voters: int) -> float:
-        """Return the learning rate for the mean of updates of `voters` voters; 0 if unknown.
+        """Return the learning rate for the mean of the updates of `voters` voters; 0 if unknown.
 
-        As in FedExP, it is a share of the updates' mean squared norm divided by the squared norm of
-        their mean. Here the updates are assumed to have equal norms and the mean cosine
-        `agreement`.
+        As in FedExP, it is the updates' mean squared norm, divided by the squared norm of their
+        mean and multiplied by a constant. Unlike FedExP, this method assumes that all updates have
+        the same norm and that their mean cosine is `agreement`.
         """
         if math.isnan(self.agreement):
             return 0.0
@@ -192,15 +200,16 @@ class FleetMeasurements(msgspec.Struct, dict=True):
 
     @property
     def loss_variance(self) -> float:
-        """The median variance of voters' losses over the last quarter of turns; NaN at first."""
+        """The median of the latest `QUARTER` medians in `loss_variances`; NaN before the first."""
         return self.past_variances.newest if self.loss_variances else self.newest_variances.median
 
 
 def agreement_of(norm_of_mean: float, norms: list[float], weights: list[float]) -> float | None:
-    """Return the updates' mean cosine from the norm of their weighted sum.
+    """Compute the mean cosine between updates from the norm of their weighted sum.
 
-    Return `None` for fewer than two updates. For vectors a_i: |sum a_i|^2 = sum |a_i|^2 + sum over
-    pairs of 2 cos |a_i| |a_j|. The result is the cosine that all pairs would have if it were equal.
+    Return `None` for fewer than two updates. For vectors a_i, |sum a_i|^2 = sum |a_i|^2 + sum over
+    pairs of 2 cos |a_i| |a_j|. The result is the solution for the cosine if all pairs are assumed
+    to have the same cosine.
     """
     lengths = [abs(weight) * norm for weight, norm in zip(weights, norms, strict=True)]
     total, squares = math.fsum(lengths), math.fsum(length * length for length in lengths)

@@ -1,4 +1,4 @@
-"""Medians of short lists, recent values of long ones, and past medians of votes."""
+"""Medians of short lists, lists of recent values, and past medians of votes."""
 
 import math
 from bisect import bisect_left, insort
@@ -8,24 +8,24 @@ from typing import TypeVar
 T = TypeVar("T")
 
 RECENT = 5
-"""A device's times are medians of this number of measurements, to tolerate two outliers."""
+"""Number of measurements whose median is a device's time, so that two outliers are tolerated."""
 
 WINDOW = 64
-"""How many voters' newest reports are stored, and how many medians of them."""
+"""Maximum number of voters whose latest reports are stored, and maximum number of past medians."""
 
 QUARTER = WINDOW // 4
-"""How many of these medians describe the present."""
+"""Number of latest medians that describe the current state of training."""
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the median of at least one value, faster than the standard library."""
+    """Return the median of at least one value. It is faster than `statistics.median`."""
     ordered = sorted(values)
     half = len(ordered) // 2
     return (ordered[half] + ordered[~half]) / 2.0
 
 
 def median_of_recent(values: list[float], value: float) -> float:
-    """Append a measurement to the last `RECENT` ones, and return their median."""
+    """Append a measurement, keep the last `RECENT` of them, and return their median."""
     values.append(value)
     if len(values) > RECENT:
         del values[0]
@@ -37,7 +37,7 @@ def median_of_recent(values: list[float], value: float) -> float:
 def add_recent(values: list[T], value: T, count_max: int) -> None:
     """Append a value, and drop the oldest if there are more than `count_max`.
 
-    A deque cannot be encoded, and the lists are short.
+    A list is used because a deque cannot be encoded, and the lists are short.
     """
     values.append(value)
     if len(values) > count_max:
@@ -45,9 +45,10 @@ def add_recent(values: list[T], value: T, count_max: int) -> None:
 
 
 class PastMedians:
-    """The newest `WINDOW` medians of votes in a durable list, and their medians.
+    """The latest `WINDOW` medians of votes in a durable list, and medians of this list.
 
-    `usual` is the median of all, and `newest` that of the last quarter; NaN before the first.
+    `usual` is the median of the whole list, and `newest` is the median of its last `QUARTER`
+    values. Both are NaN while the list is empty.
     """
 
     __slots__ = ("_ordered", "_ordered_newest", "_values", "newest", "usual")
@@ -60,7 +61,7 @@ class PastMedians:
             self.usual, self.newest = median(self._ordered), median(self._ordered_newest)
 
     def add(self, value: float) -> None:
-        """Append a median; drop the oldest if there are more than `WINDOW`."""
+        """Append a median, and drop the oldest one if there are more than `WINDOW`."""
         values, ordered, ordered_newest = self._values, self._ordered, self._ordered_newest
         values.append(value)
         insort(ordered, value)

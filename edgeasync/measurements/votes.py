@@ -1,4 +1,4 @@
-"""Votes: the newest number of each voter, and their medians."""
+"""Votes, that is the latest number of each voter, and their medians."""
 
 import math
 from bisect import bisect_left, insort
@@ -9,23 +9,23 @@ import msgspec
 from edgeasync.measurements.medians import WINDOW, median
 
 PEAK_SHARE = 0.3
-"""Votes up to this share of the peak are normal, however low the median is now."""
+"""Votes up to this share of the peak are normal, even if the median is now far lower."""
 
 DEVICES_MIN = 3
-"""Minimum number of devices or voters for a comparison; of two, either may be wrong."""
+"""Minimum number of devices or voters to compare. If there are only two, either may be wrong."""
 
 DEVIATIONS_MAX = 8.0
 """A score is not credible if it is lower than the median by more than 8 median deviations."""
 
 DEVIATION_MIN = 0.05
-"""Minimum of the median deviation as a share of the median, for nearly equal voters."""
+"""Minimum median deviation as a share of the median, in case all voters are nearly equal."""
 
 
 class Votes(msgspec.Struct, dict=True):
-    """The newest finite number of each of the last `WINDOW` voters.
+    """The latest finite number of each of the last `WINDOW` voters.
 
-    A voter is a key or, without keys, a device id, so a key with many device ids has one vote.
-    After the first use of the median, a sorted copy of the numbers is maintained.
+    A voter is a key or, without keys, a device id, so a key with many device ids has only one vote.
+    Once the median has been used, a sorted copy of the numbers is maintained.
     """
 
     newest: dict[str, float] = {}
@@ -34,11 +34,11 @@ class Votes(msgspec.Struct, dict=True):
         self._kept: list[float] | None = None
 
     def __len__(self) -> int:
-        """Return how many voters have voted."""
+        """Return the number of voters that have voted."""
         return len(self.newest)
 
     def cast(self, voter: str, value: float) -> None:
-        """Replace a voter's number."""
+        """Add or replace a voter's number."""
         newest = self.newest
         before = newest.pop(voter, None)
         if before is None:
@@ -66,7 +66,7 @@ class Votes(msgspec.Struct, dict=True):
         self.newest[voter] = value
 
     def has_turn(self, voter: str) -> bool:
-        """Return whether a voter is not in the half that voted last."""
+        """Return whether a voter's next vote counts: it is not in the half of voters that voted last."""
         newest = self.newest
         return voter not in newest or voter in islice(newest, (len(newest) + 1) // 2)
 
@@ -88,7 +88,7 @@ class Votes(msgspec.Struct, dict=True):
 
     @property
     def median(self) -> float:
-        """The median of the numbers; NaN without any."""
+        """The median of the numbers; NaN without numbers."""
         kept = self._kept
         if kept is None:
             kept = self._kept = self.ordered
@@ -99,7 +99,8 @@ class Votes(msgspec.Struct, dict=True):
     def least_credible(self) -> float:
         """The lowest credible number; minus infinity with fewer than three voters.
 
-        It is lower than the median by `DEVIATIONS_MAX` times the median distance from the median.
+        It is the median minus `DEVIATIONS_MAX` times the median distance of the numbers from the
+        median.
         """
         if len(self.newest) < DEVICES_MIN:
             return -math.inf
@@ -109,18 +110,19 @@ class Votes(msgspec.Struct, dict=True):
 
     @property
     def reached_by_most(self) -> float:
-        """The highest number that more than half of the voters reach; NaN without any."""
+        """The highest number that more than half of the voters reach or exceed; NaN without numbers."""
         ordered = self.ordered
         return ordered[(len(ordered) - 1) // 2] if ordered else math.nan
 
 
 class VotesWithPeak(Votes, dict=True):
-    """Votes, and the highest value that their median has had.
+    """Votes, and the highest value that their median has had (the peak).
 
-    As a model learns, the updates of devices with familiar data become shorter. Those of a device
-    with unfamiliar data stay long, which is not a fault. So the usual norm never drops below a
-    share of the peak. `firsts` has each voter's first number, because there is no median before
-    enough voters voted.
+    For example, the votes are norms of updates. As the model learns, these norms shrink for devices
+    with common data. They remain large for a device with uncommon data, although it is not faulty.
+    So the norm that counts as normal never falls below a share of the peak. `firsts` contains each
+    voter's first number. Their median counts for the peak, because there is no median until enough
+    voters have voted.
     """
 
     noted: float = 0.0
@@ -132,7 +134,7 @@ class VotesWithPeak(Votes, dict=True):
 
     @property
     def peak(self) -> float:
-        """The highest median so far, including that of the first numbers.
+        """The highest median so far, including the median of all voters' first numbers.
 
         It is 0 while too few voters are known.
         """
@@ -154,13 +156,13 @@ class VotesWithPeak(Votes, dict=True):
         self._peak = None
 
     def withdraw(self, voter: str) -> None:
-        """Drop a voter's numbers, if any."""
+        """Drop the latest and the first number of a voter, if any."""
         Votes.withdraw(self, voter)
         self.firsts.pop(voter, None)
         self._peak = None
 
     def note_peak(self) -> None:
-        """Raise the peak to the median; call this only when most voters have voted."""
+        """Raise the peak to the median if it is higher. Call this only when most voters have voted."""
         if self.newest:
             self.noted = max(self.noted, median(self.newest.values()))
         self._peak = None
@@ -173,9 +175,9 @@ class VotesWithPeak(Votes, dict=True):
         self._peak = None
 
     def usual(self, slack: float = 0.0) -> float:
-        """Return the highest normal number; infinity if too few voters, or all 0.
+        """Return the highest number that is normal; infinity if voters are too few, or all numbers are 0.
 
-        With `slack`, from 0 to 1, it is at least this share of the peak.
+        The result is at least `slack` (from 0 to 1) times the peak.
         """
         if len(self.newest) < DEVICES_MIN:
             return math.inf

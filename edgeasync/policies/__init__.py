@@ -1,4 +1,4 @@
-"""Policies of the hub: small frozen values, selected in TOML by `kind` and composed.
+"""The hub's policies, which are small immutable values that TOML files select by their `kind`.
 
 >>> from edgeasync import Policy
 >>> from edgeasync.policies.aggregation import ImmediateAggregator
@@ -7,8 +7,8 @@
 >>> policy.frequency
 FixedFrequency(local_steps=16)
 
-The names below are all that your own policy needs: its base class `Plugin`, the protocols of its
-parts, and the types of their arguments.
+To write your own policy, you need only the names below: the base class `Plugin`, the protocol of
+each part of a policy, and the types of the arguments.
 """
 
 from importlib import import_module

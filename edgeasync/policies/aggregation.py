@@ -1,4 +1,4 @@
-"""Aggregators: when buffered updates become the next version, and with which weights."""
+"""Aggregators decide when buffered updates become the next version, and how they are weighted."""
 
 import math
 from bisect import bisect_left
@@ -19,15 +19,16 @@ NEARLY = 1e-9
 """Tolerance for rounding errors in sums of vote shares."""
 
 PERIOD_S = 10.0
-"""The period for `patience` until the fleet's period is known."""
+"""Period that `patience` is multiplied by until the fleet's period has been measured."""
 
 
 class Contribution(msgspec.Struct, frozen=True, gc=False):
-    """An accepted update that waits for a fold: scalars only. `handle` identifies its payload.
+    """An accepted update that waits in the buffer; `handle` identifies its payload.
 
-    `weight` follows from the staleness. `examples` is the size of the device's data or, if the
-    device does not report it, the number it trained on. `score` is the device's loss: low is good,
-    and NaN means no score. `voter` is the device's key or, without keys, its id.
+    It contains scalars only. `weight` is the staleness weight. `examples` is the size of the
+    device's data set or, if the device does not report it, the number of examples that the update
+    was trained on. `score` is the device's loss: lower is better, and NaN means that there is no
+    score. `voter` is the device's key or, without keys, its id.
 
     >>> from edgeasync.policies import Contribution
     >>> one = Contribution(0, "pi", 0.5, 1.2, 600, 16, 1, 0.3, 12.5, "pi")
@@ -48,12 +49,13 @@ class Contribution(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fleet(msgspec.Struct, frozen=True, gc=False):
-    """The live devices from an aggregator's view.
+    """What an aggregator knows about the live devices.
 
-    `voters_live` counts the keys, or devices without keys, that have a live device. If a key has
-    several live devices, `names` contains their number, and each device has an equal share of the
-    key's vote. `period_s` is the usual time between two exchanges of a device, 0 until it is known.
-    `infrequent` maps the live devices that exchange far more rarely to their votes.
+    A voter is a key or, without keys, a device. `voters_live` is the number of voters with at least
+    one live device. If a key has several live devices, `names` maps it to their number, and each of
+    these devices has an equal share of the key's vote. `period_s` is the usual time between two
+    exchanges of a device; it is 0 until it has been measured. `infrequent` contains the live
+    devices that exchange far less often than this, with their votes.
 
     >>> from edgeasync.policies import Fleet
     >>> Fleet(voters_live=3.0, period_s=2.0).vote("pi")
@@ -73,13 +75,14 @@ class Fleet(msgspec.Struct, frozen=True, gc=False):
 class Ballot:
     """The first update of each device in the buffer, in order, with the running sum of votes.
 
-    Infrequent devices count only if `all_devices` is true. The fleet's mappings must not change.
+    Infrequent devices count only if `all_devices` is true. Do not modify the fleet's mappings
+    afterwards.
     """
 
     def __init__(self, fleet: Fleet, *, all_devices: bool) -> None:
         self.fleet = fleet
         self.votes_without = 0.0 if all_devices else math.fsum(fleet.infrequent.values())
-        """The votes of the devices that do not count."""
+        """Total votes of the infrequent devices if this ballot does not count them, otherwise 0."""
         self.first: list[Contribution] = []
         """The first update of each device."""
         self.votes: list[float] = []
@@ -89,7 +92,7 @@ class Ballot:
         self._of_voter: dict[str, float] = {}
 
     def count(self, updates: list[Contribution]) -> None:
-        """Count the updates that were appended since the last call."""
+        """Count the updates that were appended to the buffer since the last call."""
         total = self.votes[-1] if self.votes else 0.0
         without: Mapping[str, float] = {} if self._all_devices else self.fleet.infrequent
         for one in updates[self._counted :]:
@@ -108,7 +111,7 @@ class Ballot:
         return self.fleet.names is fleet.names and (self._all_devices or self.fleet.infrequent is fleet.infrequent)
 
     def reached_s(self, needed: float) -> float | None:
-        """Return the arrival time of the update that reached `needed` votes, or `None`.
+        """Return when the update arrived that brought the total to `needed` votes, or `None`.
 
         At least one update is required, even if `needed` is 0.
         """
@@ -117,10 +120,10 @@ class Ballot:
 
 
 class Waiting(Sequence[Contribution]):
-    """Buffered updates in order of arrival, with counts that each new update extends.
+    """Buffered updates in order of arrival, with counts that `append` updates incrementally.
 
-    It appends to the list that is passed to it. After any other change of that list, create a new
-    one.
+    `append` also appends to the list that was passed to the constructor. If you change that list in
+    any other way, create a new `Waiting`.
     """
 
     def __init__(self, updates: list[Contribution]) -> None:
@@ -158,7 +161,11 @@ class Waiting(Sequence[Contribution]):
         self.of_device.setdefault(one.device_id, one)
 
     def ballot(self, fleet: Fleet, *, all_devices: bool = True) -> Ballot:
-        """Return the ballot for a fleet, recounted only if its names or infrequent devices changed."""
+        """Return the ballot for a fleet.
+
+        Votes are recounted only if `names` or `infrequent` of the fleet changed since the last
+        call.
+        """
         found = self._ballots.get(all_devices)
         if found is None or not found.holds(fleet):
             found = self._ballots[all_devices] = Ballot(fleet, all_devices=all_devices)
@@ -179,11 +186,12 @@ class Waiting(Sequence[Contribution]):
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """Decides when buffered updates become a version, and with which weights.
+    """Decides when buffered updates become a version, and how they are weighted.
 
-    The hub buffers contributions in order of arrival. It calls `flush_at_s` after each of them.
-    When that time comes, it folds all of them with the factors of `weights`. Both methods must
-    depend on their arguments only, so that a replay decides the same.
+    The hub buffers contributions in order of arrival. It calls `flush_at_s` after each of them. At
+    the time that this method returns, the hub folds all buffered updates, each multiplied by its
+    factor from `weights`. The results of both methods must depend only on the arguments, so that a
+    replay makes the same decisions.
 
     >>> from typing import ClassVar
     >>> from edgeasync import Policy
@@ -205,7 +213,7 @@ class Aggregator(Protocol):
     """When a device gets its next assignment: at once, or when its update is folded."""
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
-        """Return the core time at which to fold `buffered`, which is never empty, or `None`."""
+        """Return the core time at which to fold `buffered`, or `None`. `buffered` is never empty."""
 
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:
         """Return each contribution's factor in the sum that becomes the pseudo-gradient."""
@@ -219,7 +227,7 @@ class ImmediateAggregator(Section, frozen=True, tag_field="kind", tag="immediate
     answer: ClassVar[Answer] = "now"
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:  # noqa: ARG002
-        """Return the arrival of the oldest update, so that it is always due."""
+        """Return the arrival time of the oldest update, so that a fold is always due."""
         return buffered[0].arrived_s
 
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:  # noqa: ARG002
@@ -228,7 +236,7 @@ class ImmediateAggregator(Section, frozen=True, tag_field="kind", tag="immediate
 
 
 class ModelAverageAggregator(Section, frozen=True, tag_field="kind", tag="model_average"):
-    """Mix each device's model into the hub's on arrival.
+    """Mix each device's model into the hub's model when it arrives.
 
     The result is `x = (1 - a) x + a x_i`, where `a` is `rate` times the staleness weight.
     """
@@ -241,11 +249,11 @@ class ModelAverageAggregator(Section, frozen=True, tag_field="kind", tag="model_
     """Mixing weight of a model with staleness 0."""
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:  # noqa: ARG002
-        """Return the arrival of the oldest update, so that it is always due."""
+        """Return the arrival time of the oldest update, so that a fold is always due."""
         return buffered[0].arrived_s
 
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:  # noqa: ARG002
-        """Return the mixing weights, divided by the number of models: several at once are averaged."""
+        """Return the mixing weights divided by the number of models, so that models are averaged."""
         return tuple([self.rate * contribution.weight / len(buffered) for contribution in buffered])
 
 
@@ -253,18 +261,18 @@ class MeanAggregator(Section, frozen=True):
     """Base class of aggregators that buffer updates and fold their weighted mean.
 
     An update's factor is its staleness weight times its share among the updates folded together.
-    With `weigh_by = "devices"`, all shares are equal, and the devices of one key have one share
-    together. As in FedBuff, a stale update makes the step shorter; no other update gets the weight
-    it lost.
+    With `weigh_by = "devices"`, all shares are equal, and devices with the same key split one
+    share. As in FedBuff, a stale update makes the step shorter, because the weight that it loses is
+    not redistributed to the other updates.
     """
 
     update: ClassVar[UpdateKind] = "delta"
 
     weigh_by: Literal["devices", "examples"] = "devices"
-    """Shares of the updates: equal, or by the size of a device's data."""
+    """Share of each update: equal for all, or proportional to the size of the device's data."""
 
     def weights(self, buffered: Sequence[Contribution], fleet: Fleet) -> tuple[float, ...]:  # noqa: ARG002
-        """Return staleness weight times share."""
+        """Return each update's staleness weight multiplied by its share."""
         devices = Counter([voter for voter, _ in {(one.voter, one.device_id) for one in buffered}])
         shares = []
         for contribution in buffered:
@@ -277,7 +285,7 @@ class MeanAggregator(Section, frozen=True):
 
 
 class BufferedAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="buffered"):
-    """Fold the mean of every `count` updates. The hub answers devices at once; no device waits."""
+    """Fold the mean of every `count` updates. Devices never wait for a fold."""
 
     paper: ClassVar[str] = "FedBuff, Nguyen et al. 2022 (arXiv:2106.06639)"
     answer: ClassVar[Answer] = "now"
@@ -285,15 +293,16 @@ class BufferedAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="buf
     count: Annotated[int, Meta(ge=1, le=10_000)] = 5
     """Number of updates per version; at most `limits.updates_held_max`."""
     wait_s_max: float | None = None
-    """Maximum seconds from the first update until the hub folds fewer than `count` updates; must be
-    over 0. Without this key, the hub waits for `count` updates.
+    """Maximum seconds that a buffered update waits; must be over 0. After this time, the hub folds
+    the buffered updates even if there are fewer than `count`. Without this key, the hub always
+    waits for `count` updates.
     """
 
     def __post_init__(self) -> None:
         _check_seconds("wait_s_max", self.wait_s_max)
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:  # noqa: ARG002
-        """Return the arrival of update number `count`, or the end of the first update's wait."""
+        """Return when update number `count` arrived, or when the first update's wait ends."""
         if len(buffered) >= self.count:
             return buffered[self.count - 1].arrived_s
         return None if self.wait_s_max is None else buffered[0].arrived_s + self.wait_s_max
@@ -302,25 +311,26 @@ class BufferedAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="buf
 class QuorumAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="quorum"):
     """Fold when all live devices have pushed, or shortly after a quorum of them has pushed.
 
-    The devices wait for the fold, but slow devices do not delay it: their updates count in the next
-    version, as stale ones. The hub does not wait for infrequent devices once all others have
-    pushed. Times are in periods, the usual time between two exchanges of a device.
+    Devices that have pushed wait for the fold. Slow devices do not delay it: an update that arrives
+    after the fold counts as a stale update in the next version. The hub does not wait for
+    infrequent devices once all other devices have pushed. Times are in periods, where one period is
+    the usual time between two exchanges of a device.
     """
 
     paper: ClassVar[str] = "backup workers, Chen et al. 2016 (arXiv:1604.00981)"
     answer: ClassVar[Answer] = "at_flush"
 
     share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.6
-    """Share of the live devices, rounded up, that makes a quorum. With a larger share, slow devices
-    determine the pace more.
+    """Share of the live devices, rounded up, that forms a quorum. The larger the share, the more
+    often the hub waits for slow devices.
     """
     grace: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.1
-    """Periods to wait for the others once there is a quorum."""
+    """Periods for which the hub waits for the remaining devices once a quorum has pushed."""
     patience: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
-    """Maximum periods from the first update until the hub folds without a quorum."""
+    """Maximum periods from the first update to the fold, even if there is no quorum by then."""
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
-        """Return the arrival of the last live device, or the end of grace or patience."""
+        """Return when the last live device's update arrived, or when `grace` or `patience` ends."""
         waiting = Waiting.of(buffered)
         due_s = buffered[0].arrived_s + self.patience * (fleet.period_s or PERIOD_S)
         quorum = self.share * fleet.voters_live
@@ -339,10 +349,11 @@ class QuorumAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="quoru
 
 
 class SynchronousAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="synchronous"):
-    """Rounds: fold when all live devices, or a `share` of them, have pushed, or at a deadline.
+    """Train in rounds, which end when a `share` of the live devices have pushed, or at a deadline.
 
-    All devices wait for the fold. A `share` under 1 is over-selection; then `staleness = { kind =
-    "constant", staleness_max = 0 }` rejects updates that arrive too late for their round.
+    Every device that has pushed waits for the fold. With a `share` under 1 (over-selection), set
+    `staleness = { kind = "constant", staleness_max = 0 }` to reject updates that arrive after the
+    end of their round.
     """
 
     paper: ClassVar[str] = (
@@ -353,15 +364,15 @@ class SynchronousAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="
     share: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     """Share of the live devices that a round waits for, rounded up."""
     deadline_s: float | None = None
-    """Seconds from a round's first update to its end; must be over 0. Without this key a round
-    waits for an offline device until its lease expires.
+    """Maximum seconds from a round's first update to the end of the round; must be over 0. Without
+    this key, a round waits for an offline device until the device's lease expires.
     """
 
     def __post_init__(self) -> None:
         _check_seconds("deadline_s", self.deadline_s)
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
-        """Return the arrival of the last device that the round waits for, or its deadline."""
+        """Return when the last update that the round waits for arrived, or the round's deadline."""
         needed = self.share * fleet.voters_live
         enough = len(buffered) >= needed - NEARLY  # each update adds at most one vote
         if enough and (reached_s := Waiting.of(buffered).ballot(fleet).reached_s(needed)) is not None:

@@ -1,38 +1,40 @@
-"""Spread a daily quota over the day: how long a device waits between two exchanges.
+"""Spread a daily quota over the day, by the time that a device waits between two exchanges.
 
-At any time, a device spends the rest of the day's bytes at the same multiple of an even rate. So
-the first exchanges follow each other quickly, later ones ever more slowly, and the last bytes are
-used at the end of the day. While training improves the model, the multiple is high. Once training
-has plateaued, the rate is even, which saves bytes for later improvements.
+The even rate is the number of bytes left divided by the time left until the quota is reset. A
+device spends a constant multiple of this rate, which is recomputed for each exchange. So the
+intervals between exchanges are short at first and grow over the day, and the quota lasts until it
+is reset. While training improves the model, the multiple is high. Once training has plateaued, the
+device spends at the even rate, which saves bytes for later improvements.
 """
 
 import math
 from typing import NamedTuple
 
 LEARNING_SPEND_RATE = 6.0
-"""Spending rate while training improves the model, as a multiple of an even rate."""
+"""Spending rate while training improves the model, as a multiple of the even rate."""
 
 EVEN_SPEND_RATE = 1.0
 
 CHANGE_MIN = 0.1
 CHANGE_OF_FIRST_MIN = 0.02
-"""A loss has changed if it differs by `CHANGE_MIN` of its last value, and by this share of the
-run's first losses.
+"""Minimum change of a loss that counts as a change, as a share of the run's first losses.
+
+It must also change by at least `CHANGE_MIN` of its last value.
 """
 
 EXCHANGES_UNCHANGED = 16
-"""Exchanges of each device without a changed loss after which training has plateaued."""
+"""Training has plateaued after this number of exchanges of each device without a changed loss."""
 
 
 class Allowance(NamedTuple):
-    """The rest of a day: bytes left for exchanges, and seconds."""
+    """The bytes left of the daily quota, and the seconds until the quota is reset."""
 
     left_bytes: float
     remaining_s: float
 
 
 def period_s(allowance: Allowance, exchange_bytes: float, spend_rate: float) -> float:
-    """Return the seconds from one exchange to the next, at most until the next day begins."""
+    """Return the seconds from one exchange to the next, at most until the quota is reset."""
     left_bytes, remaining_s = allowance
     if left_bytes < exchange_bytes:
         return remaining_s
@@ -40,7 +42,10 @@ def period_s(allowance: Allowance, exchange_bytes: float, spend_rate: float) -> 
 
 
 def has_changed(loss: float, mark: float, first: float) -> bool:
-    """Return whether a loss differs from a mark by more than noise. The first mark is infinite."""
+    """Return whether a loss differs from the reference value `mark` by more than noise.
+
+    If `mark` is infinite, as at the start, every loss counts as changed.
+    """
     if math.isinf(mark):
         return True
     least = max(CHANGE_MIN * abs(mark), CHANGE_OF_FIRST_MIN * abs(first))

@@ -28,19 +28,20 @@ from edgeasync.setting_keys import (
 _HOLE = "\0"
 
 MANY = ("optimizer", "monitor.detectors")
-"""The parts that are lists."""
+"""Parts of a policy that are lists."""
 
 
 class Kind(msgspec.Struct, frozen=True):
     """One kind of a part of a policy.
 
-    A part that is a single key, or a table without kinds, has kind `""`.
+    If the part is a single key, or a table without kinds, the kind is `""`.
 
     `part` is the part's path in `[policy]`. If `many` is true, the part is a list that may contain
-    a kind more than once. `table` is the kind's TOML table with its defaults. `default` is the
-    part's default value, if it is of this kind. `example` is a line of `[policy]` that selects the
-    kind, with the part's default if it is of this kind, otherwise with the kind's own defaults. For
-    a plugin, `code` is the name of its class, and `package` the package that installed it, if any.
+    a kind more than once. `table` is the kind's TOML table with its default values. `default` is
+    the part's default value if that value is of this kind. `example` is a line of `[policy]` that
+    selects this kind; it contains the part's default value if that is of this kind, otherwise the
+    kind's default values. For a plugin, `code` is the name of its class, and `package` is the
+    package that installed it, if any.
     """
 
     part: str
@@ -57,13 +58,13 @@ class Kind(msgspec.Struct, frozen=True):
 
     @property
     def chosen(self) -> list[str]:
-        """The keys in `example` that have no default, so that their values are only examples."""
+        """The keys in `example` that have no default value. Their values are only examples."""
         names = [key.name for key in self.parameters if key.default is None]
         return [name for name in names if self.default is None and re.search(rf"\b{name} = ", self.example)]
 
 
 def catalogue(policy: type[msgspec.Struct] = Policy) -> list[Kind]:
-    """Return every kind: parts in order, the kinds of each part in the order of its union."""
+    """Return all kinds, ordered by part and then by their order in the part's union type."""
     info = types.type_info(policy)
     assert isinstance(info, types.StructType)
     found: list[Kind] = []
@@ -72,7 +73,7 @@ def catalogue(policy: type[msgspec.Struct] = Policy) -> list[Kind]:
 
 
 def plugin_kinds() -> list[Kind]:
-    """Return the kinds and codecs of installed packages, including unusable ones with the reason."""
+    """Return the kinds and codecs of installed packages, with the reason if they are unusable."""
     found = []
     for name, point in sorted(installed(POLICIES).items()):
         try:
@@ -89,7 +90,10 @@ def plugin_kinds() -> list[Kind]:
 
 
 def describe_plugin(kind: str, package: str = "") -> list[Kind]:
-    """Return a plugin as each part that it can be; raises `PluginError` if it cannot be loaded."""
+    """Return one `Kind` for each part that a plugin can be used as.
+
+    Raises `PluginError` if the plugin cannot be loaded.
+    """
     plugin = find_policy(kind)
     if plugin is None:
         return []
@@ -126,17 +130,17 @@ def _line(part: str, table: str) -> str:
 
 
 def _unusable(kind: str, part: str, package: str, code: str, summary: str) -> Kind:
-    """Describe a codec, or a plugin that cannot be used; neither has keys."""
+    """Describe a codec, or an unusable plugin. The result has no keys."""
     example = f'push = "{kind}"' if part == "codec" else ""
     return Kind(part, False, kind, None, summary, "", (), f'"{kind}"', example, package, code)
 
 
 def _walk(struct: types.StructType, above: tuple[type, ...], path: str, around: str, found: list[Kind]) -> None:
-    """Add the kinds below a struct to `found`.
+    """Add the kinds of all parts nested in a struct to `found`.
 
-    `path` is the struct's place in `[policy]`. `around` is a line of TOML with a hole for the
-    struct, from which the examples are made. `above` are the enclosing structs, so that a recursive
-    struct is entered only once.
+    `path` is the struct's path in `[policy]`. `around` is a line of TOML with a placeholder for the
+    struct; the examples are built from it. `above` contains the enclosing structs, so that a
+    recursive struct is visited only once.
     """
     for field in struct.fields:
         many = isinstance(bare(field.type), Lists)
@@ -190,8 +194,8 @@ def _key(field: types.Field, meaning: str) -> Kind:
 def _table(struct: types.StructType, *, defaults: bool = True) -> dict[str, Any]:
     """Return a table that selects a struct: its kind, its required keys and its defaults.
 
-    With `defaults` false, the defaults are omitted. Some structs need one of several optional keys.
-    Then the table contains the first one that makes it valid.
+    If `defaults` is false, default values are omitted. If a struct requires one of several optional
+    keys, the table contains the first such key that makes it valid.
     """
     table: dict[str, Any] = {} if struct.tag is None else {str(struct.tag_field): struct.tag}
     spare = {}
@@ -216,7 +220,7 @@ def _is_read(table: dict[str, Any], struct: type) -> bool:
 
 
 def _sample(kind: types.Type) -> Any:
-    """Return a possible value of a key: the first of its examples, if it has any."""
+    """Return a valid value of a key: the first of its examples, if it has any."""
     examples = (kind.extra_json_schema or {}).get("examples") if isinstance(kind, types.Metadata) else None
     if examples:
         return examples[0]

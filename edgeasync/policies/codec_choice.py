@@ -1,9 +1,10 @@
-"""Choose the codec of a device's updates by its link: `push = "auto"`.
+"""Choose the codec of a device's updates by the speed of its link: `push = "auto"`.
 
 The choice depends on the link alone, not on the number of local steps or the load of the machine.
-By default a value takes one byte. A coarser codec is for links on which such an upload takes long
-compared with some local steps and a round trip, because the upload then limits how often the device
-exchanges. More than a byte per value does not improve training, even on a fast link.
+By default, an encoded value has one byte. More than one byte per value does not improve training,
+even on a fast link. A coarser codec is chosen for a slow link, on which an upload takes long
+compared with the time of `STEPS` local steps and a round trip. On such a link, the upload limits
+how often the device can exchange.
 """
 
 from collections.abc import Collection
@@ -11,14 +12,15 @@ from typing import NamedTuple
 
 
 class Rung(NamedTuple):
-    """A codec, and its approximate number of bytes per value."""
+    """A codec and its approximate number of bytes per value."""
 
     codec: str
     bytes_per_value: float
 
 
 LADDER = (Rung("int8", 1.02), Rung("top_k(0.1)+int8", 0.17))
-"""Codecs from fine to coarse; the last one is only for links too slow for the others."""
+"""Codecs from fine to coarse. The last one is used only on links that are too slow for the others.
+"""
 
 MODEL_LADDER = (Rung("float16", 2.0),)
 """Codecs for devices that send whole models, which coarser codecs would damage."""
@@ -26,26 +28,27 @@ MODEL_LADDER = (Rung("float16", 2.0),)
 _BYTES_PER_VALUE = {rung.codec: rung.bytes_per_value for rung in LADDER + MODEL_LADDER} | {"bfloat16": 2.0}
 
 UPLOAD_SHARE_MAX = 0.1
-"""Longest upload, as a share of the time of `STEPS` local steps and a round trip."""
+"""Maximum upload time, as a share of the time for `STEPS` local steps and a round trip."""
 
 STEPS = 8
-"""Number of local steps to compare an upload with.
+"""Number of local steps whose time the upload time is compared with.
 
-It is constant, because a device with longer intervals should not send more bytes.
+It is constant, because a device that takes more local steps between exchanges should not send more
+bytes.
 """
 
 FAST_BYTES_PER_S = 10e6
-"""At this bandwidth, about 100 Mbit/s, encoding takes as long as it saves, so a byte per value is
-small enough.
+"""Bandwidth (about 100 Mbit/s) from which the finest codec is always used. At this bandwidth,
+encoding takes as long as it saves in the upload.
 """
 
 HYSTERESIS = 0.5
-"""Factor of `UPLOAD_SHARE_MAX` for codecs finer than the current one, so that choices do not
-alternate.
+"""Factor that lowers `UPLOAD_SHARE_MAX` for codecs finer than the current one, so that the choice
+does not alternate between two codecs.
 """
 
 TINY_BYTES = 4096
-"""Payloads up to this size are not worth encoding."""
+"""Maximum size of an unencoded payload that is not worth encoding."""
 
 
 def choose_codec(
@@ -60,7 +63,8 @@ def choose_codec(
 ) -> str:
     """Return the codec for the next updates: one of `known`, or `identity`.
 
-    `values` is the length of an update. A bandwidth or step time of 0 means unknown.
+    `known` contains the codecs that may be used. `values` is the length of an update. 0 means an
+    unknown bandwidth or step time.
     """
     rungs = [rung for rung in ladder if rung.codec in known]
     if 4 * values <= TINY_BYTES or not rungs:
@@ -77,5 +81,5 @@ def choose_codec(
 
 
 def bytes_per_value(codec: str) -> float:
-    """Return a codec's approximate bytes per value; for an unknown codec, the maximum."""
+    """Return a codec's approximate number of bytes per value, which is 4 for an unknown codec."""
     return _BYTES_PER_VALUE.get(codec, 4.0)

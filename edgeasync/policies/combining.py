@@ -1,6 +1,6 @@
-"""Combiners: merge the updates of a fold into one.
+"""Combiners merge the updates of a fold into one vector.
 
-They work elementwise, so each slice can be combined alone.
+They work elementwise, so each slice of the vectors can be combined separately.
 """
 
 import math
@@ -22,11 +22,12 @@ Rows = npt.NDArray[np.float32]
 class Combiner(Protocol):
     """Merges several vectors into one.
 
-    If it is `robust`, the hub calls `combine` with a slice of all updates at once. Otherwise the
-    hub sums the weighted updates instead. Both work elementwise on slices of any length. A combiner
-    of `whole` updates receives all trained values at once, and then all statistics. A `centred`
-    combiner must be robust, too. Like `CentredClipCombiner`, it works even with a single update,
-    and the hub stores its centre, one number per trained value.
+    If `robust` is true, the hub calls `combine` with the same slice of every update. Otherwise, the
+    hub does not call it and sums the weighted updates. A slice may have any length. If `whole` is
+    true, `combine` is first called with all trained values of each update, and then with all
+    statistics. If `centred` is true, `robust` must be true, too. Such a combiner also works with a
+    single update, like `CentredClipCombiner`, and the hub stores a centre with one number per
+    trained value for it.
 
     >>> from typing import ClassVar
     >>> import numpy as np
@@ -42,29 +43,28 @@ class Combiner(Protocol):
     """
 
     robust: ClassVar[bool]
-    """Whether it is more than a weighted sum of the updates. Then all devices have the same share.
-    """
+    """Whether the combiner is more than a weighted sum. If so, all devices have the same share."""
 
     centred: ClassVar[bool]
     """Whether updates are compared with a centre."""
 
     whole: ClassVar[bool]
-    """Whether it compares whole updates, as Krum compares their distances. This needs a copy of
-    each.
+    """Whether the combiner compares whole updates, as Krum compares the distances between them. The
+    hub then needs memory for a copy of each update.
     """
 
     def combine(self, rows: Rows, out: Vector) -> None:
         """Combine float32 `rows` of shape (k, n) into `out` (n,); `rows` may be overwritten.
 
-        A row is an update times its weight times k, so that the mean of the rows is the weighted
-        sum of the updates.
+        Each row is an update multiplied by its weight and by k, so that the mean of the rows equals
+        the weighted sum of the updates.
         """
 
 
 class RowCombiner(Plugin, frozen=True):
-    """Base class for your own combiner, which only needs `combine`.
+    """Base class for your own combiner; a subclass only needs `combine`.
 
-    It receives two or more whole updates.
+    `combine` receives two or more whole updates.
 
     >>> from typing import Annotated
     >>> import numpy as np
@@ -94,7 +94,7 @@ class MeanCombiner(Section, frozen=True, tag_field="kind", tag="mean"):
     whole: ClassVar[bool] = False
 
     def combine(self, rows: Rows, out: Vector) -> None:
-        """Write the mean of the rows, summed in their order."""
+        """Write the mean of the rows, which are summed in order."""
         out[:] = rows[0]
         for row in rows[1:]:
             np.add(out, row, out=out)
@@ -102,7 +102,7 @@ class MeanCombiner(Section, frozen=True, tag_field="kind", tag="mean"):
 
 
 class MedianCombiner(Section, frozen=True, tag_field="kind", tag="median"):
-    """The median of every coordinate: correct while fewer than half of the devices are faulty."""
+    """The median of every coordinate. It tolerates faults in fewer than half of the devices."""
 
     paper: ClassVar[str] = "Yin et al. 2018 (arXiv:1803.01498)"
     robust: ClassVar[bool] = True
@@ -110,12 +110,12 @@ class MedianCombiner(Section, frozen=True, tag_field="kind", tag="median"):
     whole: ClassVar[bool] = False
 
     def combine(self, rows: Rows, out: Vector) -> None:
-        """Write each coordinate's middle value, or the mean of its middle two."""
+        """Write each coordinate's median: the middle value, or the mean of the middle two."""
         _mean_of_middle(rows, (len(rows) - 1) // 2, out)
 
 
 class TrimmedMeanCombiner(Section, frozen=True, tag_field="kind", tag="trimmed_mean"):
-    """The mean of every coordinate without its lowest and highest values."""
+    """The mean of every coordinate, computed without the lowest and highest values."""
 
     paper: ClassVar[str] = "Yin et al. 2018 (arXiv:1803.01498)"
     robust: ClassVar[bool] = True
@@ -123,21 +123,21 @@ class TrimmedMeanCombiner(Section, frozen=True, tag_field="kind", tag="trimmed_m
     whole: ClassVar[bool] = False
 
     trim: Annotated[float, Meta(gt=0.0, lt=0.5)] = 0.1
-    """Share of the updates that is removed at the low end, and again at the high end, rounded up.
-    At least one update remains.
+    """Share of the values that is removed at the low end and at the high end each, rounded up. At
+    least one value remains.
     """
 
     def combine(self, rows: Rows, out: Vector) -> None:
-        """Write each coordinate's mean without its extremes; at least one value remains."""
+        """Write each coordinate's mean without its lowest and highest values."""
         _mean_of_middle(rows, min(math.ceil(self.trim * len(rows) - 1e-9), (len(rows) - 1) // 2), out)
 
 
 class CentredClipCombiner(Section, frozen=True, tag_field="kind", tag="centred_clip"):
-    """The mean of updates whose distance from a centre is clipped.
+    """The mean of the updates, after each update's distance from a centre is clipped.
 
-    The centre c is a moving average of past folds. An update x counts as `c + (x - c) min(1, r / |x
-    - c|)`. So it moves the model by at most `r` from the fleet's direction. This also works with a
-    single update.
+    The centre c is a moving average of past folds. An update x is replaced by `c + (x - c) min(1, r
+    / |x - c|)`, so its distance from the centre is at most `r`. This also works with a single
+    update.
     """
 
     paper: ClassVar[str] = "Karimireddy, He and Jaggi 2021 (arXiv:2012.10333)"
@@ -146,12 +146,12 @@ class CentredClipCombiner(Section, frozen=True, tag_field="kind", tag="centred_c
     whole: ClassVar[bool] = False
 
     radius: Annotated[float, Meta(gt=0.0, le=1e9)] = 0.5
-    """`r`, as a multiple of the median of the voters' last norms."""
+    """Radius `r`, as a multiple of the median norm of the voters' latest updates."""
     momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
-    """Share of the centre that remains after a fold."""
+    """Weight of the old centre in the moving average when a fold updates the centre."""
 
     def shares(self, distances: Sequence[float], norm_usual: float) -> list[float]:
-        """Return the factor from 0 to 1 for each update's difference from the centre."""
+        """Return factors from 0 to 1 that scale the difference of each update from the centre."""
         most = self.radius * norm_usual
         return [1.0 if distance <= most else most / distance for distance in distances]
 

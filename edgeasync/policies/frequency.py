@@ -1,8 +1,8 @@
-"""Frequency controllers: how many local steps a device takes between two exchanges.
+"""Frequency controllers decide how many local steps a device takes between two exchanges.
 
-A controller decides in two stages. `retune` occasionally sets the *cadence* of the whole fleet.
-With every answer, `interval` sets the local steps of one device from the cadence. All times are
-measured.
+A controller decides in two stages. The hub occasionally calls `retune`, which sets the *cadence* of
+the whole fleet. With every answer to a device, the hub calls `interval`, which computes the
+device's local steps from the cadence and from measured times.
 """
 
 import math
@@ -18,18 +18,18 @@ from edgeasync.measurements.fleet import FleetMeasurements
 from edgeasync.measurements.medians import median
 
 CHANGE_MAX = 2.0
-"""Largest factor by which a device's local steps change from one answer to the next."""
+"""Maximum factor by which a device's number of local steps changes from one answer to the next."""
 
 FIRST_STEPS = 8
-"""Local steps of a device that is not measured yet."""
+"""Number of local steps of a device that has not been measured yet."""
 
 AIM = 0.95
-"""Safety margin on the communication share of a slow link, because measurements are noisy."""
+"""Factor of `communication_share_max` on a slow link, as a margin for noisy measurements."""
 
 INFREQUENT = 4.0
-"""A device whose exchange takes more than this many periods of the fast devices is infrequent.
+"""A device whose cycle is longer than this number of periods of the fast devices is infrequent.
 
-Nobody waits for it.
+The hub and the other devices do not wait for infrequent devices.
 """
 
 GAIN_MIN = 0.25
@@ -39,23 +39,23 @@ VARIANCE_RATIO_MAX = 4.0
 
 
 STEPS_MAX = 2**31
-"""Maximum local steps of an assignment, whatever the bounds of its controller."""
+"""Maximum number of local steps per assignment, whatever the bounds of the controller."""
 
 LocalSteps = Annotated[int, Meta(ge=1, le=100_000)]
 Bound = Literal["", "local_steps_min", "local_steps_max", "epochs_max", "change", "device"]
-"""The bound that limits a device's steps: a key of its controller, `CHANGE_MAX` or the device's
-limit.
+"""The bound that limits a device's steps: a key of the controller, "change" for `CHANGE_MAX`, or
+"device" for the device's own limit.
 """
 
 
 class Cadence(msgspec.Struct, frozen=True):
     """The pace that a controller has set for the fleet.
 
-    `period_s` is the usual time between two exchanges of a device, 0 before any measurement. `gain`
-    is the factor that shortens it while models drift apart, 1 for none, and `cause` is the reason.
-    `steps_factor` multiplies the local steps while a remedy against divergence is active, 1 for
-    none. `quick_s` is the period that a third of the devices could keep on their own, 0 before any
-    measurement.
+    `period_s` is the intended time between two exchanges of a device. `gain` is the factor that
+    shortens this time while the devices' models drift apart, and `cause` is the reason; without a
+    reason, `gain` is 1. `steps_factor` multiplies the local steps while a remedy against divergence
+    is active; otherwise it is 1. `quick_s` is the shortest period that a third of the devices could
+    achieve. `period_s` and `quick_s` are 0 before the first measurement.
 
     >>> from edgeasync.policies import Cadence
     >>> Cadence(period_s=2.0).gain
@@ -74,12 +74,12 @@ class Cadence(msgspec.Struct, frozen=True):
 
     @property
     def infrequent_s(self) -> float:
-        """The longest cycle of a device that is not infrequent; infinity before any measurement."""
+        """Maximum cycle time of a device that is not infrequent. Infinity before any measurement."""
         return INFREQUENT * self.quick_s or math.inf
 
 
 class Interval(msgspec.Struct, frozen=True, gc=False):
-    """The local steps of one assignment, at least 1, with the reason and the bound that applied.
+    """An assignment's number of local steps (at least 1), the reason, and the bound that applied.
 
     >>> from edgeasync.policies import Interval
     >>> Interval(16, "as always").local_steps
@@ -95,8 +95,9 @@ class Interval(msgspec.Struct, frozen=True, gc=False):
 class FrequencyController(Protocol):
     """Sets the cadence of the fleet, and each device's local steps.
 
-    The hub calls `retune` occasionally, with the cadence that it returned last, and `interval` for
-    every assignment. Both must depend on their arguments only, so that a replay decides the same.
+    The hub occasionally calls `retune` with the cadence that the last call returned. It calls
+    `interval` for every assignment. The results of both methods must depend only on the arguments,
+    so that a replay makes the same decisions.
 
     >>> from edgeasync import Policy
     >>> from edgeasync.policies import Interval, Plugin
@@ -119,16 +120,16 @@ class FrequencyController(Protocol):
 class FixedFrequency(Section, frozen=True, tag_field="kind", tag="fixed"):
     """The same number of local steps for every device.
 
-    The monitor or the device's own limit may lower it.
+    A remedy of the monitor, or the device's own limit, may lower this number.
     """
 
     paper: ClassVar[str] = "local SGD, Stich 2019 (arXiv:1805.09767)"
 
     local_steps: LocalSteps = 16
-    """Local steps between two exchanges."""
+    """Number of local steps between two exchanges."""
 
     def retune(self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]) -> Cadence:  # noqa: ARG002
-        """Return the median cycle of the devices that are not infrequent as the period."""
+        """Set the period to the median cycle time of the devices that are not infrequent."""
         quick_s = _quick(cycles := [device.cycle_s for device in devices])
         period_s = _median([cycle_s for cycle_s in cycles if cycle_s <= INFREQUENT * quick_s])
         return msgspec.structs.replace(cadence, period_s=period_s, quick_s=quick_s)
@@ -139,28 +140,32 @@ class FixedFrequency(Section, frozen=True, tag_field="kind", tag="fixed"):
 
 
 class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
-    """As many local steps as fit into a given time, minus the device's communication."""
+    """As many local steps as fit into a fixed time, including the device's communication."""
 
     paper: ClassVar[str] = "local steps by speed as in Liu et al. 2024 (arXiv:2401.09135)"
 
     seconds: Annotated[float, Meta(gt=0.0, le=86_400.0)] = 10.0
     """Seconds from one exchange to the next."""
     local_steps_min: LocalSteps = 1
-    """Minimum number of steps, even if the time, the monitor or the doubling rule require fewer.
-    Only a device's own `local_steps_max` overrides it. It must not exceed `local_steps_max`.
+    """Minimum number of local steps. It applies even if fewer steps fit into the time, or if the
+    monitor or the limit on changes (a factor of 2 per assignment) would allow only fewer. Only the
+    `local_steps_max` that a device sets itself overrides it. It must not exceed this table's
+    `local_steps_max`.
     """
     local_steps_max: LocalSteps | None = None
-    """Maximum number of steps. A device may then exchange more often than every `seconds`."""
+    """Maximum number of local steps. It may cause a device to exchange more often than every
+    `seconds`.
+    """
 
     def __post_init__(self) -> None:
         _check_steps("local_steps_min", self.local_steps_min, self._most)
 
     def retune(self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]) -> Cadence:  # noqa: ARG002
-        """Return the configured time as the period."""
+        """Set the period to the configured time."""
         return msgspec.structs.replace(cadence, period_s=self.seconds, quick_s=self.seconds)
 
     def interval(self, device: DeviceMeasurements, cadence: Cadence) -> Interval:
-        """Return the number of steps that fit."""
+        """Return the number of local steps that fit into the time."""
         if not device.step_s:
             return _first(device, cadence, min(FIRST_STEPS, self._most), least=self.local_steps_min)
         steps = (self.seconds - device.communication_s) / device.step_s
@@ -173,57 +178,59 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
 
 
 class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
-    """Equal time between exchanges for all devices, as short as the links and the learning allow.
+    """The same period between exchanges for all devices, as short as links and training allow.
 
-    The period is the longer of two times. The first is `period_steps_min` steps and one exchange of
-    the median device. The second is the time in which that device's communication has a share of
-    `communication_share`. While `metric` requires it, the period shrinks, down to a quarter. A
-    device exchanges less often if communication would take more than `communication_share_max` of
-    its time. If that, or its slow steps, make a device infrequent, it does not count for the
-    median.
+    The period is the longer of two times of the median device. In the first, the device can take
+    `period_steps_min` steps and exchange once. In the second, one exchange takes
+    `communication_share` of the time. While the criterion that `metric` selects is met, the period
+    shrinks, down to a quarter. A device exchanges less often than once per period if communication
+    would otherwise take more than `communication_share_max` of its time. A device that is
+    infrequent for this reason, or because its steps are slow, is ignored in the median.
 
-    A quiet hub extends the period up to `period_s_max` once training has plateaued (`Rest`).
+    Once training has plateaued, a quiet hub extends the period up to `period_s_max` (`Rest`).
 
-    With `metric` "loss_variance", the period shrinks while the variance of the losses is over four
-    times its median. With "stability", it also shrinks while updates that are folded together
-    diverge (mean cosine under 0). With "none", it never shrinks.
+    If `metric` is "loss_variance", the period shrinks while the variance of the losses is over four
+    times its median. If it is "stability", the period also shrinks while updates that are folded
+    together have a mean cosine under 0. If it is "none", the period never shrinks.
     """
 
     paper: ClassVar[str] = "FedCompass, Li et al. 2023 (arXiv:2309.14675)"
 
     metric: Literal["stability", "loss_variance", "none"] = "stability"
-    """What shortens the period. `loss_variance`: the median of the last 16 variances of the losses
-    is over 4 times that of the last 64. `stability`: that, or updates that are folded together have
-    a mean cosine under 0. `none`: nothing. Neither acts once the losses are low, that is while the
-    median of the last 16 is under a fifth of the median of the first 16.
+    """Criterion that shortens the period: `stability`, `loss_variance` or `none`. With
+    `loss_variance`, the period shrinks while the median of the last 16 loss variances is over 4
+    times the median of the last 64. With `stability`, it also shrinks while updates that are folded
+    together have a mean cosine under 0. The period does not shrink while losses are low, that is,
+    while the median of the last 16 losses is under a fifth of the median of the first 16.
     """
     period_steps_min: LocalSteps = 5
-    """Local steps of the median device that fit into the period, before `metric` shortens it; at
-    most `local_steps_max`.
+    """Minimum number of local steps that the median device can take per period, before `metric`
+    shortens the period; at most `local_steps_max`.
     """
     local_steps_min: LocalSteps = 1
-    """Minimum number of steps, as for the kind `time`."""
+    """Minimum number of local steps, with the same rules as for the kind `time`."""
     local_steps_max: LocalSteps = 128
-    """Maximum number of steps, for any device."""
+    """Maximum number of local steps of any device."""
     communication_share: Annotated[float, Meta(ge=0.01, lt=1.0)] = 0.4
-    """Maximum share of the median device's time for communication; at most
+    """Maximum share of its time that the median device spends on communication; at most
     `communication_share_max`.
     """
     communication_share_max: Annotated[float, Meta(ge=0.01, lt=1.0)] = 0.6
-    """Maximum share of any device's time for communication, as far as the other bounds allow."""
+    """Maximum share of its time that any device spends on communication, if other bounds allow it.
+    """
     epochs_max: Annotated[float, Meta(gt=0.0, le=1e6)] = 8.0
     """Maximum passes over a device's own data between two exchanges. Two steps are always allowed.
     """
     period_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
-    """Minimum period of a quiet hub at full pace, before `metric` shortens it. Devices keep it by
-    more local steps within `local_steps_max` and `epochs_max`, never by waiting. It must not exceed
-    `period_s_max`.
+    """Minimum period of a quiet hub before training plateaus and before `metric` shortens the
+    period. To extend a period, devices take more local steps, within `local_steps_max` and
+    `epochs_max`; they never wait. It must not exceed `period_s_max`.
     """
     period_s_max: Annotated[float, Meta(gt=0.0, le=3600.0)] = 600.0
     """Maximum period of a quiet hub once training has plateaued."""
     rest: bool = True
-    """Whether devices idle in a longer period. With `false`, they train on within `local_steps_max`
-    and `epochs_max`, and idle after that.
+    """Whether devices idle when the period is extended after training has plateaued. If `false`,
+    they continue training up to `local_steps_max` and `epochs_max`, and idle only after that.
     """
 
     def __post_init__(self) -> None:
@@ -237,13 +244,13 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
             raise ValueError(f"communication_share ({share:g}) must not exceed communication_share_max ({most:g})")
 
     def retune(self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]) -> Cadence:
-        """Return the period for the median device's step and communication time, and the gain."""
+        """Compute the gain, and the period from the median device's step and communication times."""
         return self._retune(cadence, fleet, devices, 0.0)
 
     def retune_quietly(
         self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]
     ) -> Cadence:
-        """Do the same as `retune`, but respect `period_s_min`; used by a quiet hub."""
+        """Do the same as `retune`, but respect `period_s_min`. A quiet hub calls this method."""
         return self._retune(cadence, fleet, devices, self.period_s_min)
 
     def _retune(
@@ -267,7 +274,7 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
         return Cadence(period_s, gain, cadence.steps_factor, cause, quick_s)
 
     def interval(self, device: DeviceMeasurements, cadence: Cadence) -> Interval:
-        """Return the steps that fit into the period, or those that a slow link needs."""
+        """Return the steps that fit into the period, or the number required for a slow link."""
         if not device.step_s or not cadence.period_s:
             first = min(max(FIRST_STEPS, self.period_steps_min), self.local_steps_max)
             return _first(device, cadence, first, least=self.local_steps_min)
@@ -308,10 +315,10 @@ def _median(values: list[float]) -> float:
 
 
 def _times_s(measured: list[tuple[float, float]], share: float, steps: int) -> list[float]:
-    """Return the shortest time between exchanges of each device.
+    """Return the shortest possible time between exchanges for each device.
 
-    It allows `steps` steps, and at most `share` for communication. Devices are `measured` by their
-    step and communication times.
+    In this time, the device can take `steps` steps, and communication takes at most `share` of it.
+    `measured` contains the step time and the communication time of each device.
     """
     return [
         by_share_s if (by_share_s := talk_s / share) > (by_steps_s := talk_s + steps * step_s) else by_steps_s
@@ -320,7 +327,7 @@ def _times_s(measured: list[tuple[float, float]], share: float, steps: int) -> l
 
 
 def _quick(values: list[float]) -> float:
-    """Return the time that a third of the devices achieve; with two or three devices, the shortest."""
+    """Return the shortest time that at least a third of the devices achieve."""
     return sorted(values)[(len(values) - 1) // 3] if values else 0.0
 
 
@@ -346,9 +353,9 @@ def _within(
 ) -> Interval:
     """Return `steps` within all bounds, the reason, and the bound that applied.
 
-    Bounds may conflict. Each one overrides those before it. So the device's own limit always
-    applies, and before it `least`. A controller without an upper bound passes `STEPS_MAX` as
-    `most`.
+    Bounds may conflict. They are applied in order, and each overrides those applied before it.
+    `least` is applied second to last, and the device's own limit last, so it always applies. A
+    controller without an upper bound passes `STEPS_MAX` as `most`.
     """
     if cadence.steps_factor < 1.0:
         steps *= cadence.steps_factor

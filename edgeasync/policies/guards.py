@@ -1,9 +1,10 @@
 """Guard the hub against errors in policy plugins.
 
-A plugin is tested on a small artificial input when the policy is created, so that a mistake is
-reported at once. During a run, its results are validated like the messages of a peer. An exception,
-or a result out of bounds, becomes a `PluginError` that names the plugin, and the hub ends with the
-last good version. Built-in policies have no guard, and cost nothing extra.
+When a policy is created, each plugin is tested on a small artificial input, so that errors are
+reported early. During a run, the results of plugins are validated like messages from the network.
+If a plugin raises an exception or returns a result out of bounds, the guard raises a `PluginError`
+that names the plugin, and the hub ends with the last valid version. Built-in policies are not
+guarded.
 """
 
 import math
@@ -30,10 +31,13 @@ from edgeasync.policies.staleness import Staleness, StalenessPolicy
 from edgeasync.policies.transforms import Conditions, Scalars, Transform
 
 WORDS_MAX = 300
-"""Maximum length of a text from a plugin; longer ones are cut."""
+"""Maximum length of a text that a plugin returns. Longer texts are truncated."""
 
 FIGURES_MAX, NAME_MAX = 8, 40
-"""Maximum number of a detector's figures, and of characters per name; further ones are dropped."""
+"""Maximum number of figures that a detector may return, and maximum length of their names.
+
+Further figures and characters are dropped.
+"""
 
 STATE_VECTORS_MAX = 16
 SCALARS_MAX = 64
@@ -43,7 +47,7 @@ Returned = TypeVar("Returned")
 
 
 class Guard:
-    """Wraps a plugin that is part of a policy; `path` is its place in `[policy]`."""
+    """Wraps a plugin that is part of a policy. `path` is the part's path in `[policy]`."""
 
     protocol: ClassVar[type]
 
@@ -56,22 +60,22 @@ class Guard:
 
     @property
     def who(self) -> str:
-        """The plugin's place and name, for messages."""
+        """The plugin's path in `[policy]` and its name, for error messages."""
         return f"policy.{self.path} {plugin_name(self.part)}"
 
     def wrong(self, what: str) -> PluginError:
-        """Return a `PluginError` about the plugin."""
+        """Return a `PluginError` with the plugin's name and the message `what`."""
         return PluginError(f"{self.who}: {what}")
 
     def ask(self, what: str, function: Callable[..., Returned], *arguments: Any) -> Returned:
-        """Call a function of the plugin; convert any exception to a `PluginError`."""
+        """Call a function of the plugin, and convert any exception to a `PluginError`."""
         try:
             return function(*arguments)
         except Exception as error:
             raise self.wrong(f"{what} raised {type(error).__name__}: {error}"[:WORDS_MAX]) from error
 
     def number(self, value: Any, what: str, least: float = -math.inf, most: float = math.inf) -> float:
-        """Return a finite number within bounds as a float."""
+        """Return `value` as a float; raises `PluginError` unless it is finite and within the bounds."""
         found = float(value) if isinstance(value, Real) else math.nan
         if not math.isfinite(found) or not least <= found <= most:
             bounds = "a finite number" if math.isinf(most) else f"a number from {least:g} to {most:g}"
@@ -79,21 +83,21 @@ class Guard:
         return found
 
     def word(self, name: str, known: object) -> str:
-        """Return an attribute that must be one of several words."""
+        """Return an attribute; raises `PluginError` unless it is one of several allowed words."""
         found = getattr(self.part, name)
         if found not in get_args(known):
             raise self.wrong(f"{name} is {found!r:.60}; set it to one of {', '.join(get_args(known))}")
         return str(found)
 
     def flag(self, name: str) -> bool:
-        """Return an attribute that must be a bool."""
+        """Return an attribute; raises `PluginError` unless it is a bool."""
         found = getattr(self.part, name)
         if not isinstance(found, bool):
             raise self.wrong(f"{name} is {found!r:.60}; set it to True or False")
         return found
 
     def trial(self) -> object:
-        """Use the plugin on a small artificial input; return its decisions for comparison."""
+        """Test the plugin on a small artificial input; return its results, to compare two trials."""
         raise NotImplementedError
 
 
@@ -103,12 +107,12 @@ class StalenessGuard(Guard):
     protocol = StalenessPolicy
 
     def __call__(self, staleness: Staleness) -> float | None:
-        """Return the weight, or `None`."""
+        """Return the plugin's weight, or `None`."""
         weight = self.ask("it", self.part, staleness)
         return None if weight is None else self.number(weight, "the weight", 0.0, 1.0)
 
     def trial(self) -> object:
-        """Weigh updates of several ages."""
+        """Compute the weights of updates with different staleness."""
         return [self(Staleness(versions, devices_live=4)) for versions in (0, 1, 2, 7, 1000)]
 
 
@@ -123,7 +127,7 @@ class AggregatorGuard(Guard):
         self.answer: Answer = self.word("answer", Answer)  # type: ignore[assignment]
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
-        """Return the time, or `None`."""
+        """Return the time at which the plugin wants to fold, or `None`."""
         due_s = self.ask("flush_at_s", self.part.flush_at_s, tuple(buffered), fleet)
         return None if due_s is None else self.number(due_s, "flush_at_s")
 
@@ -161,7 +165,7 @@ class CombinerGuard(Guard):
             raise self.wrong("unsupported attributes; set robust = True and centred = False")
 
     def combine(self, rows: Rows, out: Vector) -> None:
-        """Combine into `out`, and check that all of it was written."""
+        """Combine `rows` into `out`, and check that the plugin has written every element of `out`."""
         finite = bool(np.isfinite(rows).all())
         out.fill(np.nan)
         self.ask("combine", self.part.combine, rows, out)
@@ -169,7 +173,7 @@ class CombinerGuard(Guard):
             raise self.wrong("combine left non-finite values; write finite values to all of out, in place")
 
     def trial(self) -> object:
-        """Combine two, three and seven artificial updates, and equal ones."""
+        """Combine two, three and seven artificial updates, and several equal updates."""
         decided = []
         random = np.random.default_rng(0)
         for count in (2, 3, 7):
@@ -190,19 +194,19 @@ class TransformGuard(Guard):
         self.state_vectors = int(self.number(part.state_vectors, "state_vectors", 0, STATE_VECTORS_MAX))
 
     def plan(self, conditions: Conditions) -> Scalars:
-        """Return the scalars."""
+        """Return the plugin's scalars."""
         found = self.ask("plan", lambda: tuple(self.part.plan(conditions)))
         if len(found) > SCALARS_MAX:
             raise self.wrong(f"plan returned {len(found)} scalars; return at most {SCALARS_MAX}")
         return tuple([self.number(scalar, "a scalar of plan") for scalar in found])
 
     def factor(self, scalars: Scalars) -> float | None:
-        """Return the factor, or `None`."""
+        """Return the plugin's factor, or `None`."""
         factor = self.ask("factor", self.part.factor, scalars)
         return None if factor is None else self.number(factor, "the factor")
 
     def apply(self, gradient: Vector, parameters: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
-        """Convert a slice of the gradient to a step; the parameters are read-only."""
+        """Convert a slice of the gradient to a step. The plugin cannot write to the parameters."""
         finite = bool(np.isfinite(gradient).all())
         shown = parameters.view()
         shown.flags.writeable = False
@@ -230,7 +234,7 @@ class FrequencyGuard(Guard):
     protocol = FrequencyController
 
     def retune(self, cadence: Cadence, fleet: FleetMeasurements, devices: Sequence[DeviceMeasurements]) -> Cadence:
-        """Return the next cadence."""
+        """Return the plugin's next cadence."""
         found = self.ask("retune", self.part.retune, cadence, fleet, devices)
         if not isinstance(found, Cadence):
             raise self.wrong(f"retune returned {found!r:.60}; return a Cadence")
@@ -243,7 +247,7 @@ class FrequencyGuard(Guard):
         )
 
     def interval(self, device: DeviceMeasurements, cadence: Cadence) -> Interval:
-        """Return the steps of an assignment, limited to the device's own maximum."""
+        """Return the plugin's number of local steps, limited to the device's own maximum."""
         found = self.ask("interval", self.part.interval, device, cadence)
         if not isinstance(found, Interval) or found.bound not in get_args(Bound):
             raise self.wrong(f"interval returned {found!r:.60}; return an Interval")
@@ -257,7 +261,7 @@ class FrequencyGuard(Guard):
         return Interval(steps, str(found.why)[:WORDS_MAX], found.bound)
 
     def trial(self) -> object:
-        """Set the steps of a new device, a measured one, and one with its own limit."""
+        """Compute the local steps of a measured device and of a new device with its own limit."""
         measured = DeviceMeasurements(
             examples=100,
             local_steps=8,
@@ -278,7 +282,7 @@ class FrequencyGuard(Guard):
 
 
 class DetectorGuard(Guard):
-    """Checks that a detector returns evidence as a sentence and figures."""
+    """Checks that a detector returns `None`, or evidence that consists of a sentence and figures."""
 
     protocol = Detector
 
@@ -307,7 +311,7 @@ class DetectorGuard(Guard):
         )
 
     def trial(self) -> object:
-        """Check a usual update, a non-finite one, and one without a loss."""
+        """Pass the detector a normal update, a non-finite one, and one without a loss."""
         fleet = FleetMeasurements()
         before = _written(fleet)
         updates = [
@@ -322,7 +326,7 @@ class DetectorGuard(Guard):
 
 
 class PolicyPart(NamedTuple):
-    """A part of a policy, its place, and the guard for a plugin at that place."""
+    """A part of a policy, its path in `[policy]`, and the guard class for plugins at this path."""
 
     path: str
     guard: type[Guard]
@@ -345,7 +349,7 @@ def policy_parts(policy: Any) -> Iterator[PolicyPart]:
 
 
 def plugins_of(policy: Any) -> dict[str, Any]:
-    """Return the plugins of a policy by their place."""
+    """Return the plugins of a policy, keyed by their path in `[policy]`."""
     return {
         place.path: place.part.part if isinstance(place.part, Guard) else place.part
         for place in policy_parts(policy)
@@ -354,13 +358,13 @@ def plugins_of(policy: Any) -> dict[str, Any]:
 
 
 def plugin_name(part: object) -> str:
-    """Return the name of a part for messages."""
+    """Return the name of a part for error messages."""
     named = part if isinstance(part, type) or hasattr(part, "__qualname__") else type(part)
     return name_of(named)  # type: ignore[arg-type]
 
 
 def try_plugins(policy: Any) -> None:
-    """Test every plugin of a policy; raises `PluginError` if one cannot be used."""
+    """Test every plugin of a policy; raises `PluginError` if a test fails."""
     for path, guard, part in policy_parts(policy):
         if type(part) in _OWN_CLASSES or isinstance(part, Guard):
             continue
@@ -377,7 +381,7 @@ def try_plugins(policy: Any) -> None:
 
 
 def guarded(policy: Any) -> Any:
-    """Return the policy with a guard around every plugin."""
+    """Return a copy of the policy in which every plugin is wrapped in a guard."""
     if not plugins_of(policy):
         return policy
 
@@ -402,7 +406,7 @@ def guarded(policy: Any) -> Any:
 
 
 def parts_of(plugin: type) -> list[str]:
-    """Return the parts of a policy that a class can be, by its attributes."""
+    """Return the parts of a policy that a class can be used as, judged by its attributes."""
     has = {name for base in plugin.__mro__[:-1] for name in vars(base)}
     guards = {
         "staleness": StalenessGuard,

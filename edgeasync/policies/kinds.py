@@ -1,4 +1,4 @@
-"""The built-in kinds of each part. With `TransformKind` and `DetectorKind`, this table is complete."""
+"""The built-in kinds of each part of a policy, except those in `TransformKind` and `DetectorKind`."""
 
 from edgeasync.config import Kinds, declare_kinds
 from edgeasync.plugins import POLICIES, find_policy, installed, is_plugin
@@ -43,14 +43,14 @@ OWN = {
     Transform: TransformKind,
     Detector: DetectorKind,
 }
-"""The built-in kinds of each part, by the part's protocol."""
+"""The built-in kinds of each part, keyed by the part's protocol."""
 
 for _protocol, _own in OWN.items():
     declare_kinds(_protocol, Kinds(_own, find_policy, lambda: installed(POLICIES)))
 
 
 def plugins_named(table: object) -> list[str]:
-    """Return the distinct plugins that a `[policy]` table names, without importing any."""
+    """Return the distinct names of plugins in a `[policy]` table, without importing the plugins."""
     inside = table.values() if isinstance(table, dict) else table if isinstance(table, list) else ()
     found = [name for part in inside for name in plugins_named(part)]
     kind = table.get("kind") if isinstance(table, dict) else None

@@ -1,10 +1,11 @@
 """The divergence monitor: its detectors, their alarms, and the remedies.
 
-A detector watches either single devices or the whole fleet. An alarm starts when a number of
-consecutive updates, set by the detector, exceed its bound. It ends after `calm_updates` consecutive
-updates, of that device or of the fleet, that do not. An alarm about a device is a warning for
-people and never changes the device's weight. The remedy of a fleet detector applies while its alarm
-lasts. All decisions follow from reported scalars, so that a replay decides the same.
+A detector watches either single devices or the whole fleet. It raises an alarm when `count_max`
+consecutive updates exceed its bound. The alarm ends after `calm_updates` consecutive updates within
+the bound. Only updates of the device count for an alarm about a device. Such an alarm only warns
+the operator, and never changes the device's weight. While an alarm about the fleet lasts, the hub
+applies the detector's remedy. All decisions depend only on reported scalars, so that a replay makes
+the same decisions.
 """
 
 import math
@@ -22,27 +23,32 @@ Remedy = Literal["alert", "increase_frequency", "reduce_lr", "reduce_local_lr", 
 Scope = Literal["device", "fleet"]
 
 LOST = 0.5
-"""Share of the first losses below which a rising loss causes no alarm: most progress remains."""
+"""A rising loss does not cause an alarm while it is below this share of the first losses.
+
+Below it, most of the training progress remains.
+"""
 
 STEPS_FACTOR = 0.5
-"""Factor of the local steps under the remedy `increase_frequency`."""
+"""Factor that the remedy `increase_frequency` multiplies the number of local steps by."""
 
 REDUCTION = 0.5
-"""Factor of the learning rate under the remedies `reduce_lr`, `reduce_local_lr` and `rollback`."""
+"""Factor that `reduce_lr`, `reduce_local_lr` and `rollback` multiply the learning rate by."""
 
 RatioMax = Annotated[float, Meta(gt=1.0, le=1e9)]
 CountMax = Annotated[int, Meta(ge=1, le=100_000)]
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):
-    """An update as seen by the monitor.
+    """What the monitor knows about an update.
 
-    `norm` and `loss` may be infinite or NaN, and `loss` may be `None`. `finite` tells whether the
-    values and the loss are finite, even if the norm is NaN because it is not compared. `known`
-    tells whether this run has had the update's base version. `base_loss` is the device's usual loss
-    of the fleet's model in its last updates, NaN while there are too few. `slowness`, from 1 to 4,
-    is how many times more updates than usual the model needs to learn the device's data, because
-    they are late or of few steps. `voter` is the device's key or, without keys, its id.
+    `norm` and `loss` may be infinite or NaN, and `loss` may be `None`. `finite` is true if the
+    values and the loss are finite. It may be true even if `norm` is NaN, because `norm` is NaN if
+    it must not be compared. `known` is true if the update's base version exists in this run.
+    `base_loss` is the median loss of the fleet's model on the device's data, measured before its
+    last few updates; it is NaN while there are too few updates. `slowness` is a factor from 1 to 4.
+    It estimates how many times more updates than usual the model needs to learn the device's data,
+    because these updates are stale or have few local steps. `voter` is the device's key or, without
+    keys, its id.
 
     >>> from edgeasync.policies import Observation
     >>> Observation("pi", norm=1.2, local_steps=16, loss=0.3).finite
@@ -61,7 +67,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What a detector found: a human-readable sentence, and the figures behind it by name.
+    """What a detector found: a human-readable sentence, and the figures that it is based on.
 
     >>> from edgeasync.policies import Evidence
     >>> Evidence("its loss is 1.77, the fleet's 0.002", {"loss": 1.77, "fleet_loss": 0.002}).figures["loss"]
@@ -76,10 +82,11 @@ class Evidence(msgspec.Struct, frozen=True):
 class Detector(Protocol):
     """Watches for one sign of divergence.
 
-    The hub passes every update to `cause`. With scope "device", this happens before `fleet` records
-    the update, with scope "fleet" afterwards. An alarm starts when `count_max` consecutive updates
-    have a cause, and `remedy` applies while it lasts. The remedy of a device's detector is "alert".
-    The result must depend on the arguments only, so that a replay decides the same.
+    The hub calls `cause` for every update. If `scope` is "device", the hub does so before it
+    records the update in `fleet`; if it is "fleet", afterwards. An alarm starts when `cause` has
+    returned evidence for `count_max` consecutive updates. While the alarm lasts, the hub applies
+    `remedy`, which must be "alert" if `scope` is "device". The result of `cause` must depend only
+    on the arguments, so that a replay makes the same decisions.
 
     >>> from typing import ClassVar
     >>> from edgeasync import Policy
@@ -97,17 +104,17 @@ class Detector(Protocol):
 
     @property
     def count_max(self) -> int:
-        """The number of consecutive updates with a cause that start an alarm."""
+        """Number of consecutive updates with evidence that starts an alarm."""
 
     patient: ClassVar[bool]
     """Whether `count_max` is multiplied by the update's `slowness`."""
 
     @property
     def remedy(self) -> Remedy:
-        """The remedy of its alarms."""
+        """What the hub does while an alarm of this detector lasts."""
 
     scope: ClassVar[Scope]
-    """Whether its alarms are about a device or about the fleet."""
+    """Whether the detector's alarms are about a device or about the fleet."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
         """Return evidence that the update or the fleet diverges, or `None`."""
@@ -130,18 +137,18 @@ class _FleetDetector(Section, frozen=True):
 class UpdateNormDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="update_norm"):
     """Find a device whose updates are far longer than usual.
 
-    They must be longer both overall and for their number of steps. For the latter, the norm is
-    divided by the square root of the steps: random steps grow with the root, and directed ones not
-    much faster.
+    Both the norm of an update, and the norm divided by the square root of the number of local
+    steps, must be far larger than usual. The square root is used because the norm of random steps
+    grows with it, and the norm of directed steps does not grow much faster.
     """
 
     ratio_max: RatioMax = 4.0
-    """An update over this multiple of the usual norm is suspicious."""
+    """An update is suspicious if its norm is over this multiple of the usual norm."""
     count_max: CountMax = 3
     """Consecutive suspicious updates that start an alarm."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
-        """Compare the norm, and the norm per square root of the steps."""
+        """Compare the norm, and the norm divided by the square root of the steps, with the usual ones."""
         lengths = fleet.lengths
         if not update.norm > self.ratio_max * lengths.median:  # first, since it runs with every update
             return None
@@ -161,7 +168,7 @@ class UpdateNormDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="up
 class NotFiniteDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="not_finite"):
     """Find a device whose updates or losses are repeatedly NaN or infinite.
 
-    Such updates are rejected in any case.
+    The hub rejects such updates even without this detector.
     """
 
     count_max: CountMax = 3
@@ -175,7 +182,7 @@ class NotFiniteDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="not
 
 
 class RefusedDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="refused"):
-    """Find a device whose updates are repeatedly based on versions that this run never had."""
+    """Find a device whose updates are repeatedly based on versions that never existed in this run."""
 
     count_max: CountMax = 5
     """Consecutive updates of this kind that start an alarm."""
@@ -186,27 +193,28 @@ class RefusedDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="refus
 
 
 class DataMismatchDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="data_mismatch"):
-    """Find a device whose data contradict the others', so that the model fits theirs sooner.
+    """Find a device whose data contradict the data of the other devices.
 
-    Possible reasons are wrong labels, a broken sensor or inputs of another scale. The updates of
-    such a device still count. So the model slowly learns part of its data, and the difference
+    The model fits the data of the other devices sooner, so the device's loss is higher. Possible
+    reasons are wrong labels, a broken sensor or inputs of a different scale. The device's updates
+    still count, so that the model slowly learns part of its data, and the difference in loss
     shrinks.
     """
 
     patient: ClassVar[bool] = True
 
     ratio_max: RatioMax = 2.0
-    """A loss over this multiple of the fleet's median may be suspicious."""
+    """A loss is suspicious only if it is over this multiple of the fleet's median loss."""
     peak_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
-    """A loss is not suspicious up to this share of the highest median loss of the fleet so far."""
+    """A loss is suspicious only if it is over this share of the fleet's highest median loss so far."""
     count_max: CountMax = 8
-    """Consecutive suspicious updates that start an alarm. If they are staler than usual, or of
-    fewer steps, the number is up to four times higher, because the model learns a slow device's
-    data later.
+    """Consecutive suspicious updates that start an alarm. For updates that are staler than usual,
+    or that have fewer local steps than usual, the number is up to four times higher, because the
+    model learns a slow device's data later.
     """
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:
-        """Compare the device's median loss of the fleet's model with the others'."""
+        """Compare the median loss of the fleet's model on the device's data with that of other devices."""
         own, votes = update.base_loss, fleet.base_losses
         if not own > self.peak_share * votes.peak:  # first, since it runs with every update
             return None
@@ -222,16 +230,19 @@ class DataMismatchDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="
 class LossDetector(_FleetDetector, frozen=True, tag_field="kind", tag="loss"):
     """Find when the loss of the whole fleet rises well above its median.
 
-    It must rise for more than half of the voters, too.
+    The loss must also rise for more than half of the voters.
     """
 
     ratio_max: RatioMax = 3.0
-    """A loss over this multiple of the median of the last 64 starts an alarm."""
+    """A loss over this multiple of the median of the last 64 losses starts an alarm."""
     remedy: Remedy = "rollback"
     """The hub's remedy while the alarm lasts."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
-        """Compare the last quarter of the losses with their median, unless most progress remains."""
+        """Compare the median of the latest losses with the usual loss.
+
+        There is no evidence of divergence while most of the training progress remains.
+        """
         loss, usual = fleet.loss, fleet.past_losses.usual
         bound = self.ratio_max * usual
         if not loss > bound > 0.0:  # first, since it runs with every update
@@ -248,12 +259,12 @@ class LossVarianceDetector(_FleetDetector, frozen=True, tag_field="kind", tag="l
     """Find when the losses of the whole fleet vary far more than before."""
 
     ratio_max: RatioMax = 8.0
-    """A variance over this multiple of the median of the last 64 starts an alarm."""
+    """A variance over this multiple of the median of the last 64 variances starts an alarm."""
     remedy: Remedy = "increase_frequency"
     """The hub's remedy while the alarm lasts."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
-        """Compare the last quarter of the variances with their median, unless losses are small."""
+        """Compare the median of the latest variances with the usual one, unless losses are small."""
         variance, usual = fleet.loss_variance, fleet.past_variances.usual
         bound = self.ratio_max * usual
         if not variance > bound > 0.0:  # first, since it runs with every update
@@ -267,18 +278,18 @@ class LossVarianceDetector(_FleetDetector, frozen=True, tag_field="kind", tag="l
 
 
 class DisagreementDetector(_FleetDetector, frozen=True, tag_field="kind", tag="disagreement"):
-    """Find when devices pull in opposite directions.
+    """Find when the updates of devices point in opposite directions.
 
-    Then the mean cosine between updates of one fold is negative.
+    In that case, the mean cosine between the updates of a fold is negative.
     """
 
     cosine_min: Annotated[float, Meta(ge=-1.0, le=1.0)] = -0.05
-    """A mean cosine below this starts an alarm."""
+    """A mean cosine below this value starts an alarm."""
     remedy: Remedy = "reduce_lr"
     """The hub's remedy while the alarm lasts."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
-        """Compare the moving average of the cosine with the bound, unless losses are already small."""
+        """Compare the moving average of the mean cosine with the bound, unless losses are small."""
         if fleet.agreement < self.cosine_min and not fleet.settled:
             words = f"updates pull apart: their mean cosine is {fleet.agreement:.2f}"
             return Evidence(words, {"cosine": fleet.agreement})
@@ -286,19 +297,19 @@ class DisagreementDetector(_FleetDetector, frozen=True, tag_field="kind", tag="d
 
 
 class ThresholdDetector(_FleetDetector, frozen=True, tag_field="kind", tag="threshold"):
-    """Find when a figure of the whole fleet, the voters' median, exceeds a fixed bound."""
+    """Find when the median of a metric over all voters exceeds a fixed threshold."""
 
     metric: Literal["loss", "loss_variance", "gradient_norm"] = "loss_variance"
-    """The figure. `gradient_norm` is the norm of an update divided by its local steps, including
-    the effect of the learning rate.
+    """The metric. `gradient_norm` is the norm of an update divided by its number of local steps, so
+    it is proportional to the learning rate.
     """
     threshold: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.5
-    """A figure over this starts an alarm."""
+    """A median over this value starts an alarm."""
     remedy: Remedy = "increase_frequency"
     """The hub's remedy while the alarm lasts."""
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:  # noqa: ARG002
-        """Compare the figure with the bound."""
+        """Compare the median of the metric with the threshold."""
         found = fleet.gradients.median if self.metric == "gradient_norm" else getattr(fleet, self.metric)
         if not found > self.threshold:  # also false before the first figure
             return None
@@ -330,20 +341,20 @@ class Monitor(Section, frozen=True):
         LossVarianceDetector(),
         DisagreementDetector(),
     )
-    """The detectors."""
+    """The active detectors."""
     calm_updates: Annotated[int, Meta(ge=1, le=100_000)] = 10
-    """Consecutive updates without a cause that end an alarm."""
+    """Number of consecutive updates without evidence after which an alarm ends."""
 
     clip: Annotated[float, Meta(ge=0.0, le=1e9)] = 1.0
     """The hub clips an update to at most this multiple of the usual norm; 0 disables clipping."""
 
     probation: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.25
     """The hub clips an update of a device on probation to at most this multiple of the usual norm.
-    It applies only under `trust = "open"`.
+    Devices are on probation only if `trust` is `open`.
     """
 
     def norm_max(self, fleet: FleetMeasurements, slack: float = 0.0) -> float:
-        """Return the norm to which longer updates are clipped.
+        """Return the maximum norm, to which the hub clips longer updates.
 
         It is infinite while too few voters are known.
         """

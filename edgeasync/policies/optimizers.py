@@ -1,4 +1,4 @@
-"""Optimizers, and the other stages of a chain: clipping and weight decay."""
+"""Optimizers, and the other stages of an optimizer chain: clipping and weight decay."""
 
 import math
 from collections.abc import Sequence
@@ -19,45 +19,48 @@ MomentumShare = Annotated[
 ]
 
 EPSILON_MIN = float(np.finfo(np.float32).tiny)
-"""Minimum divisor. A smaller one would be 0 in float32, or a slow subnormal number."""
+"""Minimum divisor. A smaller divisor would be 0 in float32, or a slow subnormal number."""
 
 
 class Momentum(Section, frozen=True):
-    """Base class of optimizers with one velocity; `plan` decides the momentum of an update.
+    """Base class of optimizers with one velocity vector; `plan` sets the momentum of an update.
 
-    Asynchrony acts as momentum. Updates that are `tau` versions late on average have the effect of
-    momentum `tau / (1 + tau)` (Mitliagkas et al. 2016, arXiv:1605.09774). Momentum `b` averages
-    over a horizon of `1 / (1 - b)` updates. So asynchrony alone averages over `1 + tau`, and the
-    two horizons multiply. With `correct_for_staleness`, the explicit momentum is reduced to `b'`,
-    which together with asynchrony results in the horizon of `b`: `(1 + tau) / (1 - b') = 1 / (1 -
-    b)`, that is `b' = b - (1 - b) tau`, or 0 if asynchrony alone results in more.
+    Asynchrony acts as momentum. If updates have a mean staleness of `tau` versions, asynchrony has
+    the effect of momentum `tau / (1 + tau)` (Mitliagkas et al. 2016, arXiv:1605.09774). Momentum
+    `b` averages over a horizon of `1 / (1 - b)` updates. So asynchrony alone has a horizon of `1 +
+    tau` updates, and the horizons of momentum and asynchrony multiply. With
+    `correct_for_staleness`, the momentum `b` is reduced to `b'`, so that `b'` and asynchrony
+    together have the horizon of `b`: `(1 + tau) / (1 - b') = 1 / (1 - b)`, that is `b' = b - (1 -
+    b) tau`. If the horizon of asynchrony alone is longer than this, `b'` is 0.
 
-    With `learning_rate_max`, the rate follows FedExP (Jhunjhunwala et al. 2023, arXiv:2301.09604).
-    The less the devices' updates agree, the shorter is their mean compared with them, and the
-    larger is the learning rate.
+    With `learning_rate_max`, the learning rate follows FedExP (Jhunjhunwala et al. 2023,
+    arXiv:2301.09604). The less the devices' updates agree, the smaller is the norm of their mean
+    compared with their own norms, and the larger is the learning rate.
     """
 
     learning_rate: LearningRate = 1.0
     """Factor of the step."""
     momentum: MomentumShare = 0.0
-    """Share of the velocity that remains. Above 0, the stage stores one more vector as large as the
-    model.
+    """Factor of the old velocity in each update. If it is over 0, the optimizer stores one more
+    vector as large as the model.
     """
     correct_for_staleness: bool = False
-    """Lower the momentum to `momentum - (1 - momentum) s` at staleness `s`, at least 0. Late
-    updates act as momentum themselves (Mitliagkas et al. 2016). With the correction, both together
-    act like `momentum` alone.
+    """Lower the momentum to `momentum - (1 - momentum) s`, at least 0, where `s` is the mean
+    staleness. Stale updates have an effect like momentum (Mitliagkas et al. 2016). With this
+    correction, the lowered momentum and staleness together have the effect of `momentum`.
     """
     staleness_max: Annotated[float, Meta(ge=0.0)] | None = None
-    """Above this staleness there is no momentum, and the learning rate is at most 1."""
+    """If the mean staleness exceeds this value, the momentum is 0 and the learning rate at most 1."""
     devices_min: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
-    """With fewer live devices, there is no momentum, and the learning rate is at most 1. With 2,
-    the hub applies the updates of a lone device unchanged. It has no effect on a device.
+    """With fewer live devices, the momentum is 0 and the learning rate is at most 1. With
+    `devices_min = 2` and a learning rate of at least 1, the hub applies the updates of a single
+    device unchanged. This key has no effect in a device's optimizer.
     """
     learning_rate_max: Annotated[Annotated[float, Meta(gt=0.0, le=1e6)] | None, Meta(examples=[1.75])] = None
-    """Maximum learning rate when the devices' updates disagree. The hub then raises the learning
-    rate to `1 / (3 (a + (1 - a) / n))` for `n` updates with a mean cosine `a`, as in FedExP
-    (Jhunjhunwala et al. 2023). It must be at least `learning_rate`. It has no effect on a device.
+    """Maximum learning rate when the devices' updates disagree. With this key, the hub raises the
+    learning rate to `1 / (3 (a + (1 - a) / n))` for `n` updates with a mean cosine `a`, as in
+    FedExP (Jhunjhunwala et al. 2023). It must be at least `learning_rate`. It has no effect in a
+    device's optimizer.
     """
 
     def __post_init__(self) -> None:
@@ -69,11 +72,11 @@ class Momentum(Section, frozen=True):
 
     @property
     def state_vectors(self) -> int:
-        """1 for the velocity, 0 without momentum."""
+        """1 for the velocity, or 0 without momentum."""
         return 1 if self.momentum else 0
 
     def plan(self, conditions: Conditions) -> Scalars:
-        """Return learning rate and momentum."""
+        """Return the learning rate and the momentum."""
         late = self.staleness_max is not None and conditions.staleness > self.staleness_max
         if late or conditions.devices < self.devices_min:
             return (min(self.learning_rate, 1.0), 0.0)
@@ -86,7 +89,7 @@ class Momentum(Section, frozen=True):
         return (learning_rate, momentum)
 
     def factor(self, scalars: Scalars) -> float | None:
-        """Return the learning rate if this update has no momentum, else `None`."""
+        """Return the learning rate if the momentum of this update is 0, otherwise `None`."""
         learning_rate, momentum = scalars
         return None if momentum else learning_rate
 
@@ -94,7 +97,7 @@ class Momentum(Section, frozen=True):
 class SGD(Momentum, frozen=True, tag_field="kind", tag="sgd"):
     """Stochastic gradient descent with heavy-ball momentum: `v = momentum v + g`, step `learning_rate v`.
 
-    In the form of Sutskever et al. 2013. With momentum 0, it keeps no state.
+    The formula is that of Sutskever et al. 2013. With momentum 0, it stores no state.
 
     >>> from edgeasync import SGD
     >>> SGD(learning_rate=0.1, momentum=0.9).momentum
@@ -126,16 +129,16 @@ class SGD(Momentum, frozen=True, tag_field="kind", tag="sgd"):
 class Nesterov(Momentum, frozen=True, tag_field="kind", tag="nesterov"):
     """Nesterov's accelerated gradient: `u = momentum (u + g)`, step `learning_rate (g + u)`.
 
-    In the form of Bengio et al. 2013, in which the gradient is computed at the parameters. Their
-    form `v = momentum v + g`, step `learning_rate (g + momentum v)`, is equivalent with `u =
-    momentum v`, but needs one pass more. If the momentum changes between updates, `v` uses the
-    earlier momentum and the step the present one, as in theirs.
+    As in Bengio et al. 2013, the gradient is computed at the current parameters. Their form is `v =
+    momentum v + g`, step `learning_rate (g + momentum v)`. It is equivalent with `u = momentum v`,
+    but needs one more pass over the vectors. If the momentum changes between two updates, both
+    forms use the earlier momentum for `v`, and the current momentum for the step.
     """
 
     paper: ClassVar[str] = "Nesterov 1983; Bengio et al. 2013 (arXiv:1212.0901)"
 
     momentum: MomentumShare = 0.8
-    """Share of the velocity `v` that remains."""
+    """Factor of the old velocity `v` in each update."""
 
     def apply(
         self,
@@ -158,9 +161,10 @@ class Nesterov(Momentum, frozen=True, tag_field="kind", tag="nesterov"):
 
 
 class Adam(Section, frozen=True, tag_field="kind", tag="adam"):
-    """Adam: moving averages of the gradient and its square, corrected for their start at zero.
+    """Adam: uses moving averages of the gradient and its square, corrected for their start at zero.
 
-    `epsilon` is added outside the root, as in the paper. Adam stores two vectors.
+    `epsilon` is added to the square root, as in the paper. Adam stores two vectors as large as the
+    model.
 
     >>> from edgeasync import Adam
     >>> Adam(learning_rate=0.001).epsilon
@@ -172,23 +176,23 @@ class Adam(Section, frozen=True, tag_field="kind", tag="adam"):
     learning_rate: LearningRate = 0.001
     """Factor of the step."""
     beta1: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9
-    """Share of the average `m` of gradients that remains."""
+    """Factor of the old value in the moving average `m` of gradients."""
     beta2: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.999
-    """Share of the average `v` of squared gradients that remains."""
+    """Factor of the old value in the moving average `v` of squared gradients."""
     epsilon: Annotated[float, Meta(gt=0.0, le=1.0)] = 1e-8
-    """Small number that prevents a division by 0."""
+    """Small number that is added to the divisor to prevent a division by 0."""
 
     @property
     def state_vectors(self) -> int:
-        """2, for the averages of the gradient and of its square."""
+        """2, for the moving averages of the gradient and of its square."""
         return 2
 
     def factor(self, scalars: Scalars) -> float | None:  # noqa: ARG002
-        """Return `None`, because Adam never only scales."""
+        """Return `None`, because Adam does more than scale the gradient."""
         return None
 
     def plan(self, conditions: Conditions) -> Scalars:
-        """Return the corrected learning rate, the correction of the root, both betas and epsilon."""
+        """Return the corrected learning rate, the square root's correction, both betas and epsilon."""
         first = 1.0 - self.beta1 ** (conditions.count + 1)
         second = 1.0 - self.beta2 ** (conditions.count + 1)
         epsilon = max(self.epsilon, EPSILON_MIN)
@@ -219,34 +223,35 @@ class Adam(Section, frozen=True, tag_field="kind", tag="adam"):
 
 
 class ClipByGlobalNorm(Scaling, frozen=True, tag_field="kind", tag="clip_by_global_norm"):
-    """Scale a gradient that is longer than `norm` down to that length, and keep its direction.
+    """Scale a gradient whose L2 norm exceeds `norm` down to `norm`, and keep its direction.
 
-    On the hub the length is an upper bound, the sum of the lengths of the updates folded together.
-    So it may clip too much, but never too little.
+    The hub uses an upper bound of the gradient's norm: the sum of the norms of the updates folded
+    together. So it may clip a gradient too much, but never too little.
     """
 
     paper: ClassVar[str] = "Pascanu et al. 2013 (arXiv:1211.5063)"
 
     norm: Annotated[float, Meta(gt=0.0, le=1e9)] = 10.0
-    """Maximum length (L2 norm)."""
+    """Maximum L2 norm."""
 
     def plan(self, conditions: Conditions) -> Scalars:
-        """Return the factor: `norm` over the gradient's norm, at most 1."""
+        """Return `norm` divided by the gradient's norm, at most 1."""
         return (self.norm / conditions.norm if conditions.norm > self.norm else 1.0,)
 
 
 class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
-    """Pull the parameters towards zero: `g + rate w`.
+    """Pull the parameters `w` towards zero: `g + rate w`.
 
-    Before an optimizer, this is the gradient of `rate / 2` times the squared norm. After an
-    optimizer, the decay is decoupled, as in the paper: every update subtracts the share `rate` of
-    each parameter, whatever the learning rate.
+    As a stage before an optimizer, it adds the gradient of an L2 penalty, `rate / 2` times the
+    squared norm of the parameters. As a stage after an optimizer, the decay is decoupled, as in the
+    paper: every update subtracts the fraction `rate` of each parameter, regardless of the learning
+    rate.
     """
 
     paper: ClassVar[str] = "Loshchilov and Hutter 2019 (arXiv:1711.05101)"
 
     rate: Annotated[float, Meta(gt=0.0, le=1.0, examples=[1e-4])]
-    """Share of each parameter that is subtracted."""
+    """Fraction of each parameter that is subtracted per update."""
 
     @property
     def state_vectors(self) -> int:
@@ -258,7 +263,7 @@ class WeightDecay(Section, frozen=True, tag_field="kind", tag="weight_decay"):
         return (self.rate,)
 
     def factor(self, scalars: Scalars) -> float | None:  # noqa: ARG002
-        """Return `None`, because weight decay does not only scale."""
+        """Return `None`, because weight decay does more than scale the gradient."""
         return None
 
     def apply(
@@ -278,8 +283,8 @@ TransformKind = SGD | Nesterov | Adam | ClipByGlobalNorm | WeightDecay | CosineS
 def check_chain(chain: Sequence[Transform]) -> None:
     """Raise `ValueError` for a chain with conflicting stages.
 
-    Clipping must not follow a stage that makes the norm unknown. Only one stage may have momentum,
-    because the delays of two would add up.
+    Clipping must not follow a stage after which the norm is unknown. Only one stage may have
+    momentum, because the delays of two such stages would add up.
     """
     with_momentum = ""
     reshaping = ""

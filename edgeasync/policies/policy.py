@@ -1,4 +1,4 @@
-"""The hub's policy as one value: the `[policy]` table of its settings."""
+"""The hub's policy as one value, which is the `[policy]` table of its settings."""
 
 import math
 from collections.abc import Sequence
@@ -35,9 +35,9 @@ _OPTIMIZER = (
 
 
 class WarmUp(Section, frozen=True):
-    """Train more synchronously at first.
+    """Use a different, usually more synchronous, policy at the start of training.
 
-    The warm-up lasts for a number of updates or of passes over the fleet's data.
+    The warm-up lasts for a number of updates, or for a number of passes over the fleet's data.
     """
 
     paper: ClassVar[str] = ""
@@ -45,10 +45,11 @@ class WarmUp(Section, frozen=True):
     updates: Annotated[int | None, Meta(examples=[100])] = None
     """The warm-up ends when the hub has applied this number of updates."""
     epochs: float | None = None
-    """The warm-up ends after this number of passes over the fleet's data. Passes are the examples
-    trained on, divided by the examples that the live devices report. In each step, a device counts
-    with at most the voters' median of examples, once three voters are known. If no device reports a
-    number, the warm-up ends with the first version.
+    """The warm-up ends after this number of passes over the fleet's data. The number of passes is
+    the number of examples trained on, divided by the number of examples that the live devices
+    report. Once three voters are known, each step of a device counts as at most the voters' median
+    number of examples. If no device reports its number of examples, the warm-up ends with the first
+    version.
     """
     aggregate: Aggregator = SynchronousAggregator()
     """The aggregator during the warm-up."""
@@ -69,17 +70,17 @@ class Plateau(Section, frozen=True):
     paper: ClassVar[str] = ""
 
     factor: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.5
-    """Factor of the learning rate at each plateau."""
+    """Factor that the learning rate is multiplied by at each plateau."""
     patience: Annotated[int, Meta(ge=1, le=10_000)] = 5
-    """Consecutive evaluations without a better loss that count as a plateau."""
+    """Number of consecutive evaluations without a better loss that counts as a plateau."""
     improvement: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.01
-    """A loss counts as better only if it is lower than the lowest loss by this share."""
+    """A loss is better only if it is lower than the lowest loss so far by at least this share."""
     factor_min: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.01
-    """Minimum learning rate, as a share of the configured one."""
+    """Minimum learning rate, as a share of the configured learning rate."""
 
 
 class Policy(Section, frozen=True):
-    """How much an update counts, when the hub makes a version, and how long a device trains.
+    """How the hub weighs updates, when it creates a version, and how many steps devices take.
 
     >>> from edgeasync import Policy
     >>> from edgeasync.policies.staleness import ConstantStaleness
@@ -87,60 +88,64 @@ class Policy(Section, frozen=True):
     """
 
     trust: FleetTrust | None = None
-    """How far the hub trusts its devices. `admitted`: it clips each update, and warns of unusual
-    devices. `open`: it also combines updates robustly, and puts a device with an alarm on
-    probation. With `open`, `combine` and `optimizer` default to `centred_clip` and `sgd`. The
-    default is `open` for a hub that is `insecure` beyond loopback without keys, otherwise
-    `admitted`: [Devices that lie](/train/policies.md#devices-that-lie).
+    """How far the hub trusts its devices: `admitted` or `open`. With `admitted`, the hub clips each
+    update and warns about unusual devices. With `open`, it also combines updates robustly, and puts
+    a device with an alarm on probation. With `open`, `combine` and `optimizer` default to
+    `centred_clip` and `sgd`. The default is `open` for a hub that listens beyond loopback without
+    keys (`insecure`), otherwise `admitted`: [Devices that
+    lie](/train/policies.md#devices-that-lie).
     """
     staleness: StalenessPolicy = PolynomialStaleness()
     """The weight of an update by its staleness."""
     take: Take = "all"
-    """Which updates count, by the devices' scores. `all`: all. `better`: updates whose score does
-    not exceed the fleet's. `best`: only the update with the best score of those folded together,
-    with the weight of all. If the aggregator folds updates one by one, `best` selects the updates
-    of the device with the best score. A device's score is the loss of its parameters if it measures
-    that ([validation](/train/evaluation.md#scores-of-devices)), else the loss of the model it trained
-    from, or its training loss. From three voters on, a suspiciously low score is never the best:
-    one that is further below the voters' median than 8 times the median distance from it. That
-    distance counts as at least 5 % of the median. The hub rejects the other updates as `behind`, or
-    folds them with weight 0.
+    """Which updates count, by the devices' scores: `all`, `better` or `best`. `all` selects all
+    updates, and `better` selects updates whose score does not exceed the fleet's score. `best`
+    selects, from the updates folded together, only the one with the best score, and gives it the
+    total weight of all these updates. If the aggregator folds updates one by one, `best` selects
+    the updates of the device with the best score. Updates that are not selected are rejected as
+    `behind`, or folded with weight 0. A device's score is the loss of its trained parameters if the
+    device measures it ([validation](/train/evaluation.md#scores-of-devices)). Otherwise, it is the
+    loss of the model that the device trained from, or its training loss. If there are at least
+    three voters, a suspiciously low score is never the best. A score is suspicious if it is below
+    the voters' median by more than 8 times the median distance of scores from this median. This
+    distance is taken to be at least 5 % of the median.
     """
     behind_max: Annotated[float | None, Meta(examples=[10.0])] = None
-    """The hub rejects an update as `behind` if its score exceeds `behind_max` times the fleet's;
-    must be over 1. For negative scores, the limit is the fleet's score plus `behind_max` - 1 times
-    its absolute value.
+    """The hub rejects an update as `behind` if its score exceeds `behind_max` times the fleet's
+    score. It must be over 1. If the fleet's score is negative, the limit is the fleet's score plus
+    `behind_max` - 1 times its absolute value.
     """
     preempt: bool = False
-    """Whether a device starts over after certain rejections. These are `not_finite`, `quarantined`
-    (an operator has excluded it), and `behind` by `behind_max`. The device drops the steps since
-    the rejected update, its residual and its optimizer's state, and begins again from the hub's
-    model. Requires `behind_max`. [More](/train/evaluation.md#devices-that-start-over).
+    """Whether a device starts over from the hub's model after certain rejections. These rejections
+    are `not_finite`, `quarantined` (an operator has excluded the device), and `behind` because of
+    `behind_max`. The device discards the steps since the rejected update, its residual and its
+    optimizer's state. Requires `behind_max`. [More](/train/evaluation.md#devices-that-start-over).
     """
     aggregate: Aggregator = QuorumAggregator()
-    """When updates become the next version, and whether devices wait for it."""
+    """When updates become the next version, and whether devices wait for this version."""
     combine: Combiner = _MEAN
     """How updates that are folded together are merged into one."""
     optimizer: Annotated[tuple[Transform, ...], Meta(min_length=1)] = _OPTIMIZER
-    """The stages, in order, that convert the combined update to a step of the model."""
+    """The stages, in order, that convert the combined update to a step of the hub's model."""
     frequency: FrequencyController = AdaptiveFrequency()
     """How many local steps a device takes before its next exchange."""
     overlap_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
     """Maximum local steps that a device takes while it waits for its next assignment; 0 for none.
-    [Policies](/train/policies.md#which-for-which-fleet) explains when it helps.
+    [Policies](/train/policies.md#which-for-which-fleet) explains when such steps help.
     """
     delay_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
-    """Number of local steps after an update until the device uses its answer; 0 to wait at once.
-    The device trains meanwhile, and waits if the answer has not arrived by then. Requires
-    `frequency = { kind = "fixed" }` of at least as many steps, and no `overlap_steps_max`. A device
-    that was restarted, or whose training diverged, uses the next answer at once.
+    """Number of local steps that a device takes after sending an update before it uses the answer.
+    If the answer has not arrived by then, the device waits. With 0, it waits directly after
+    sending. A value over 0 requires `frequency = { kind = "fixed" }` with at least as many local
+    steps, and cannot be combined with `overlap_steps_max`. A device that was restarted, or whose
+    training diverged, uses the next answer at once.
     """
     warm_up: WarmUp | None = None
-    """A different policy at the start of training; `[policy.warm_up]`."""
+    """A different policy at the start of training: `[policy.warm_up]`."""
     plateau: Plateau | None = None
-    """Lower the learning rate when evaluations stop improving; `[policy.plateau]`."""
+    """Lower the learning rate when evaluations stop improving: `[policy.plateau]`."""
     monitor: Monitor = Monitor()
-    """Detectors of divergence and their remedies; `[policy.monitor]`."""
+    """Detectors of divergence and their remedies: `[policy.monitor]`."""
 
     def __post_init__(self) -> None:
         if self.trust == "open":
@@ -163,7 +168,7 @@ class Policy(Section, frozen=True):
             _check_delay(self, self.warm_up.frequency)
 
     def _combine_robustly(self) -> None:
-        """Replace `combine` and `optimizer` by robust ones, if they have their default values."""
+        """Replace `combine` and `optimizer` with the robust defaults, if their values are the defaults."""
         if self.combine is _MEAN:
             msgspec.structs.force_setattr(self, "combine", CentredClipCombiner())
         if self.optimizer is _OPTIMIZER:
@@ -171,12 +176,12 @@ class Policy(Section, frozen=True):
 
 
 def folds_one_by_one(aggregate: Aggregator) -> bool:
-    """Return whether every update becomes a version of its own."""
+    """Return whether the aggregator makes a version of each single update."""
     return isinstance(aggregate, (ImmediateAggregator, ModelAverageAggregator))
 
 
 def _check_gathering(policy: Policy, aggregate: Aggregator) -> None:
-    """Raise `ValueError` if combiner and aggregator do not fit together."""
+    """Raise `ValueError` if the combiner and the aggregator are incompatible."""
     if not policy.combine.robust:
         return
     _check_shares(policy, aggregate)
@@ -188,7 +193,7 @@ def _check_gathering(policy: Policy, aggregate: Aggregator) -> None:
 
 
 def _check_delay(policy: Policy, frequency: FrequencyController) -> None:
-    """Raise `ValueError` if a device would use the answer to an update after its next update."""
+    """Raise `ValueError` if a device would send its next update before it uses an answer."""
     if not policy.delay_steps:
         return
     if policy.overlap_steps_max:
@@ -204,7 +209,7 @@ def _check_delay(policy: Policy, frequency: FrequencyController) -> None:
 
 
 def _check_shares(policy: Policy, aggregate: Aggregator) -> None:
-    """Raise `ValueError` if a robust combiner gets unequal shares, which it does not support."""
+    """Raise `ValueError` if a policy gives a robust combiner unequal shares of the updates."""
     kind = _kind(policy.combine)
     if policy.trust == "open" and isinstance(policy.combine, CentredClipCombiner):
         kind += " (the default of trust = 'open')"
@@ -223,33 +228,33 @@ def _kind(value: object) -> str:
 class PolicySet(Protocol):
     """The parts of a policy that the hub uses: a `Policy`, or any value with these parts.
 
-    Each part follows its own protocol. A policy does not change while a hub uses it; the hub stores
-    all state.
+    Each part implements its protocol. A policy is immutable while a hub uses it, because the hub
+    stores all state.
     """
 
     @property
     def trust(self) -> FleetTrust | None:
-        """Whether anybody may send updates."""
+        """How far the hub trusts its devices."""
 
     @property
     def staleness(self) -> StalenessPolicy:
-        """How much an update counts."""
+        """The weight of an update by its staleness."""
 
     @property
     def take(self) -> Take:
-        """Which updates count."""
+        """Which updates count, by the devices' scores."""
 
     @property
     def behind_max(self) -> float | None:
-        """How far a device's score may exceed the fleet's."""
+        """Maximum ratio of a device's score to the fleet's score."""
 
     @property
     def preempt(self) -> bool:
-        """Whether a device whose training has gone wrong starts over from the hub's model."""
+        """Whether a device starts over from the hub's model after certain rejections."""
 
     @property
     def aggregate(self) -> Aggregator:
-        """When updates become a version, and with which weights."""
+        """When updates become a version, and how they are weighted."""
 
     @property
     def combine(self) -> Combiner:
@@ -261,15 +266,15 @@ class PolicySet(Protocol):
 
     @property
     def frequency(self) -> FrequencyController:
-        """How many local steps a device takes next."""
+        """How many local steps a device takes before its next exchange."""
 
     @property
     def overlap_steps_max(self) -> int:
-        """Maximum local steps of a device while it waits for its next assignment."""
+        """Maximum local steps that a device takes while it waits for its next assignment."""
 
     @property
     def delay_steps(self) -> int:
-        """Number of local steps after an update until the device uses the answer."""
+        """Number of local steps that a device takes after an update before it uses the answer."""
 
     @property
     def warm_up(self) -> WarmUp | None:
@@ -277,18 +282,18 @@ class PolicySet(Protocol):
 
     @property
     def plateau(self) -> Plateau | None:
-        """How the learning rate falls when evaluations stop improving."""
+        """How the hub lowers the learning rate when evaluations stop improving."""
 
     @property
     def monitor(self) -> Monitor:
-        """The detectors of divergence."""
+        """The detectors of divergence and their remedies."""
 
 
 def check_recordable(policy: PolicySet) -> None:
-    """Raise `ConfigError` unless a run's folder can record this policy.
+    """Raise `ConfigError` unless this policy can be recorded in a run's folder.
 
-    It can record a `Policy` whose parts can be found by name. A part without a name could not be
-    read again, so the run could not be reopened.
+    A `Policy` can be recorded if all its parts are registered under a name. A part without a name
+    could not be read back, so the run could not be reopened.
     """
     remedy = (
         "so the run could not be reopened; derive its class from edgeasync.policies.Plugin in an importable "
@@ -314,7 +319,7 @@ def check_recordable(policy: PolicySet) -> None:
 
 
 def is_recordable(policy: PolicySet) -> bool:
-    """Return whether a run's folder can record this policy."""
+    """Return whether this policy can be recorded in a run's folder."""
     try:
         check_recordable(policy)
     except ConfigError:
@@ -323,7 +328,7 @@ def is_recordable(policy: PolicySet) -> bool:
 
 
 def _is_same(read: object, given: object) -> bool:
-    """Return whether a part equals itself after writing and reading; lists may have become tuples."""
+    """Return whether the part read back equals the original. Lists may have become tuples."""
     if isinstance(read, tuple):
         if not isinstance(given, list | tuple) or len(read) != len(given):
             return False

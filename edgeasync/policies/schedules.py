@@ -1,7 +1,8 @@
-"""Schedules: stages that scale by a factor from 0 to 1, depending on the number of updates.
+"""Schedules are stages that scale the step by a factor that depends on the number of updates.
 
-The hub counts versions since the run began under its present policy. A device counts local steps,
-starting at 0 with every assignment unless it keeps its optimizer's state.
+The factor is from 0 to 1. On the hub, the number of updates is the number of versions since the run
+began with its current policy. On a device, it is the number of local steps, which restarts at 0
+with every assignment unless the device keeps its optimizer's state.
 """
 
 import math
@@ -13,13 +14,13 @@ from edgeasync.policies.transforms import Conditions, Scalars, Scaling
 
 
 class CosineSchedule(Scaling, frozen=True, tag_field="kind", tag="cosine"):
-    """Half a cosine from 1 to 0 over a number of updates; afterwards the factor stays 0."""
+    """Cosine decay of the factor from 1 to 0 over a number of updates, after which it stays 0."""
 
     paper: ClassVar[str] = "Loshchilov and Hutter 2017 (arXiv:1608.03983)"
 
     updates: Annotated[int, Meta(ge=1, le=1_000_000_000, examples=[1000])]
-    """Number of updates until the factor is 0."""
+    """Number of updates after which the factor is 0."""
 
     def plan(self, conditions: Conditions) -> Scalars:
-        """Return the factor; it is 1 for the first update."""
+        """Return the factor, which is 1 for the first update."""
         return (0.5 * (1.0 + math.cos(math.pi * min(1.0, conditions.total / self.updates))),)

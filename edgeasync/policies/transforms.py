@@ -1,11 +1,11 @@
-"""Transforms: gradient in, step out. The optimizers of hub and devices consist of them.
+"""Transforms convert a gradient to a step. The optimizers of hub and devices consist of them.
 
-A step is *subtracted* from the parameters, so stages chain without changing its sign.
+A step is *subtracted* from the parameters, so the stages of a chain do not change the sign.
 
-As in optax, a transform is a pure description. It has two parts, so that the hub can log its
-decisions as scalars and replay them: `plan` decides the scalars, and `apply` is elementwise
-arithmetic on any slice. `optimizers` and `schedules` define the kinds. This module defines what all
-stages share.
+As in optax, a transform stores no state itself. It has two methods, so that the hub can log its
+decisions as scalars and replay them: `plan` decides the scalars, and `apply` uses them for
+elementwise arithmetic on any slice of the vectors. The modules `optimizers` and `schedules` define
+the kinds of transforms. This module defines their protocol and the functions for chains.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ Scalars = tuple[float, ...]
 
 
 class Conditions(msgspec.Struct, frozen=True, gc=False):
-    """The facts about an update on which its scalars depend.
+    """The facts about an update that `Transform.plan` computes the scalars from.
 
-    `norm` is the L2 norm of the gradient, or an upper bound. `count` is the number of updates that
-    the state vectors have seen, `count_before` the number of those before the state was last
-    cleared. `staleness` is the moving average of the updates' staleness in versions, 0 on a device.
-    `extrapolation` is FedExP's learning rate for the mean of the devices' updates, 0 on a device
-    and while it is unknown. `devices` counts the live devices with a vote of their own; it is 1 on
-    a device.
+    `norm` is the L2 norm of the gradient, or an upper bound of it. `count` is the number of earlier
+    updates since the state vectors were last cleared, and `count_before` is the number of updates
+    before that. `staleness` is the moving average of the updates' staleness in versions; it is 0 on
+    a device. `extrapolation` is FedExP's learning rate for the mean of the devices' updates; it is
+    0 on a device, and while it is unknown. `devices` is the number of live devices with their own
+    vote; it is 1 on a device.
 
     >>> from edgeasync.policies import Conditions
     >>> Conditions(norm=2.0, count=3, count_before=10).total
@@ -44,7 +44,7 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def total(self) -> int:
-        """The number of all updates before this one, on which schedules depend."""
+        """The number of all updates before this one, which schedules use."""
         return self.count_before + self.count
 
 
@@ -52,9 +52,10 @@ class Conditions(msgspec.Struct, frozen=True, gc=False):
 class Transform(Protocol):
     """One stage of an optimizer.
 
-    For each update, the hub calls `plan` once, then `apply` with these scalars for every slice. It
-    keeps the stage's state vectors between updates. If there are no state vectors and `factor`
-    returns a number, multiplying the gradient by that number is equivalent to `apply`.
+    For each update, the hub calls `plan` once, and then calls `apply` with the returned scalars for
+    every slice. It stores the stage's state vectors between updates. If a stage has no state
+    vectors and `factor` returns a number, the hub may multiply the gradient by this number instead
+    of calling `apply`.
 
     >>> import numpy as np
     >>> from edgeasync import Policy
@@ -75,10 +76,10 @@ class Transform(Protocol):
 
     @property
     def state_vectors(self) -> int:
-        """Number of state vectors of the model's length, initially zero, kept between updates."""
+        """Number of vectors as long as the model that the stage needs as state. They start at zero."""
 
     def plan(self, conditions: Conditions) -> Scalars:
-        """Decide this update's scalars."""
+        """Return the scalars for this update."""
 
     def factor(self, scalars: Scalars) -> float | None:
         """Return the factor of the gradient if this update only scales it, otherwise `None`."""
@@ -86,12 +87,14 @@ class Transform(Protocol):
     def apply(self, gradient: Vector, parameters: Vector, state: Sequence[Vector], scalars: Scalars) -> None:
         """Convert a slice of the gradient to a step, in place.
 
-        `parameters` and `state` are the same slices of the parameters and the state vectors.
+        `parameters` and `state` are the corresponding slices of the parameters and state vectors.
         """
 
 
 class Scaling(Section, frozen=True):
-    """Base class of stages that only scale; a subclass only needs `plan`, which returns the factor.
+    """Base class of stages that only scale the gradient; a subclass only needs `plan`.
+
+    `plan` returns a tuple that contains the factor.
 
     >>> from edgeasync import SGD, Policy
     >>> from edgeasync.policies import Plugin, Scaling
@@ -118,26 +121,26 @@ class Scaling(Section, frozen=True):
         state: Sequence[Vector],  # noqa: ARG002
         scalars: Scalars,
     ) -> None:
-        """Scale, in place."""
+        """Multiply a slice of the gradient by the factor, in place."""
         scale(gradient, scalars[0])
 
 
 def scale(values: Vector, factor: float) -> None:
-    """Multiply in place; skip the work if the factor is 1."""
+    """Multiply `values` in place; does nothing if the factor is 1."""
     if factor != 1.0:
         np.multiply(values, np.float32(factor), out=values)
 
 
 def state_vectors(chain: Sequence[Transform]) -> int:
-    """Return the number of state vectors of a chain."""
+    """Return the total number of state vectors of a chain."""
     return sum(transform.state_vectors for transform in chain)
 
 
 def plan_chain(chain: Sequence[Transform], conditions: Conditions) -> tuple[Scalars, ...]:
     """Return every stage's scalars for one update.
 
-    Each stage receives the norm of its input gradient. After a stage that does more than scale, the
-    norm is unknown, so later stages receive the norm before that stage.
+    Each stage receives the norm of its input gradient. After a stage that does more than scale the
+    gradient, the norm is unknown, so the following stages receive that stage's input norm.
     """
     plan = []
     norm = conditions.norm
@@ -153,7 +156,10 @@ def plan_chain(chain: Sequence[Transform], conditions: Conditions) -> tuple[Scal
 
 
 def leading_factor(chain: Sequence[Transform], plan: Sequence[Scalars]) -> tuple[float, int]:
-    """Return the product and the number of the leading stages that only scale and keep no state."""
+    """Return the product of the factors of a chain's leading scaling stages, and their number.
+
+    The first stage that does more than scale the gradient, or that has state, ends the count.
+    """
     product = 1.0
     for position, (transform, scalars) in enumerate(zip(chain, plan, strict=True)):
         factor = transform.factor(scalars)
@@ -172,8 +178,8 @@ def apply_chain(
 ) -> None:
     """Run a slice of the gradient through the chain, in place.
 
-    `parameters` and `state` are the same slices of the parameters and the state vectors. Values
-    beyond float32 become infinite; set `np.errstate` to silence numpy's warning.
+    `parameters` and `state` are the corresponding slices of the parameters and state vectors.
+    Values beyond float32 become infinite; set `np.errstate` to silence numpy's warning.
     """
     used = 0
     for transform, scalars in zip(chain, plan, strict=True):

@@ -1,7 +1,7 @@
-"""The agent's shell: connects the device engine to a hub, a training thread and the disk.
+"""The agent's shell, which connects the device engine to a hub, a training thread and the disk.
 
-The event loop communicates while the thread computes. numpy releases the GIL, so pings leave on
-time during long steps.
+The event loop communicates while the training thread computes. numpy releases the GIL, so the agent
+sends its pings on time even during long steps.
 """
 
 import asyncio
@@ -41,37 +41,39 @@ from edgeasync.runtime.workload import Workload
 from edgeasync.training.graph_check import check_graph
 
 CLOSE_S = 1.0
-"""How long a stopping agent waits for the local step that it interrupted, before abandoning it."""
+"""Seconds that a stopping agent waits for the interrupted local step before it abandons the step."""
 
 OnReport = Callable[[DeviceReport], None]
 Result = TypeVar("Result")
 
 
 class AgentRuntime:
-    """Trains on this device for a hub, and reconnects for as long as needed.
+    """Trains on this device for a hub, and reconnects whenever the connection is lost.
 
-    `run` trains until the hub has finished or until `request_stop`, and returns the reason. An
-    agent runs once.
+    `run` trains until the hub has finished or `request_stop` is called, and returns the reason. It
+    can be called only once per agent.
 
-    - `settings` are the tables `agent`, `limits` and `throttle`. Without `parameters_max`, the
-      model must fit into this machine's memory.
-    - `device` is the identity, credentials and state folder. If a hub does not answer or is full,
-      the agent tries the next address. The attribute `address` is the current hub.
-    - `workload` defines what is trained. `make_trainer` finds the hub's training graph in the
-      attribute `graph`, and may set `training.local_steps` and `training.validate`.
-    - `on_report` receives every report, `observe` every event that the core has handled. Both are
-      called on the event loop.
-    - Agents of one process may share a `network`.
-    - `sense` is called every second in a separate thread. Its readings make the agent pause or slow
-      down.
+    - `settings` are the tables `agent`, `limits` and `throttle`. If `parameters_max` is not set,
+      the model must fit into this machine's memory.
+    - `device` contains the identity, credentials and state folder. If a hub does not answer or is
+      full, the agent tries the next address. The attribute `address` is the address of the current
+      hub.
+    - `workload` defines what is trained. Its `make_trainer` can read the hub's training graph from
+      the agent's attribute `graph`, and may set the agent's `training.local_steps` and
+      `training.validate`.
+    - `on_report` is called with every report, and `observe` with every event that the core has
+      handled. Both are called on the event loop.
+    - Several agents in one process may share a `network`.
+    - `sense` is called every second in a separate thread, and returns sensor readings. Depending on
+      them, the agent pauses or slows down.
 
-    If the trainer raises `StepsEndedError` at the first step of an assignment, it has no more
-    steps, and `run` returns.
+    If the trainer raises `StepsEndedError` at the first step of an assignment, `run` returns,
+    because the trainer has no more steps.
 
-    `run` raises errors that waiting does not fix: `ModelMismatchError`, `GraphError`,
-    `RefusedError`, `AccessError` and `AddressError`. It passes on exceptions of `make_trainer` and
-    of the trainer. It replaces `StopIteration`, and exceptions outside `Exception`, by an
-    `EdgeAsyncError`.
+    `run` raises errors that a retry does not fix: `ModelMismatchError`, `GraphError`,
+    `RefusedError`, `AccessError` and `AddressError`. It also raises the exceptions that
+    `make_trainer` and the trainer raise. A `StopIteration`, or an exception that is not an
+    `Exception`, is replaced with an `EdgeAsyncError`.
     """
 
     graph: bytes | None = None
@@ -188,7 +190,7 @@ class AgentRuntime:
                 self.network.end()
 
     def _begin(self) -> None:
-        """Recall the spool from before a restart, then connect."""
+        """Load the spool that was written before a restart, then connect."""
         if self._spool is None:
             self._driver.do(self._begin_engine)
         else:
@@ -208,30 +210,31 @@ class AgentRuntime:
 
     @property
     def joined(self) -> bool:
-        """Whether this device is joined to a hub."""
+        """Whether this device has joined a hub."""
         return self.core.link == "joined"
 
     @property
     def day_left_bytes(self) -> int | None:
-        """The bytes left of today's `bytes_per_day_max`; `None` without a quota."""
+        """The bytes left today of the quota `bytes_per_day_max`; `None` without a quota."""
         return self.core.data_quota.left_bytes(time.monotonic())
 
     def stalled_s(self) -> float:
         """Return the seconds since the training thread last finished a local step or a job.
 
-        0 without work, and while the agent waits, is idle or was paused by a caller.
+        Returns 0 if there is no work, and while the agent waits, idles or is paused by
+        `request_pause`.
         """
         return self.training.stalled_s() if self._ending.begun and not self._ending.reached else 0.0
 
     def last_events(self) -> list[str]:
-        """Return one line for each recent event and effect of the core, without secrets."""
+        """Return one line per recent event and effect of the core. The lines contain no secrets."""
         return self.engine.recorder.lines()
 
     def request_stop(self) -> None:
-        """Send the hub a goodbye and let `run` return. The agent abandons a long local step.
+        """Send the hub a goodbye, abandon a long local step, and let `run` return.
 
-        Call it on the event loop. Before `run`, it makes `run` return at once. After `run`, it does
-        nothing.
+        Call it on the event loop. If `run` is called later, it returns at once. After `run` has
+        returned, this method does nothing.
         """
         if not self._ending.begun:
             self.training.end()
@@ -239,7 +242,7 @@ class AgentRuntime:
             self._handle(events.DeviceStopRequested())
 
     def request_pause(self, *, training: bool) -> None:
-        """Leave the hub until `request_resume`; local steps continue only if `training` is true.
+        """Leave the hub until `request_resume`. Local steps continue only if `training` is true.
 
         Call it on the event loop while `run` is running.
         """
@@ -254,15 +257,15 @@ class AgentRuntime:
 
     @property
     def version(self) -> int | None:
-        """The number of the hub's version that this device has."""
+        """The number of the hub's version that this device has received last."""
         version = self.core.work.held.version
         return None if version is None else version.number
 
     def copy_model(self) -> tuple[int, Vector] | None:
-        """Return the number and a copy of the hub's newest model on this device.
+        """Return the number and a copy of the hub's latest model that this device has received.
 
-        May be called from any thread. Local parameters have this device's values. Returns `None`
-        without a model, and while another one is being installed.
+        May be called from any thread. In the copy, local parameters have this device's values.
+        Returns `None` if there is no model yet, and while a new model is being installed.
         """
         held = self.engine.held_model()
         if held is None:
@@ -307,24 +310,24 @@ class AgentRuntime:
     # -- interface for the engine -----------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Connect a new socket, on which no message of an older connection can arrive."""
+        """Connect a new socket, which cannot receive messages of an older connection."""
         self.disconnect()
         self.network.connect(self.core.hub)
 
     def disconnect(self, *, goodbye: bool = False) -> None:
-        """Close the socket, if it is open."""
+        """Close the socket, if it is open. If `goodbye` is true, send the hub a goodbye first."""
         self.network.close(goodbye=goodbye, answered=self.core.handshake.answered)
 
     def has_connected(self) -> bool:
-        """Return whether ZeroMQ's handshake has succeeded on this connection."""
+        """Return whether ZeroMQ's handshake on the current connection has succeeded."""
         return self.network.has_connected()
 
     def send(self, header: bytes, payload: Buffer | None) -> None:
-        """Send a message without waiting. Without a connection, drop it."""
+        """Send a message without waiting, or drop it if there is no connection."""
         self.network.send(header, payload)
 
     def has_graph(self, fingerprint: str) -> bool:
-        """Return whether the graph is in memory or in the cache."""
+        """Return whether the graph with this fingerprint is in memory or in the cache."""
         if self._graph_held != fingerprint and self._graphs is not None:
             found = self._graphs.find(fingerprint, self._warn_from_thread)
             if found is not None:
@@ -332,17 +335,17 @@ class AgentRuntime:
         return self._graph_held == fingerprint
 
     def keep_graph(self, fingerprint: str, graph: bytes) -> None:
-        """Store the graph in memory, and in the cache for the next start."""
+        """Store the graph in memory and, for the next start, in the cache."""
         self.graph, self._graph_held = graph, fingerprint
         if self._graphs is not None:
             self._graphs.keep(fingerprint, graph, self._warn_from_thread)
 
     def prepare(self, welcome: Welcome) -> None:
-        """Make the trainer in the training thread, because loading a graph may take seconds."""
+        """Create the trainer in the training thread, because loading a graph may take seconds."""
         self.training.submit(lambda: self._prepare(welcome))
 
     def _prepare(self, welcome: Welcome) -> None:
-        """Screen the hub's graph, and make the trainer; runs in the training thread."""
+        """Validate the hub's graph, and create the trainer. Runs in the training thread."""
         if welcome.graph is not None:
             assert self.graph is not None
             check_graph(self.graph, bytes_max=self._limits.graph_bytes_max)
@@ -351,12 +354,12 @@ class AgentRuntime:
             self._spool.restore(trainer)
 
     def keep_quota(self, record: QuotaRecord) -> None:
-        """Write today's byte count in the background."""
+        """Write today's byte count to disk in the background."""
         if self._quota is not None:
             self._quota.keep(record)
 
     def report(self, report: DeviceReport) -> None:
-        """Pass on a report. If no hub is reachable, first find out the reason."""
+        """Pass a report to the callback. If no hub is reachable, first determine the reason."""
         if report.event == "joined":
             self._access.joined()
         knock = self._access.knock
@@ -374,7 +377,7 @@ class AgentRuntime:
             self._driver.do(lambda: self._on_report(report))
 
     def stop(self, stop: EndAgent) -> None:
-        """Make `run` return, or raise."""
+        """Make `run` return the reason, or raise the error."""
         self.training.end()
         if stop.error is not None:
             self._ending.fail(stop.error)

@@ -1,7 +1,7 @@
 """Define an agent's settings file as frozen structs.
 
-`docs/reference/settings/index.md` lists every key. This is a separate module, so that a device
-imports nothing of the hub.
+`docs/reference/settings/index.md` lists every key. The module is separate so that a device does not
+import the hub's modules.
 """
 
 from collections.abc import Mapping
@@ -42,36 +42,37 @@ class AgentSection(DeviceSection, frozen=True):
 
     trainer: str | None = None
     """Your own trainer as `package.module:factory`. The factory is called with the hub's `Welcome`
-    and the data, or with `None` if `data` is not set. The agent imports it from this machine's
-    installation, never from the hub: [Your own code on daemons](/train/own_code.md).
+    and the data, or with `None` if `data` is not set. The agent imports it from packages that are
+    installed on this machine, never from the hub: [Your own code on daemons](/train/own_code.md).
     """
     micro_batch_size: MicroBatch | None = None
-    """Maximum number of examples that the model processes at once, or `auto`. It replaces the hub's
-    value. The result of a step stays the same: [Large batches on small
+    """Maximum number of examples that the model processes at once, or `auto`. It overrides the
+    hub's value. It does not change the result of a step: [Large batches on small
     devices](/train/optimizer.md#large-batches-on-small-devices).
     """
     spool: Literal["identity", "full"] = "identity"
-    """What survives a power cut: the identity (`identity`), or also the unanswered update (`full`).
-    `full` also stores the trainer's state and the model: [What a device
+    """What survives a power cut. `identity` stores only the device's identity. `full` also stores
+    the unanswered update, the trainer's state and the model: [What a device
     keeps](/reference/settings/agent.md#agent).
     """
     local: Patterns = ()
-    """Patterns of arrays that stay on this device, such as `head.*`. The hub may add others: [Local
-    parameters](/train/local.md).
+    """Patterns of arrays whose values stay on this device, such as `head.*`. The hub may add
+    further patterns: [Local parameters](/train/local.md).
     """
     hub_key: str | None = None
-    """The hub's public key, 64 hexadecimal digits, to request admission without a token. The device
-    waits until a person at the hub accepts its key: [Keys](/operate/keys.md#or-let-a-device-knock).
+    """The hub's public key (64 hexadecimal digits), to request admission without a token. The
+    device waits until the hub's operator accepts its key:
+    [Keys](/operate/keys.md#or-let-a-device-knock).
     """
     insecure: bool = False
     """Connect to a hub on another machine without keys. Anybody on the network path could then read
-    and change the messages. Without this flag, the agent refuses such an address, and a name that
-    does not resolve, with exit code 8. `insecure` of `[hub]` defines which addresses count as this
-    machine.
+    and change the messages. If it is `false`, the agent ends with exit code 8 for such an address,
+    or for a name that does not resolve. The key `insecure` of `[hub]` defines which addresses count
+    as this machine.
     """
     when_finished: Literal["exit", "wait"] = "exit"
-    """What to do when training ends: exit with code 0, or wait for the hub's next run. The
-    [service](/devices/service.md) waits.
+    """What the agent does when training ends: exit with code 0 (`exit`), or wait for the hub's next
+    run (`wait`). The [service](/devices/service.md) waits.
     """
 
     def __post_init__(self) -> None:
@@ -93,16 +94,16 @@ class AgentSettings(Section, frozen=True):
     limits: DeviceLimits = DeviceLimits()
     """Limits on what the device does, accepts and sends."""
     throttle: ThrottleSection = ThrottleSection()
-    """When the device pauses, and how fast it trains."""
+    """When the device pauses training, and how fast it trains."""
     model: Model | None = None
-    """The only model that the agent accepts, of kind `softmax` or `mlp`, as in a hub's file. If the
-    hub's model has other arrays, the agent ends with exit code 5. Without this table, the agent
-    trains any model of the hub.
+    """The only model that the agent accepts, with the same keys as in a hub's file. Its kind is
+    `softmax` or `mlp`. If the hub's model has different arrays, the agent ends with exit code 5.
+    Without this table, the agent accepts any model from the hub.
     """
 
     @classmethod
     def of_keys(cls, given: Mapping[str, object], *, where: str) -> Self:
-        """Return settings from one mapping with keys of `[agent]` and `[limits]`.
+        """Return settings from a single mapping that contains keys of both `[agent]` and `[limits]`.
 
         Raises `ConfigError`.
         """

@@ -1,4 +1,4 @@
-"""A timer on an event loop that can only move to an earlier time."""
+"""A timer on an event loop, whose due time can only be moved to an earlier time."""
 
 import asyncio
 import math
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class DeadlineTimer:
-    """Calls `on_due` on the running loop at the earliest time that was set."""
+    """Calls `on_due` on the running event loop at the earliest time that was set."""
 
     def __init__(self, on_due: Callable[[], None]) -> None:
         self._on_due = on_due
@@ -14,9 +14,9 @@ class DeadlineTimer:
         self._due_s = math.inf
 
     def set(self, due_s: float, now_s: Callable[[], float]) -> None:
-        """Set the timer to `due_s` on the clock `now_s`, unless an earlier time is already set.
+        """Set the timer to `due_s`, unless an earlier time is already set.
 
-        Infinity means no deadline.
+        `due_s` is a time of the clock `now_s`. Infinity means that there is no deadline.
         """
         if self._handle is not None:
             if due_s >= self._due_s:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class OpenDevice(NamedTuple):
-    """A device during one start: its identity, its credentials and its state folder.
+    """A device that was opened for one start: its identity, its credentials and its state folder.
 
     Without a state folder, it stores nothing on disk.
     """
@@ -45,11 +45,11 @@ class OpenDevice(NamedTuple):
         return None if self.state is None else GraphCache(self.state / "graphs")
 
     def quota_file(self) -> QuotaFile | None:
-        """Return the file of today's byte count, or `None` without a state folder."""
+        """Return the file that stores today's byte count, or `None` without a state folder."""
         return None if self.state is None else QuotaFile(self.state)
 
     def spool_file(self) -> "SpoolFile | None":
-        """Return the file of the unanswered update, or `None` without a state folder."""
+        """Return the file that stores the unanswered update, or `None` without a state folder."""
         if self.state is None:
             return None
         from edgeasync.durable.spool_file import SpoolFile  # noqa: PLC0415 - imported only by devices with a spool
@@ -57,9 +57,9 @@ class OpenDevice(NamedTuple):
         return SpoolFile(self.state, self.identity.state_id)
 
     def local_parameters(self, patterns: Sequence[str]) -> LocalParameters:
-        """Return the device's own values of the arrays that match `patterns`.
+        """Return the device's own values for the arrays that match `patterns`.
 
-        Without a state folder, they are lost at a restart.
+        Without a state folder, these values are lost at a restart.
         """
         return LocalParameters(patterns, None if self.state is None else partial(_open_local, self))
 
@@ -75,9 +75,9 @@ class Device(NamedTuple):
     keys: DeviceKeys | None = None
 
     def open(self, identity: DeviceIdentity, section: AgentSection) -> OpenDevice:
-        """Return the device for one start, whose state folder is open.
+        """Open the state folder, and return the device for one start.
 
-        Raises the errors of `find_credentials`.
+        Raises the same errors as `find_credentials`.
         """
         knocking = section.hub_key is not None
         credentials = find_credentials(
@@ -89,8 +89,8 @@ class Device(NamedTuple):
 def find_device(section: AgentSection) -> Device:
     """Return the device that the settings describe.
 
-    With keys, its name is the one that the hub enrolled. Raises `ConfigError` if `device_id`
-    belongs to another key.
+    If the device has keys, its name is the one under which the hub enrolled it. Raises
+    `ConfigError` if `device_id` does not belong to the device's key.
     """
     device_id = section.device_id or default_device_id()
     if section.state is None:
@@ -123,10 +123,10 @@ def planned_trainer(
     dataset: Dataset | None,
     own: Callable[[LocalTraining], LocalTraining] = lambda local: local,
 ) -> Trainer:
-    """Return the trainer that the device's settings name, else the one that the hub plans.
+    """Return the trainer that the device's settings name, otherwise the one that the hub specifies.
 
-    `own` may change the device's own part of the plan. Raises `ConfigError`, and passes on
-    exceptions of the trainer's factory.
+    `own` may change the local part of the hub's training plan. Raises `ConfigError`, or an
+    exception that the trainer's factory raises.
     """
     if section.trainer is not None:
         return make_trainer(section.trainer, welcome, dataset)
@@ -148,7 +148,7 @@ def _open_local(device: OpenDevice) -> "LocalFile":
 
 
 def _knock(keys: DeviceKeys, section: AgentSection, hub_key: str, device_id: str) -> None:
-    """Store the key and addresses of the hub to knock at; raises `ConfigError`."""
+    """Store the key and addresses of the hub to request admission from; raises `ConfigError`."""
     if section.enrol is not None or not section.hubs:
         raise ConfigError(
             "hub_key needs hub, and cannot be combined with enrol: a token already contains the hub's key"

@@ -12,7 +12,7 @@ from edgeasync.protocol.messages import DEVICE_ID_PATTERN
 
 
 class DeviceSection(Section, frozen=True):
-    """Keys of both `[agent]` and `[peer]`: the device's data, identity and computation."""
+    """Keys that `[agent]` and `[peer]` have in common: the device's data, identity and computation."""
 
     GROUPS: ClassVar[Mapping[str, str]] = {
         "data": "Training",
@@ -22,13 +22,13 @@ class DeviceSection(Section, frozen=True):
     }
 
     data: FilePath | None = None
-    """This device's examples, `.npz` or `.csv`: [Data on a device](/train/data.md). Optional for an
-    agent with its own `trainer`.
+    """File of this device's examples, `.npz` or `.csv`: [Data on a device](/train/data.md). It is
+    optional for an agent with its own `trainer`.
     """
     device_id: str | None = None
     """This device's name; by default the enrolled name, or the host name. Two live devices must not
-    share a name. It starts with a letter or digit, followed by up to 63 letters, digits, `.`, `_`
-    or `-`. For several agents on one board, append `/0` to `/999`.
+    have the same name. It starts with a letter or digit, followed by up to 63 letters, digits, `.`,
+    `_` or `-`. For several agents on one board, append `/0` to `/999`.
     """
     state: FilePath | None = None
     """Folder of this device's identity and keys; by default `~/.local/state/edgeasync/DEVICE_ID`.
@@ -38,11 +38,11 @@ class DeviceSection(Section, frozen=True):
     """Random seed for the order of the examples."""
     step_s_min: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     """Minimum duration of a local step in seconds. If a step is faster, the device sleeps for the
-    rest: to spare a shared machine, or to imitate a slower one.
+    remaining time. Use it to reduce the load on a shared machine, or to simulate a slower machine.
     """
     threads: Annotated[int, Meta(ge=1, le=4096)] | None = None
-    """Number of cores for a step of an ONNX model. The default is that of the [board's
-    profile](/devices/memory.md#profiles-of-boards), or 1.
+    """Number of processor cores for a step of an ONNX model. The default is the value of the
+    [board's profile](/devices/memory.md#profiles-of-boards), or 1.
     """
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
     """Execution provider for an ONNX model; `auto` uses a GPU if the installed onnxruntime supports
@@ -55,16 +55,17 @@ class DeviceSection(Section, frozen=True):
 
     hub: str | Annotated[tuple[str, ...], Meta(min_length=1, max_length=16)] | None = None
     """The hub's address, `tcp://HOST:PORT`; several addresses are tried in turn. The default is the
-    address of the hub that enrolled the agent, otherwise `tcp://127.0.0.1:5555`. A name resolves to
-    its IPv4 address, or to IPv6 if it has no IPv4 address. An agent that loses its hub tries the
-    same address again, then the others. If a hub is full, the agent tries the next address. A peer
-    finds the other peers [through this hub](/train/peers.md#found-through-a-hub) instead of from a
-    file.
+    address of the hub that enrolled the agent or, without enrolment, `tcp://127.0.0.1:5555`. A host
+    name resolves to its IPv4 address, or to its IPv6 address if it has no IPv4 address. An agent
+    that loses its hub tries the same address again, then the other addresses. If a hub is full, the
+    agent tries the next address. A peer finds the other peers [through this
+    hub](/train/peers.md#found-through-a-hub) instead of in a file.
     """
     enrol: str | None = None
-    """Token of `edgeasync keys enrol`, which registers this device's own key at the hub. The flag
-    accepts `-` to read the token from standard input, where no other user of the machine sees it.
-    The setting may stay in the file: a token that has already enrolled this device is skipped.
+    """Token of `edgeasync keys enrol`, which registers this device's own key at the hub. With `-`,
+    the flag reads the token from standard input, so that other users of the machine cannot see it.
+    The setting may remain in the file, because a token that has already enrolled this device is
+    ignored.
     """
 
     @property
@@ -74,7 +75,7 @@ class DeviceSection(Section, frozen=True):
 
     @property
     def cores_used(self) -> int:
-        """The number of cores that a step may use."""
+        """The number of processor cores that a step may use."""
         return self.threads or 1
 
     def __post_init__(self) -> None:

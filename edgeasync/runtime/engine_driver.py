@@ -9,10 +9,11 @@ from edgeasync.host.completion import Completion
 
 
 class EngineDriver:
-    """Runs an engine's actions one at a time, until its shell's `ending` is reached.
+    """Runs an engine's actions one at a time, until `ending` has a reason or an error.
 
-    It calls `tick` at the time that `next_deadline_s` returns, which every action may change. If an
-    action raises an error, it calls `fail`. All calls run on the loop on which `begin` was called.
+    It calls `tick` at the time that `next_deadline_s` returns, and asks for this time again after
+    every action. If an action raises an error, it calls `fail` with the error. All calls run on the
+    event loop that was running when `begin` was called.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class EngineDriver:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Use the running loop from now on."""
+        """Use the running event loop from now on."""
         self.loop = asyncio.get_running_loop()
 
     def do(self, action: Callable[[], None]) -> None:
@@ -44,7 +45,7 @@ class EngineDriver:
             self._timer = self.loop.call_later(max(0.0, due_s - time.monotonic()), self.do, self._tick)
 
     def do_from_thread(self, action: Callable[[], None]) -> None:
-        """Schedule `action` on the loop. Call it from another thread, which may outlast the loop."""
+        """Schedule `action` on the loop from another thread, which may still run after the loop ended."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self.do, action)
 

@@ -20,10 +20,10 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
     """The model of a hub, and what the hub sends to devices that join.
 
     - `initial` returns the initial vector of `spec`.
-    - `shipped` is the model that devices train: `edgeasync agent` makes its trainer from it and
-      from the hub's `[local]` settings. Omit it if your agents make their own trainers.
-    - `graph` is a serialized ONNX training graph for the devices, and `forward` the model from
-      which it was built.
+    - `shipped` is the model that devices train. `edgeasync agent` creates its trainer from this
+      model and the hub's `[local]` settings. Omit it if your agents create their own trainers.
+    - `graph` is a serialized ONNX training graph for the devices, and `forward` is the model that
+      it was built from.
     - `frozen` is the checksum of the model's frozen arrays, if it has any. `[hub] frozen` defines
       how the hub treats a device with different frozen arrays.
     """
@@ -36,11 +36,11 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
     frozen: Frozen | None = None
 
     def training(self, local: LocalTraining) -> dict[str, Any] | None:
-        """Return the training plan for devices, or `None` if agents make their own trainers."""
+        """Return the training plan for devices, or `None` if agents create their own trainers."""
         return None if self.shipped is None else to_table(TrainingPlan(model=self.shipped, local=local))
 
     def check(self, settings: RunSettings, evaluator: Evaluator | None) -> None:
-        """Raise `AddressError` or `ConfigError` if the settings do not fit this model."""
+        """Raise `AddressError` or `ConfigError` if the settings are incompatible with this model."""
         hub = settings.hub
         check_bind(hub.bind, insecure=hub.insecure or hub.keys is not None)
         if hub.keys is not None and hub.bind.startswith("inproc:"):

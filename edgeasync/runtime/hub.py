@@ -1,4 +1,4 @@
-"""The hub's shell: a ROUTER socket on an event loop, the run's folder, and worker threads."""
+"""The hub's shell, with a ROUTER socket on an event loop, the run's folder, and worker threads."""
 
 import contextlib
 import os
@@ -57,31 +57,35 @@ MANY_NAMES = (
 )
 
 PROGRESS_S = 5.0
-"""How often a hub reports its progress while it replays a long journal."""
+"""Seconds between two progress reports of a hub that replays a long journal."""
 
 OnReport = Callable[[HubReport], None]
 Result = TypeVar("Result")
 
 
 class HubRuntime:
-    """Serves the model and trains it with the devices that join.
+    """Serves the model, and trains it with the devices that join.
 
-    `run` serves until the stop condition or `request_stop`, and returns the reason. A hub runs
-    once.
+    `run` serves until the stop condition is met or `request_stop` is called, and returns the
+    reason. It can be called only once per hub.
 
-    - If the folder `[hub] run` already contains a run, the hub resumes it. The folder stores copies
-      of the graph, its forward model and `record`, the settings.
-    - `evaluator` maps a vector to an `EvaluationResult`, as often as `[evaluation] every` requires.
-    - With `trust_code` the hub imports plugins that only the run's folder names.
-    - `recordable` is `False` for a run that nobody resumes. Its policy then needs no name.
-    - `on_best` receives each new best version and its evaluation, before it is written.
-    - `observe` receives every event that the core has decided, and its effects.
+    - If the folder `[hub] run` already contains a run, the hub resumes it. The hub stores in this
+      folder the training graph, its forward model and `record`, which contains the settings.
+    - `evaluator` maps a parameter vector to an `EvaluationResult`. `[evaluation] every` sets how
+      often it is called.
+    - If `trust_code` is true, the hub also imports plugins that are named only in the run's folder.
+    - `recordable` is `False` for a run that is never resumed. Its policy may then contain plugins
+      without a name.
+    - `on_best` is called with each new best version and its evaluation, before the version is
+      written.
+    - `observe` is called with every event that the core has handled, and the event's effects.
 
-    `on_report`, `on_best` and `observe` run on the event loop. The constructor raises `ConfigError`
-    if the stop condition needs an evaluator and none is passed. `run` raises `AddressError` if it
-    cannot bind the address, and `StorageError` or `ModelMismatchError` if it cannot use the run's
-    folder. It passes on exceptions of `initial`, `evaluator` and `on_report`. `StopIteration` and
-    exceptions outside `Exception` become an `EdgeAsyncError`.
+    `on_report`, `on_best` and `observe` are called on the event loop. The constructor raises
+    `ConfigError` if the stop condition requires an evaluator and `evaluator` is missing. `run`
+    raises `AddressError` if it cannot bind the address, and `StorageError` or `ModelMismatchError`
+    if it cannot use the run's folder. It also raises the exceptions that `initial`, `evaluator` and
+    `on_report` raise. A `StopIteration`, or an exception that is not an `Exception`, is replaced
+    with an `EdgeAsyncError`.
     """
 
     def __init__(
@@ -136,17 +140,17 @@ class HubRuntime:
 
     @property
     def model_file(self) -> Path:
-        """The file of the newest saved model, which `load_model` reads."""
+        """The file of the latest saved model, which `load_model` can read."""
         return self._files.model
 
     @property
     def best_file(self) -> Path:
-        """The file of the best version by the evaluator or, without one, by the devices' losses."""
+        """The file of the best version, judged by the evaluator or, without one, by the devices' losses."""
         return self._files.best
 
     @property
     def recovered(self) -> bool:
-        """Whether the hub has read the run's folder. The attribute `core` exists only then."""
+        """Whether the hub has read the run's folder. `core` is available only afterwards."""
         return self._opened
 
     @property
@@ -163,25 +167,25 @@ class HubRuntime:
 
     @property
     def current(self) -> Vector:
-        """The newest version of the model, an immutable vector. Read it on the event loop."""
+        """The latest version of the model, as an immutable vector. Read it on the event loop."""
         return self._engine.model.current.vector
 
     def ask_status(self, tell: Callable[[dict[str, Any]], None]) -> None:
-        """Call `tell` on the event loop with the status, once its content is durable."""
+        """Call `tell` on the event loop with the status, once the status is durable."""
         self._engine.ask_status(lambda text: tell(msgspec.json.decode(text)), self._now_s())
 
     @property
     def status_shown(self) -> dict[str, Any]:
-        """The newest status whose content is durable. Read it on the event loop."""
+        """The latest status that is durable. Read it on the event loop."""
         status: dict[str, Any] = msgspec.json.decode(self._engine.status_answers.shown)
         return status
 
     def show(self, action: Callable[[], None]) -> None:
-        """Call `action` on the event loop once everything decided so far is durable."""
+        """Call `action` on the event loop once all decisions so far are durable."""
         self._engine.outbox.show(action)
 
     def most_memory(self) -> list[Part]:
-        """Return the parts of this hub's maximum memory. Call it before `run`."""
+        """Return the parts that this hub's maximum memory consists of. Call it before `run`."""
         return most_memory(self.spec, self._settings, evaluated=self._evaluation is not None)
 
     def last_events(self) -> list[str]:
@@ -189,10 +193,10 @@ class HubRuntime:
         return self._engine.recorder.lines() if self._opened else []
 
     async def run(self) -> str:
-        """Serve until training is finished or a stop is requested; return the reason.
+        """Serve until training has finished or a stop is requested; return the reason.
 
-        If its task is cancelled, the hub ends as after `request_stop`. A second cancellation ends
-        it at once. Raises `EdgeAsyncError` if this hub was run before.
+        If its task is cancelled, the hub stops as after `request_stop`. A second cancellation ends
+        it at once. Raises `EdgeAsyncError` if `run` was called before.
         """
         self._ending.begin()
         if self._asked:
@@ -215,7 +219,7 @@ class HubRuntime:
             self._files.folder.close()
 
     async def _open_in_thread(self) -> None:
-        """Open the folder in a thread, and keep it locked until that thread has ended."""
+        """Open the run's folder in a thread, and keep the folder locked until that thread has ended."""
         opened = Completion("opening")
         opened.begin()
         worker = Worker("open", lambda error: self._threads.hand_over(error, opened.fail))
@@ -232,7 +236,7 @@ class HubRuntime:
             worker.abandon()
 
     def _open(self) -> None:
-        """Recover the run in the folder, or begin a new one, which may take minutes."""
+        """Recover the run in the folder, or begin a new run. Recovery may take minutes."""
         told_s = time.monotonic()
 
         def on_entry(number: int, *_: object) -> bool:
@@ -287,7 +291,7 @@ class HubRuntime:
         )
 
     def _observer(self) -> Observe | None:
-        """Return the observer of the core's events: the history, the caller's, both, or `None`."""
+        """Return the observer of the core's events: the history, the caller's `observe`, both, or `None`."""
         run, asked = self._run, self._observe
         if run.history is None:
             return asked
@@ -325,15 +329,16 @@ class HubRuntime:
 
         Call it on the event loop.
 
-        If training is `finished`, the devices' agents end, too. Otherwise they wait for this hub to
-        return. Before `run`, it makes `run` return at once. After `run`, it does nothing.
+        If `finished` is true, training has finished, and the agents on the devices end, too.
+        Otherwise, they wait until this hub restarts. If `run` is called later, it returns at once.
+        After `run` has returned, this method does nothing.
         """
         self._asked = "finished" if finished or self._asked == "finished" else "stopping"
         if self._opened and not self._ending.reached:
             self._engine.request_stop(self._now_s(), finished=finished)
 
     def _resume(self) -> None:
-        """Report what was recovered, and resume it in a new lineage."""
+        """Report what was recovered, and resume the run in a new lineage."""
         run = self._run
         for remark in (*self._files.folder.remarks, *run.remarks):
             self.report(HubReport("warning", detail=remark))
@@ -359,7 +364,7 @@ class HubRuntime:
             raise self._files.unsaved
 
     def abandon(self) -> None:
-        """Write a last checkpoint after the loop was closed, unless the hub has a journal."""
+        """Write a last checkpoint if the event loop was closed during the run and there is no journal."""
         if not self._opened or self._log is not None or self._ending.reached:
             return
         core, model = self.core, self._engine.model
@@ -382,24 +387,24 @@ class HubRuntime:
     # -- interface for the network ----------------------------------------------------------------------------
 
     def allows(self, who: Key | Peer, header_bytes: int) -> bool:
-        """Return whether a key, or a peer without a key, may send another message now."""
+        """Return whether a key, or a connection without a key, may send another message now."""
         return self._engine.bounds.allows(who, self._now_s(), header_bytes)
 
     def receive(self, peer: Peer, header: bytes, payload: wire.Buffer | None, sender: Sender) -> None:
-        """Handle a message."""
+        """Handle a message that was received from a connection."""
         self._engine.on_message(peer, header, payload, self._now_s(), sender)
 
     def on_idle(self) -> None:
-        """Reset the timer to the next deadline."""
+        """Set the timer to the next deadline."""
         self._schedule_tick()
 
     def on_sweep(self) -> None:
-        """Report what the limits refused since the last report, at most once a minute."""
+        """Report, at most once a minute, which messages and connections the limits refused."""
         if news := self._kept_off.news(self._engine.bounds.denied, time.monotonic()):
             self.warn(news)
 
     def on_revoked(self, keys: set[Key]) -> None:
-        """End the sessions of keys that were revoked."""
+        """End the sessions of devices whose keys were revoked."""
         for key in sorted(keys):
             self._threads.guard(partial(self._engine.revoke, key, self._now_s()))
         self._schedule_tick()
@@ -457,19 +462,19 @@ class HubRuntime:
         self._files.save_best(snapshot, self.core.lineage, evaluation)
 
     def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
-        """Evaluate a version in its thread, or skip it while another one is being evaluated."""
+        """Evaluate a version in a thread, or skip it if another version is being evaluated."""
         if self._evaluation is not None:
             self._evaluation.evaluate(snapshot, lambda result: None if self._ending.reached else then(result))
 
     def report(self, report: HubReport) -> None:
-        """Pass on a report. If the callback raises, end the hub after the current effects."""
+        """Pass a report to the callback. If the callback raises, end the hub after the current effects."""
         try:
             self._on_report(report)
         except Exception as error:  # noqa: BLE001
             self._ending.fail(error)
 
     def describe(self) -> dict[str, Any]:
-        """Return the shell's part of the status: address, process, uptime, files and journal."""
+        """Return the status fields that the shell adds: address, process, uptime, files and journal."""
         log = self._log
         return {
             "address": self.address,
@@ -485,7 +490,7 @@ class HubRuntime:
         }
 
     def stop(self, reason: str) -> None:
-        """Let `run` return."""
+        """Make `run` return this reason."""
         self._ending.reach(reason)
 
 

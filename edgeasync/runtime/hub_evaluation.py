@@ -1,4 +1,4 @@
-"""Evaluates versions of the hub's model in a thread."""
+"""Evaluate versions of the hub's model in a thread."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ class HubEvaluation:
     def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
         """Evaluate a version, then call `then` on the event loop.
 
-        Skip it while another one is being evaluated.
+        If another version is being evaluated, skip this one.
         """
         if self._busy:
             return

@@ -1,4 +1,4 @@
-"""Write a hub's checkpoints, its newest model and its best model to the run's folder."""
+"""Write a hub's checkpoints, its latest model and its best model to the run's folder."""
 
 import contextlib
 import time
@@ -19,7 +19,7 @@ from edgeasync.protocol.messages import ModelVersion
 from edgeasync.runtime.hub_threads import CLOSE_S, HubThreads, Thread
 
 OnSaved = Callable[[int], None]
-"""Called on the event loop after a checkpoint, with the last journal entry that it covers.
+"""Called on the event loop after a checkpoint, with the number of its last journal entry.
 
 The number is 0 if the checkpoint could not be written.
 """
@@ -38,11 +38,11 @@ class HubFiles:
         report: Callable[[HubReport], None],
     ) -> None:
         self.version_saved = 0
-        """The version of the newest checkpoint."""
+        """The model's version in the latest checkpoint."""
         self.unwritten = ""
-        """Why the last checkpoint could not be written."""
+        """Why the last checkpoint could not be written; empty if it was written."""
         self.unsaved: StorageError | None = None
-        """Why the last model could not be written when the hub ended."""
+        """The error, if the last model could not be written when the hub ended."""
         self.folder = folder
         self._run = run
         self._spec = spec
@@ -52,7 +52,7 @@ class HubFiles:
 
     @property
     def model(self) -> Path:
-        """The path of the newest saved model."""
+        """The path of the latest saved model."""
         return self.folder.path / MODEL_FILE
 
     @property
@@ -61,7 +61,7 @@ class HubFiles:
         return self.folder.path / BEST_FILE
 
     def save_model(self, snapshot: Snapshot, lineage: str) -> None:
-        """Write the model file; raises `StorageError`, or `OSError` if the folder was moved."""
+        """Write the model file. Raises `StorageError`, or `OSError` if the folder was moved."""
         self.folder.check()
         save_model(self.model, self._spec, snapshot.vector, lineage=lineage, version=snapshot.number)
 
@@ -108,7 +108,7 @@ class HubFiles:
         self.save_model(state.snapshot, state.lineage)
 
     def save_best(self, snapshot: Snapshot, lineage: str, evaluation: Evaluated) -> None:
-        """Write the best version in the save thread. A newer one replaces one that still waits."""
+        """Write the best version in the save thread. It replaces a best version that is still queued."""
 
         def write() -> None:
             save_model(
@@ -134,7 +134,7 @@ class HubFiles:
             self._threads.submit("save", work)
 
     async def close(self) -> None:
-        """Wait until everything is on disk; set `unsaved` if something is not."""
+        """Wait until everything is written to disk; set `unsaved` if something could not be written."""
         last: dict[Thread, str] = {"journal": "journal", "save": "last checkpoint"}
         for thread, what in last.items():
             if not await self._threads.close(thread):

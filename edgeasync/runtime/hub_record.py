@@ -17,13 +17,13 @@ from edgeasync.plugins import Trust
 from edgeasync.runtime.hub_settings import HubSettings
 
 RECORD_FORMAT = 1
-"""The value of the key `format`. No other format is read; increase it when a key changes."""
+"""The value of the key `format`. Other values are rejected. Increase it when a key changes."""
 
 
 def record_of(settings: HubSettings) -> bytes:
-    """Return the settings as JSON, with which the same hub starts from any folder.
+    """Return the settings as JSON, from which the same hub can be started in any working directory.
 
-    The record does not store `checkpoint.recovery`, which applies to one start only.
+    The record does not contain `checkpoint.recovery`, which applies to a single start only.
     """
     latest, run = (
         CheckpointSettings().recovery,
@@ -41,12 +41,12 @@ def record_of(settings: HubSettings) -> bytes:
 def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
     """Return the settings of a run's last start, to resume it in its folder.
 
-    Without `trust_code`, they may name installed plugins only, and cannot raise the limits of
-    building a model.
+    If `trust_code` is false, the settings may name only installed plugins, and cannot raise the
+    limits on building a model.
 
-    Raises `StorageError` if there is no run or no record, or if another version wrote it. Raises
-    `ConfigError` if the settings are invalid, and `PluginError` if they name code that may not be
-    imported.
+    Raises `StorageError` if the run or its record is missing, or if the record's format is
+    different. Raises `ConfigError` if the settings are invalid, and `PluginError` if they name code
+    that must not be imported.
     """
     folder, path = RunFolder.open(run), run / RECORD_FILE
     begin = f"start it with a settings file: edgeasync hub CONFIG --run {run}"
@@ -82,7 +82,7 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
 
 
 def _within_limits(model: OnnxModel) -> OnnxModel:
-    """Return the model with its building limits reduced to the default ones."""
+    """Return the model settings, with the limits on building it reduced to the defaults."""
     nbytes = model.build_memory_bytes_max
     if nbytes is not None:
         nbytes = ByteCount(min(nbytes, half_of_memory_bytes() or nbytes))

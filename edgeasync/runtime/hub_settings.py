@@ -38,57 +38,59 @@ from edgeasync.training.plan import LocalTraining
 class HubSection(Section, frozen=True):
     """`[hub]`: the hub's address, its run's folder, its keys and the end of training.
 
-    If `quiet` is not set, the fleet may idle if nothing in `stop` ends the run and the frequency is
-    adaptive.
+    If `quiet` is not set, the fleet may idle if `stop` contains no condition and the frequency
+    controller is adaptive.
     """
 
     GROUPS: ClassVar[Mapping[str, str]] = {"bind": "Connection", "run": "Run", "keys": "Connection"}
 
     bind: str = DEFAULT_ADDRESS
     """Address to listen on: `tcp://HOST:PORT`, or `ipc://PATH` for one machine. HOST is an address
-    of this machine (IPv6 in brackets), or `*` for all addresses. Port `*` picks a free port. A
-    relative PATH is made absolute when the setting is read.
+    of this machine (IPv6 in brackets), or `*` for all addresses. If PORT is `*`, the hub listens on
+    a free port. A relative PATH is converted to an absolute path when the setting is read.
     """
     run: FilePath = FilePath("runs/default")
     """Folder of this run, created if missing. If the folder contains a run, the hub resumes it. If
-    it contains only a `model.safetensors`, the run begins with that model. [Crashes, backups,
-    moving](/operate/durability.md) lists its files.
+    the folder contains only a `model.safetensors`, the run begins with that model. [Crashes,
+    backups, moving](/operate/durability.md) lists its files.
     """
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
-    """Seed of the model's initial values. It has no effect on an ONNX model, which contains its
-    initial values, or if the folder contains a model.
+    """Random seed of the model's initial values. It has no effect on an ONNX model, which contains
+    its initial values, or if the run's folder contains a model.
     """
     durability: Durability = "journal"
-    """When the hub answers a device: after its update is on disk (`journal`), or at once
-    (`checkpoint`). With `journal`, an answered update survives a crash or a power cut. With
-    `checkpoint`, a crash loses all updates after the last checkpoint, but answers do not wait for
-    the disk.
+    """When the hub answers a device: after the device's update is on disk (`journal`), or at once
+    (`checkpoint`). With `journal`, every answered update survives a crash or a power cut. With
+    `checkpoint`, answers do not wait for the disk, but a crash loses all updates after the last
+    checkpoint.
     """
     history_rows_max: Annotated[int, Meta(ge=0, le=1_000_000)] = ROWS_MAX
-    """Maximum number of rows in the run's history; 0 disables the history. Each update and each
-    evaluation adds a row of about 30 bytes: [The history](/operate/durability.md#the-history).
+    """Maximum number of rows in the run's history, or 0 to disable the history. Each update and
+    each evaluation adds a row of about 30 bytes: [The history](/operate/durability.md#the-history).
     """
     stop: StopCondition = StopCondition()
-    """When training ends; `[hub.stop]`."""
+    """When training ends: `[hub.stop]`."""
     quiet: bool | None = None
-    """Let the fleet idle once training has plateaued: [Rest](/train/policies.md#rest). By default
-    the fleet may idle if nothing in `stop` ends the run and `policy.frequency` is `adaptive`.
-    `true` requires an `adaptive` frequency.
+    """Let the fleet idle once training has plateaued: [Rest](/train/policies.md#rest). By default,
+    the fleet may idle if `stop` contains no condition and `policy.frequency` is `adaptive`. `true`
+    requires that `policy.frequency` is `adaptive`.
     """
     frozen: OtherFrozen = "refuse"
-    """How to treat a device whose frozen arrays differ: refuse it, or warn and let it train. A
-    refused device ends with exit code 5: [Frozen parameters](/train/join.md#frozen-parameters).
+    """How to treat a device whose frozen arrays differ from the hub's: refuse it (`refuse`), or
+    warn and let it train (`warn`). A refused device ends with exit code 5: [Frozen
+    parameters](/train/join.md#frozen-parameters).
     """
     keys: FilePath | None = None
     """Folder of this hub's keys, created by `edgeasync keys init`. With keys, the hub encrypts
     every connection and admits only listed keys: [Keys](/operate/keys.md).
     """
     knocking: bool = False
-    """Record unknown keys for `edgeasync keys pending`. Requires `keys`."""
+    """Record the unknown keys of devices that request admission, for `edgeasync keys pending`. Requires `keys`.
+    """
     insecure: bool = False
     """Listen beyond this machine without keys, so that anybody on the network may join. A host name
-    counts as this machine if all its addresses are loopback. `ipc://@NAME` does not, because every
-    user of the machine may open it.
+    counts as this machine if all its addresses are loopback addresses. An address `ipc://@NAME`
+    does not count as this machine, because every user of the machine can connect to it.
     """
 
     def __post_init__(self) -> None:
@@ -113,15 +115,15 @@ class RunSettings(Section, frozen=True):
     which kind suits which fleet.
     """
     evaluation: EvaluationSettings = EvaluationSettings()
-    """How often the hub evaluates the model, and on which data."""
+    """How often the hub evaluates the model, and which data it uses."""
     codec: CodecSettings = CodecSettings()
     """How payloads are encoded."""
     checkpoint: CheckpointSettings = CheckpointSettings()
-    """How often the hub writes checkpoints, and from which one a start resumes."""
+    """How often the hub writes checkpoints, and which checkpoint it resumes from."""
     liveness: Liveness = Liveness()
-    """How long the hub waits for a message of a device before its lease expires."""
+    """How long the hub waits for a device's next message before the device's lease expires."""
     limits: Limits = Limits()
-    """Limits on what the hub accepts."""
+    """Limits on the messages, devices and connections that the hub accepts."""
 
     def __post_init__(self) -> None:
         check_day(self.limits, self.liveness)
@@ -146,7 +148,7 @@ class RunSettings(Section, frozen=True):
 
     @property
     def fleet_policy(self) -> Policy:
-        """The policy. If it sets no `trust`, `trust` follows from who may reach the hub.
+        """The policy. If `trust` is not set, it is derived from who can connect to the hub.
 
         Raises `ConfigError` for a policy that requires trusted devices.
         """
@@ -172,7 +174,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
     """A hub's settings file. Every key except `[model]` has a default."""
 
     model: Model | OnnxModel | CustomModel
-    """What the fleet trains; `[model]` below. The flag `--model` replaces it."""
+    """The model that the fleet trains: `[model]`. The flag `--model` overrides it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

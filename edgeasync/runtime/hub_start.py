@@ -32,9 +32,9 @@ def make_hub(
 ) -> HubRuntime:
     """Return a hub that is not yet running.
 
-    `load` builds the training graph of an ONNX model, by default in this process. With `trust_code`
-    the hub imports plugins that only the run's folder names. Raises `AddressError`, `ConfigError`,
-    `DataError` or `GraphError`.
+    `load` builds the training graph of an ONNX model, by default in this process. If `trust_code`
+    is true, the hub also imports plugins that are named only in the run's folder. Raises
+    `AddressError`, `ConfigError`, `DataError` or `GraphError`.
     """
     refuse_modules_in(expanded(settings.hub.run))
     settings = replace(settings, policy=settings.fleet_policy)
@@ -59,7 +59,7 @@ def make_hub(
 
 
 def _hosted(settings: HubSettings, graph: HubGraph | None) -> HostedModel:
-    """Return the model of the settings, or of the graph built from it."""
+    """Return the hub's model, from the settings or from the training graph built from them."""
     model = settings.model
     if isinstance(model, CustomModel):
         spec, first = model.load()

@@ -9,7 +9,7 @@ from edgeasync.host.completion import Completion
 from edgeasync.host.worker import Worker
 
 CLOSE_S = 60.0
-"""How long a stopping hub waits for its last fold and for the disk."""
+"""Seconds that a stopping hub waits for its last fold and for writes to disk."""
 
 Thread = Literal["fold", "journal", "save", "evaluate"]
 Result = TypeVar("Result")
@@ -18,8 +18,8 @@ Result = TypeVar("Result")
 class HubThreads:
     """Runs work in named threads, and passes results to the event loop.
 
-    Each thread runs its work in order. An exception in a thread, or in the receiver of a result,
-    ends the hub.
+    Each thread runs its work in the order of submission. An exception in a thread, or in a callback
+    that receives a result, ends the hub.
     """
 
     def __init__(self, ending: Completion) -> None:
@@ -27,7 +27,7 @@ class HubThreads:
         self._workers: dict[Thread, Worker] = {}
 
     def begin(self) -> None:
-        """Use the running loop from now on. Work that is submitted before `start` waits for it."""
+        """Use the running event loop from now on. Work that is submitted before `start` is queued."""
         self.loop = asyncio.get_running_loop()
         names: tuple[Thread, ...] = ("fold", "journal", "save", "evaluate")
         self._workers = {name: Worker(name, self._fail) for name in names}
@@ -50,7 +50,7 @@ class HubThreads:
         self.loop.call_soon_threadsafe(self.guard, partial(then, result))
 
     def guard(self, action: Callable[[], None]) -> None:
-        """Call `action` on the event loop; an exception ends the hub."""
+        """Call `action` on the event loop. If it raises an exception, end the hub."""
         try:
             action()
         except Exception as error:  # noqa: BLE001
@@ -61,9 +61,9 @@ class HubThreads:
         self.loop.call_later(delay_s, self.guard, action)
 
     async def close(self, thread: Thread) -> bool:
-        """Let a thread finish its work; return whether it ended in time.
+        """Wait until a thread has finished its work, then return whether it ended in time.
 
-        The event loop stays responsive.
+        The event loop is not blocked meanwhile.
         """
         return await asyncio.to_thread(self._workers[thread].close, CLOSE_S)
 

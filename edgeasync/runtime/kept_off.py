@@ -1,4 +1,4 @@
-"""Count what the hub's limits refused, for the status and for warnings."""
+"""Count messages and connections that the hub's limits refused, for the status and warnings."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from edgeasync.net.hub_listener import HubListener
 
 TELL_S = 60.0
-"""Minimum time between two warnings."""
+"""Minimum seconds between two warnings."""
 
 
 class KeptOff:
@@ -19,7 +19,7 @@ class KeptOff:
         self._tell_at_s = 0.0
 
     def news(self, denied: Mapping[Any, int], now_s: float) -> str:
-        """Return a warning about refusals since the last one; empty if no warning is due."""
+        """Return a warning about refusals since the last warning, or an empty text if none is due."""
         counts = Counter[str](denied) + self._network.kept_off
         if counts == self._told or now_s < self._tell_at_s:
             return ""

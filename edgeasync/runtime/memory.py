@@ -1,8 +1,8 @@
-"""Compute the maximum memory of a hub as a sum of named parts, each set by a limit.
+"""Compute a hub's maximum memory as a sum of named parts, each of which a limit determines.
 
-The sum is reached if every device sends as much as its limits allow. It includes a flood of
-messages: `unread` is what a connection may queue before the hub closes it, plus what arrives
-between two checks.
+The hub needs this much memory if every device sends as much as its limits allow. The part `unread`
+covers a flood of messages: the bytes that a connection may queue before the hub closes it, plus the
+bytes that arrive between two checks of the hub.
 """
 
 import msgspec
@@ -22,13 +22,13 @@ from edgeasync.protocol.codecs import payload_bytes_limit
 from edgeasync.runtime.hub_settings import RunSettings
 
 THREADS_BYTES = 32 << 20
-"""Thread stacks, and freed memory that the allocator retains."""
+"""Memory for thread stacks, and freed memory that the allocator retains."""
 
 BETWEEN_LOOKS_BYTES = 64 << 20
-"""What the kernel and libzmq receive between two checks of the hub, at 2 GB/s."""
+"""Bytes that the kernel and libzmq receive between two checks of the hub, at 2 GB/s."""
 
 CONNECTION_BYTES = 24 << 10
-"""Memory per connection, in libzmq, the hub and the kernel."""
+"""Memory per connection in libzmq, the hub and the kernel."""
 
 DEVICE_BYTES = 12 << 10
 """Memory per device that the hub knows, live or not."""
@@ -37,17 +37,17 @@ STATUS_BYTES = 2 << 10
 """Memory per device in a status and in a checkpoint."""
 
 ROW_BYTES = 1 << 10
-"""Memory per history row with metrics that waits for the disk."""
+"""Memory per history row with metrics that waits to be written to disk."""
 
 WRITTEN_ROW_BYTES = 128
-"""Memory per written history row while the file is thinned, which needs two copies."""
+"""Memory per written history row while rows are removed from the file, which needs two copies."""
 
 ANSWER_BYTES = 1 << 10
 SENDER_BYTES = 1 << 10
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A part of the sum, and the limit that determines it."""
+    """A part of a hub's memory, and the limit that determines its size."""
 
     name: str
     nbytes: int
@@ -55,7 +55,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def most_memory(spec: ParameterSpec, settings: RunSettings, *, evaluated: bool) -> list[Part]:
-    """Return the parts for a hub that was created in this process and is not running yet."""
+    """Return the memory parts of a hub that this process has created and not yet started."""
     limits, policy, model = settings.limits, settings.policy, spec.nbytes
     journal, history_rows_max = settings.hub.durability == "journal", settings.hub.history_rows_max
     optimizer = state_vectors(tuple(policy.optimizer))

@@ -1,4 +1,4 @@
-"""Save a peer's model: a finite copy in memory, and that copy in a file."""
+"""Save a peer's model as a finite copy in memory, and write this copy to a file."""
 
 import math
 import time
@@ -14,21 +14,21 @@ from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.training.last_finite import LastFinite
 
 WRITE_S = 60.0
-"""How long a stopping peer waits for its last model to be written."""
+"""Seconds that a stopping peer waits until its last model is written."""
 
 KEEP_MODEL_S = 60.0
-"""Minimum time between two writes of the model."""
+"""Minimum seconds between two writes of the model."""
 
 COPY_S = 1.0
-"""Minimum time between two copies. An abandoned step loses the training since the last copy."""
+"""Minimum seconds between two copies. If a step is abandoned, training since the last copy is lost."""
 
 
 class ModelKeeper:
     """Copies the model in memory while it is finite, and writes the copy to its file less often.
 
-    It copies in the training thread and writes in a thread of its own, so that a long decoding does
-    not delay a write. Without a `file`, it writes nothing. The file names `name` as its lineage.
-    `warn` and `fail` are called in either thread.
+    It copies the model in the training thread, and writes in its own thread, so that decoding a
+    long message does not delay a write. If `file` is `None`, it writes nothing. The file records
+    `name` as its lineage. `warn` and `fail` may be called in both threads.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ModelKeeper:
         self._kept_s = time.monotonic()
         self._copied_s = -math.inf
         self._written_steps = -1
-        """The number of local steps of the last written copy."""
+        """The number of local steps of the copy that was last written."""
         self._told_diverged = False
 
     def start(self) -> None:
@@ -57,7 +57,7 @@ class ModelKeeper:
         self._worker.start()
 
     def copy(self, parameters: Vector, steps: int) -> None:
-        """Copy the model if a copy is due; called between two steps."""
+        """Copy the model if a copy is due. Called between two steps."""
         now_s = time.monotonic()
         if now_s >= self._copied_s + COPY_S and self.last_finite.keep(parameters, steps):
             self._copied_s = now_s
@@ -65,9 +65,9 @@ class ModelKeeper:
                 self._write_copy()
 
     def restore(self, parameters: Vector) -> bool:
-        """If the model is not finite, restore and write the last copy.
+        """If the model is not finite, restore the last copy and write it to the file.
 
-        Return whether that was necessary.
+        Return whether the model was restored.
         """
         if not self.last_finite.restore(parameters):
             return False
@@ -77,7 +77,7 @@ class ModelKeeper:
         return True
 
     def close(self, parameters: Vector, steps: int) -> None:
-        """Write the last model, unless its copy is already written; blocks."""
+        """Write the last model, unless it is already written. Blocks."""
         if not self.last_finite.is_restored:
             self._write(parameters, steps)
         if not self._worker.close(WRITE_S):
@@ -92,7 +92,7 @@ class ModelKeeper:
             self._write(vector, steps)
 
     def _write(self, parameters: Vector, steps: int) -> None:
-        """Write a model, or keep the file as it is if training has diverged."""
+        """Write a model, or leave the file unchanged if training has diverged."""
         file = self._file
         if file is None:
             return

@@ -1,4 +1,4 @@
-"""The shell of a peer: sockets on an event loop, a training thread and an encoding thread."""
+"""A peer's shell, with sockets on an event loop, a training thread and an encoding thread."""
 
 import asyncio
 import hashlib
@@ -35,21 +35,21 @@ from edgeasync.runtime.peer_training import Company, PeerTraining
 from edgeasync.training.trainer import CoroutineTrainer, Trainer
 
 CLOSE_S = 1.0
-"""How long a stopping peer waits for the local step that it interrupted, before abandoning it."""
+"""Seconds that a stopping peer waits for the interrupted local step before it abandons the step."""
 
 LINGER_MS = 300
-"""How long a closing peer keeps sending its goodbye."""
+"""Maximum milliseconds that a closing peer tries to send its goodbye."""
 
 PINGS_PER_LEASE = 5
 
 TICK_S = 3600.0
-"""Longest time between two checks for due work."""
+"""Maximum seconds between two checks for due work."""
 
 LAST_ROUND_LEASES = 2.0
-"""How many leases a peer waits for one more round after its last local step."""
+"""Number of leases that a peer waits for one more round after its last local step."""
 
 PEER_MODEL_FILE = "peer.safetensors"
-"""The file of a peer's model in its state folder. `model.safetensors` is the hub's name."""
+"""The name of a peer's model file in its state folder; a hub's model is `model.safetensors`."""
 
 OnReport = Callable[[PeerReport], None]
 Result = TypeVar("Result")
@@ -68,10 +68,10 @@ class PeerModel(NamedTuple):
 
 
 class PeerMember(NamedTuple):
-    """A peer in its list: its entry, its keys, its incarnation and the list itself.
+    """A peer as a member of its list: its entry, its keys, its incarnation and the list.
 
-    With a `file`, the list is read again when the file changes. With a `hub`, the peer asks that
-    hub for the others and writes the answer to the file.
+    If `file` is set, the list is read again when the file changes. If `hub` is set, the peer asks
+    this hub for the other peers, and writes the answer to the file.
     """
 
     own: PeerEntry
@@ -88,25 +88,28 @@ class PeerMember(NamedTuple):
 
 
 class PeerRuntime:
-    """Trains on this device, and averages its model with other peers without a hub.
+    """Trains on this device without a hub, and averages the model with the models of other peers.
 
-    `run` trains and averages, and returns the reason why it ended. A peer runs once. It ends at
-    `request_stop` or after `rounds_max` rounds. Otherwise it ends after `steps_max` local steps and
-    one more round. The caller converts `epochs` to steps.
+    `run` trains and averages, and returns the reason why it ended. It can be called only once per
+    peer. It ends when `request_stop` is called or after `rounds_max` rounds. If `rounds_max` is not
+    set, it ends after `steps_max` local steps and one more round. The caller converts `epochs` to
+    local steps.
 
     - `model.trainer` trains the model in place.
-    - With `round_steps`, the peer pauses after twice as many steps without a mean, for up to a
-      lease.
-    - `model_file` receives the model once a minute and at the end, without a step that was
-      abandoned. If the file exists, the peer resumes its model and its count of local steps.
-    - With `meets`, the peer takes its first step once it has found all others of the list, or after
-      a lease. It then stops waiting for `rounds_max` if all others have left, or if its own
-      training has diverged.
-    - If a step makes the model non-finite, the next step starts from the last finite copy. That
-      copy is written, too.
+    - If `round_steps` is set, the peer pauses training after twice as many local steps without a
+      new mean, for up to a lease.
+    - The peer writes the model to `model_file` once a minute and at the end, without the changes of
+      an abandoned step. If the file exists at the start, the peer resumes with the file's model and
+      number of local steps.
+    - If `meets` is true, the peer takes its first step once it has found all other peers in the
+      list, or after a lease. Then it ends before `rounds_max` rounds if all other peers have left,
+      or if its own training has diverged.
+    - If a step makes the model non-finite, the next step starts from the last finite copy of the
+      model. This copy is also written to `model_file`.
 
-    Raises `StorageError` and `ModelMismatchError` for a file that it cannot resume. `run` raises
-    `AddressError` if it cannot listen. It passes on exceptions of the trainer.
+    The constructor raises `StorageError` or `ModelMismatchError` if it cannot resume from
+    `model_file`. `run` raises `AddressError` if it cannot listen on the address. It also raises
+    exceptions that the trainer raises.
     """
 
     def __init__(
@@ -122,7 +125,7 @@ class PeerRuntime:
         self.spec: ParameterSpec = model.trainer.spec
         """The arrays of the model."""
         self.rounds = 0
-        """The number of rounds in which this peer has averaged."""
+        """The number of rounds in which this peer has averaged its model."""
         self._member = member
         self._section = section
         self._on_report = on_report or (lambda _: None)
@@ -163,7 +166,7 @@ class PeerRuntime:
         """Train and average until the end; return the reason.
 
         If its task is cancelled, the peer sends its goodbye, as after `request_stop`. Raises
-        `EdgeAsyncError` if it was called before.
+        `EdgeAsyncError` if `run` was called before.
         """
         self._ending.begin()
         if self._leaving:
@@ -186,7 +189,7 @@ class PeerRuntime:
                 network.close()
 
     def _listen(self, network: ZmqNetwork) -> PeerSockets:
-        """Listen, and connect to the others; raises `AddressError`."""
+        """Listen, and connect to the other peers; raises `AddressError`."""
         return PeerSockets(
             self._member.own,
             self._member.pair,
@@ -208,7 +211,7 @@ class PeerRuntime:
         assert file is not None
 
         def give_up(error: BaseException) -> None:
-            """Continue without the hub if it has already listed other peers; otherwise fail."""
+            """Continue without the hub if it has already reported other peers, otherwise fail."""
             if self._member.others:
                 self._warn(str(error))
             else:
@@ -236,32 +239,32 @@ class PeerRuntime:
 
     @property
     def name(self) -> str:
-        """This device's name in the list."""
+        """This device's name in the list of peers."""
         return self._member.own.name
 
     @property
     def parameters(self) -> Vector:
-        """The model."""
+        """The model's current parameters."""
         return self._training.parameters
 
     @property
     def steps_total(self) -> int:
-        """The number of local steps over all starts."""
+        """The number of local steps that this device has taken over all starts."""
         return self._training.steps_total
 
     @property
     def loss(self) -> float | None:
-        """The mean loss of the last local steps."""
+        """The mean loss of the latest local steps."""
         return self._training.loss
 
     @property
     def bytes_up(self) -> int:
-        """Bytes of all messages to other peers."""
+        """Total bytes of the messages sent to other peers."""
         return self._engine.bytes_up
 
     @property
     def bytes_down(self) -> int:
-        """Bytes of all messages from other peers."""
+        """Total bytes of the messages received from other peers."""
         return self._engine.bytes_down
 
     @property
@@ -275,20 +278,21 @@ class PeerRuntime:
         return self._training.diverged
 
     def stalled_s(self) -> float:
-        """Return the seconds since the last local step ended; 0 if no step is due."""
+        """Return the seconds since the last local step ended, or 0 if no step is due."""
         if not self._ending.begun or self._ending.reached or self._training.is_trained:
             return 0.0
         return time.monotonic() - self._training.stepped_s
 
     def last_events(self) -> list[str]:
-        """Return one line for each recent event and effect of the core."""
+        """Return one line per recent event and effect of the core."""
         return self._engine.recorder.lines()
 
     def request_stop(self) -> None:
-        """Send the others a goodbye and let `run` return. Call it on the event loop.
+        """Send the other peers a goodbye, and let `run` return. Call it on the event loop.
 
-        Others may still need this device's part of the current round, so it stays for up to a
-        lease. Before `run`, it makes `run` return at once. After `run`, it does nothing.
+        Other peers may still need this device for the current round, so `run` may take up to a
+        lease to return. If `run` is called later, it returns at once. After `run` has returned,
+        this method does nothing.
         """
         if self._leaving:
             return
@@ -298,9 +302,9 @@ class PeerRuntime:
             self._do(lambda: None)
 
     def _ping_all(self) -> None:
-        """Send all peers a ping with the names of the peers that this device hears.
+        """Send all peers a ping with the names of the peers whose messages this device receives.
 
-        A round needs peers that all hear each other.
+        A round requires that all its peers receive each other's messages.
         """
         if self._sockets is not None:
             names = self._sockets.peers
@@ -313,9 +317,9 @@ class PeerRuntime:
     def _serves(self) -> bool:
         """Whether other peers may still need this device for the current round.
 
-        It may have the round's mean, or everything that the mean is computed from. If all others
-        have left, only the latter matters: the core abandons a round unless they have left in
-        order.
+        They may need the round's mean from this device, or the data that the mean is computed from.
+        If all other peers have left, any current round counts, because the core abandons a round
+        unless the other peers sent a goodbye.
         """
         serving = self._engine.core.rounds.current
         return serving is not None and (self._company.deserted or serving.state in ("applying", "serving"))
@@ -328,7 +332,7 @@ class PeerRuntime:
             self._sockets.send(peer, header, payload)
 
     def between_steps(self, work: Callable[[Vector], Result], then: Callable[[Result], None]) -> None:
-        """Run `work` in the training thread as soon as the running step has ended."""
+        """Run `work` in the training thread as soon as the current step has ended."""
 
         def job(parameters: Vector) -> None:
             result = work(parameters)
@@ -341,11 +345,11 @@ class PeerRuntime:
         self._aside.submit(lambda: self._hand_over(partial(then, work())))
 
     def applied(self, parameters: Vector) -> None:
-        """Let the trainer begin from the new model; called in the training thread."""
+        """Let the trainer continue from the new model. Called in the training thread."""
         self._training.take_mean(parameters)
 
     def report(self, report: PeerReport) -> None:
-        """Pass on a report, and stop if it ends the peer."""
+        """Pass a report to the callback, and stop the peer if this report ends it."""
         training, loop = self._training, self._driver.loop
         if report.event == "peer_found":
             self._company.note_found(report.peer)
@@ -368,7 +372,7 @@ class PeerRuntime:
         self._on_report(report)
 
     def _ends_with(self, report: PeerReport) -> bool:
-        """Return whether this was the last round, or no further round can happen."""
+        """Return whether the report is about the last round, or no further round is possible."""
         rounds_max = self._section.rounds_max
         if report.event == "round_done":
             return self._snapshot_of_trained if rounds_max is None else self.rounds >= rounds_max
@@ -377,7 +381,7 @@ class PeerRuntime:
         return False
 
     def stop(self, stop: EndPeer) -> None:
-        """Let `run` return."""
+        """Make `run` return this reason."""
         self._ending.reach(stop.reason)
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -389,7 +393,7 @@ class PeerRuntime:
         self._driver.do_from_thread(lambda: self._act(action))
 
     def _act(self, action: Callable[[], None]) -> None:
-        """Run `action`, and leave if a stop was requested and no peer needs this device."""
+        """Run `action`, and leave if a stop was requested and no other peer needs this device."""
         action()
         if self._leaving and not self._serves:
             self._engine.handle(PeerStopRequested())
@@ -408,12 +412,12 @@ class PeerRuntime:
         self._engine.handle(PeerStopRequested())  # sends the goodbye
 
     def _leave_if_diverged(self, _: Vector) -> None:
-        """Stop if training has diverged: no round accepts such a model. Called between two steps."""
+        """Stop if training has diverged, because rounds reject such a model. Called between two steps."""
         if self.diverged:
             self._driver.loop.call_soon_threadsafe(self.request_stop)
 
     def _wait_for_last_round(self) -> None:
-        """Stop after one more round, or after a timeout; the final model is the members' mean."""
+        """Stop after one more round, so that the final model is the peers' mean, or after a timeout."""
         self._engine.handle(RoundDue())
         if self._section.rounds_max is None:
             wait_s = LAST_ROUND_LEASES * self._settings.lease_s
@@ -423,7 +427,7 @@ class PeerRuntime:
 
 
 def longest_end_s(lease_s: float) -> float:
-    """Return how long a peer may take to end after a stop request, before it counts as hung."""
+    """Return the maximum seconds that a peer may take to end after a stop request."""
     return lease_s + 2.0 * CLOSE_S + WRITE_S
 
 
@@ -448,6 +452,6 @@ def _core_settings(section: PeerSection, model: PeerModel, *, meets: bool) -> Pe
 
 
 def _fingerprint(spec: ParameterSpec, settings: PeerCoreSettings) -> str:
-    """Return a digest that two peers share only if they can average: same model, same exchange."""
+    """Return a digest that is equal on two peers only if they can average their models."""
     common = (spec.fingerprint, settings.topology, settings.codec, settings.piece_bytes)
     return hashlib.sha256(msgspec.msgpack.encode(common)).hexdigest()

@@ -1,4 +1,4 @@
-"""Create a peer from its settings: its model, data, state folder and list of peers."""
+"""Create a peer, with its model, data, state folder and list of peers, from its settings."""
 
 import logging
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from edgeasync.runtime.peer_settings import PeerSection, PeerSettings
 from edgeasync.training.plan import ReceivedGraph, ShippedModel, TrainingPlan
 
 FOUND_PEERS_FILE = "peers.toml"
-"""The list of peers in the state folder of a device that finds them through a hub."""
+"""The name of the list of peers in the state folder of a device that finds peers through a hub."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ _log = logging.getLogger(__name__)
 def make_model(
     settings: PeerSettings, dataset: Dataset, load: Callable[[OnnxModel], HubGraph] = load_graph
 ) -> PeerModel:
-    """Return the model that the settings name, with a trainer on this device's data.
+    """Return the model that the settings specify, with a trainer on this device's data.
 
-    All peers begin with the same values, because a mean of different models is worse than each
-    model. Raises `ConfigError`, `GraphError` or `DataError`.
+    All peers begin with the same initial values, because the mean of differently initialized models
+    is worse than each of these models. Raises `ConfigError`, `GraphError` or `DataError`.
     """
     model, section = settings.model, settings.peer
     if model is None:
@@ -70,12 +70,12 @@ def make_peer(
     meets: bool = False,
     on_report: OnReport,
 ) -> PeerRuntime:
-    """Return the peer of a device, not yet running. It resumes the model in its state folder.
+    """Return a device's peer, not yet running, which resumes the model in its state folder.
 
-    `examples` is the number of examples of the device, which converts `epochs` to steps.
+    `examples` is the device's number of examples, which is used to convert `epochs` to local steps.
 
-    Raises `ConfigError` if the list lacks this device or its key, `StorageError` or
-    `ModelMismatchError`.
+    Raises `ConfigError` if the list does not contain this device or its key. Raises `StorageError`
+    or `ModelMismatchError` if it cannot resume.
     """
     section = settings.peer
     assert section.state is not None
@@ -91,7 +91,10 @@ def make_peer(
 
 
 def _member_of(section: PeerSection, identity: DeviceIdentity, state: Path) -> PeerMember:
-    """Return this device and the list of peers, from a file or from a hub and its earlier answers."""
+    """Return this device as a member of its list, which comes from a file or from a hub.
+
+    If it comes from a hub, the hub's earlier answers are read from the state folder.
+    """
     keys = DeviceKeys(state)
     pair, name = keys.own(), identity.device_id
     if section.hub is None:
@@ -108,7 +111,10 @@ def _member_of(section: PeerSection, identity: DeviceIdentity, state: Path) -> P
 
 
 def find_name(section: PeerSection, state: Path) -> str:
-    """Return a peer's name from its settings, its hub or this machine; raises `StorageError`."""
+    """Return a peer's name: from its settings, its enrolment or the host name.
+
+    Raises `StorageError`.
+    """
     if section.device_id is not None or section.hub is None:
         return section.device_id or default_device_id()
     return DeviceKeys(state).hub().name if section.enrol is None else Token.read(section.enrol).name
@@ -117,8 +123,8 @@ def find_name(section: PeerSection, state: Path) -> str:
 def write_trained(out: Path, peer: PeerRuntime, forward: bytes | None) -> None:
     """Write a trained model to `out`.
 
-    A name that ends in `.onnx` gets an ONNX model for inference, any other name the arrays as
-    safetensors. Raises `StorageError`, also if training has diverged.
+    If the name ends in `.onnx`, the file is an ONNX model for inference, otherwise it is a
+    safetensors file. Raises `StorageError` if the file cannot be written or training has diverged.
     """
     check_finite(out, peer.parameters, diverged=peer.diverged)
     if out.suffix != ONNX_SUFFIX:
@@ -131,7 +137,7 @@ def write_trained(out: Path, peer: PeerRuntime, forward: bytes | None) -> None:
 
 
 def check_trained_out(out: Path, settings: PeerSettings, state: Path, forward: bytes | None) -> None:
-    """Raise `ConfigError` if `out` cannot receive a trained model, or is an input file."""
+    """Raise `ConfigError` if a trained model cannot be written to `out`, or `out` is an input file."""
     if out.suffix not in (ONNX_SUFFIX, VALUES_SUFFIX):
         raise ConfigError(
             f"out {out}: unknown file type; choose a name that ends in {ONNX_SUFFIX} or {VALUES_SUFFIX}"
@@ -146,7 +152,7 @@ def check_trained_out(out: Path, settings: PeerSettings, state: Path, forward: b
 
 
 def _files_read(settings: PeerSettings) -> list[Path]:
-    """Return a peer's input files: data, list of peers, model with its values, and loss."""
+    """Return a peer's input files: data, list of peers, model with its values, and loss model."""
     model = settings.model
     names: list[str | None] = [settings.peer.data, settings.peer.peers]
     if isinstance(model, OnnxModel):

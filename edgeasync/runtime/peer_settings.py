@@ -22,7 +22,7 @@ from edgeasync.training.plan import LocalTraining
 
 
 class PeerSection(DeviceSection, frozen=True):
-    """`[peer]`: the device, how it averages its model with the other peers, and when it ends."""
+    """`[peer]`: the device, how it averages its model with other peers, and when it ends."""
 
     GROUPS: ClassVar[Mapping[str, str]] = {
         **DeviceSection.GROUPS,
@@ -35,48 +35,49 @@ class PeerSection(DeviceSection, frozen=True):
     INSTEAD: ClassVar[Mapping[str, str]] = {"steps_max": "epochs", "epochs": "steps_max"}
 
     topology: Topology = "ring"
-    """How devices exchange models: in a ring, or each with all others. Must be equal on all
-    devices.
+    """How devices exchange models: in a ring, or each device with all other devices. It must be
+    equal on all devices.
     """
     peers: FilePath | None = None
-    """The peers, a TOML file that is equal on all devices: [The file of
+    """TOML file that lists all peers, and that must be equal on all devices: [The file of
     peers](/train/peers.md#the-file-of-peers).
     """
     address: str | None = None
-    """This device's address for the other peers, `tcp://HOST:PORT`; required with `hub`."""
+    """Address at which the other peers reach this device, `tcp://HOST:PORT`; required with `hub`."""
     bind: str | None = None
-    """Address to listen on, `tcp://HOST:PORT`; by default this device's own `address`, from its
-    settings or from the file of peers.
+    """Address to listen on, `tcp://HOST:PORT`. The default is this device's `address` in its
+    settings or in the file of peers.
     """
     round_every_s: Annotated[float, Meta(gt=0, le=86400)] = 1.0
-    """Seconds from one round to the next. The live device whose name sorts first starts the rounds.
-    Must be equal on all devices.
+    """Seconds from one round to the next. The live device whose name comes first in alphabetical
+    order starts the rounds. It must be equal on all devices.
     """
     round_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """Local steps from one round to the next, instead of `round_every_s`. A device pauses after
-    twice as many steps without a mean, for up to a lease. Must be equal on all devices.
+    """Number of local steps from one round to the next, instead of `round_every_s`. After twice as
+    many steps without a new mean, a device pauses training for up to a lease. It must be equal on
+    all devices.
     """
     codec: str = "identity"
-    """Codec for models: `identity`, `float16`, `bfloat16`, `int8` or `int4`, each also with
-    `+zstd`. Must be equal on all devices.
+    """Codec for models: `identity`, `float16`, `bfloat16`, `int8` or `int4`, each optionally
+    followed by `+zstd`. It must be equal on all devices.
     """
     lease_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0
-    """How long a peer or a round may be silent before the others continue without it. Each peer
-    sends five pings per lease.
+    """Seconds without a message after which the other peers continue without a peer, or give up a
+    round. Each peer sends five pings per lease.
     """
     steps_max: Annotated[int, Meta(ge=0, le=2**62)] | None = None
-    """Local steps over all starts, after which the device waits for one more round and ends."""
+    """Number of local steps, over all starts, after which the device waits for one more round and ends."""
     epochs: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
-    """Passes over this device's data after which it ends, instead of `steps_max`."""
+    """Number of passes over this device's data after which it ends, instead of `steps_max`."""
     rounds_max: Annotated[int, Meta(ge=1, le=2**62)] | None = None
     """Number of rounds after which the device ends."""
     frozen: OtherFrozen = "refuse"
-    """How to treat a peer whose frozen arrays differ: ignore it (`refuse`), or average with it and
-    warn once (`warn`). See [Frozen parameters](/train/join.md#frozen-parameters).
+    """How to treat a peer whose frozen arrays differ: ignore it (`refuse`), or warn once and
+    average with it (`warn`). See [Frozen parameters](/train/join.md#frozen-parameters).
     """
     out: FilePath | None = None
-    """File for the trained model at the end, `.onnx` or `.safetensors`. `.onnx` requires a forward
-    model. It must differ from all files that this device reads.
+    """File that the trained model is written to at the end, `.onnx` or `.safetensors`. `.onnx`
+    requires a forward model. The file must not be an input file of this device.
     """
 
     def __post_init__(self) -> None:
@@ -100,19 +101,19 @@ class PeerSection(DeviceSection, frozen=True):
 
 
 class PeerSettings(Section, frozen=True):
-    """A peer's settings file: how it averages, how it trains, and its model."""
+    """A peer's settings file: how the peer averages, how it trains, and its model."""
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("agent", "throttle"), "that table belongs to an agent's settings file; set a peer's keys in [peer]"
     )
 
     peer: PeerSection = PeerSection()
-    """The device, its data, how it averages, and when it ends."""
+    """The device, its data, how it averages its model, and when it ends."""
     local: LocalTraining = LocalTraining()
     """How the device trains, as in a hub's file."""
     model: Model | OnnxModel | None = None
-    """The model to train, as in a hub's file, but not of kind `custom`. Set it here or with the
-    flag `--model`.
+    """The model to train, with the same keys as in a hub's file, but not of kind `custom`. Set it
+    here or with the flag `--model`.
     """
 
     def __post_init__(self) -> None:
@@ -120,7 +121,7 @@ class PeerSettings(Section, frozen=True):
             raise ValueError("model.local is only for hubs, because peers average all arrays; remove it")
 
     def missing(self) -> str:
-        """Return a message about a missing setting of `edgeasync peer`, or an empty string."""
+        """Return a message about a setting that `edgeasync peer` requires and that is missing, if any."""
         peer = self.peer
         if peer.peers is None and peer.hub is None:
             return (

@@ -1,4 +1,4 @@
-"""The training thread of a peer: takes local steps, and runs jobs on the model between them."""
+"""The training thread of a peer, which takes local steps and runs jobs between them."""
 
 import asyncio
 import concurrent.futures
@@ -27,20 +27,18 @@ from edgeasync.training.trainer import (
 )
 
 TOLD_STEPS = 100
-"""The number of local steps over which a mean loss is computed."""
+"""Number of local steps whose mean loss is reported."""
 
 
 class Company:
-    """Which other peers this device has found, and which of `to_meet` it has not found yet."""
+    """Records which other peers have been found. `to_meet` contains those not yet found."""
 
     def __init__(self, to_meet: tuple[str, ...]) -> None:
         self.meets = bool(to_meet)
-        """Whether the peer waits for others at its start, and stops waiting for rounds without
-        them.
-        """
+        """Whether the peer waits for other peers at its start, and ends early if all of them have left."""
         self.to_meet = set(to_meet)
         self.has_met = False
-        """Whether any other peer has ever been live."""
+        """Whether any other peer has been live since the start."""
         self.connected = False
         """Whether any other peer is live now."""
 
@@ -50,20 +48,21 @@ class Company:
         return self.has_met and not self.connected
 
     def note_found(self, name: str) -> None:
-        """Note that another peer is live."""
+        """Record that another peer is live."""
         self.has_met = self.connected = True
         self.to_meet.discard(name)
 
 
 class PeerTraining:
-    """Takes local steps, up to `steps_max` over all starts, and runs jobs between them.
+    """Takes up to `steps_max` local steps, counted over all starts, and runs jobs between them.
 
-    - It takes its first step once all peers of `to_meet` are found, or after a lease.
-    - With `round_steps`, it pauses after twice as many steps without a mean, for up to a lease.
-    - If a step makes the model non-finite, the next step starts from the `keeper`'s copy.
+    - It takes its first step once all peers in `to_meet` have been found, or after a lease.
+    - If `round_steps` is set, it pauses after twice as many steps without a new mean, for up to a
+      lease.
+    - If a step makes the model non-finite, the next step starts from the copy in `keeper`.
 
-    Jobs read or change the model. `tell` receives events for the core. `trained` is called after
-    the last step. Both are called in the thread.
+    Jobs read or change the model. The training thread calls `tell` with events for the core, and
+    `trained` after the last step.
     """
 
     def __init__(
@@ -80,14 +79,14 @@ class PeerTraining:
     ) -> None:
         self.parameters, self.steps_total = kept
         self.loss: float | None = None
-        """The mean loss of the last local steps."""
+        """The mean loss of the latest local steps."""
         self.is_trained = False
-        """Whether no more steps follow."""
+        """Whether training has ended, so that no more local steps follow."""
         self.stepped_s = time.monotonic()
-        """When the last step, or the last wait for other peers, ended."""
+        """Monotonic time when the last step, or the last wait for other peers, ended."""
         self._begun_steps = self._mean_steps = self.steps_total
         self._half_due_steps: int | None = None
-        """The total of steps at which half of `round_steps` have passed since the last round began.
+        """The value of `steps_total` at which half of `round_steps` will have passed since the last round began.
         """
         self._trainer = trainer
         self._section = section
@@ -100,25 +99,25 @@ class PeerTraining:
         self._worker = Worker("train", fail)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread. Coroutines of a trainer run on this loop."""
+        """Start the thread. If the trainer's `step` is a coroutine, it runs on `loop`."""
         self._worker.start()
         self._worker.submit(lambda: self._run(loop))
 
     def submit(self, job: Callable[[Vector], None]) -> None:
-        """Run a job on the model as soon as the running step has ended."""
+        """Run a job on the model as soon as the current step has ended."""
         self._jobs.put(job)
 
     def look_again(self) -> None:
-        """Wake a trainer that waits for other peers, so that it checks again."""
+        """Wake the thread if it waits for other peers, so that it checks again."""
         self._jobs.put(_nothing)
 
     def note_round(self) -> None:
-        """Note that a round has begun."""
+        """Record that a round has begun."""
         if self._section.round_steps is not None:
             self._half_due_steps = self.steps_total + -(-self._section.round_steps // 2)
 
     def take_mean(self, parameters: Vector) -> None:
-        """Continue from a model that now includes a round's mean; called in the thread."""
+        """Continue from a model that now includes a round's mean. Called in the training thread."""
         self._mean_steps = self.steps_total
         self._keeper.last_finite.note_mean()
         self._trainer.begin(parameters)
@@ -137,9 +136,9 @@ class PeerTraining:
             self._trainer.interrupt()
 
     def close(self, timeout_s: float) -> None:
-        """End the thread after the running step, or abandon that step; then use a finite copy.
+        """End the thread after the current step. After the timeout, abandon the step.
 
-        Blocks.
+        If a step is abandoned, the model is restored from a finite copy. Blocks.
         """
         has_ended = self._worker.close(timeout_s)
         last = self._keeper.last_finite
@@ -151,7 +150,7 @@ class PeerTraining:
     # -- in the thread -----------------------------------------------------------------------------------------
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take local steps and run jobs between them. After the last step, run only jobs."""
+        """Take local steps, and run jobs between them. After the last step, run only jobs."""
         self._keeper.copy(self.parameters, self.steps_total)
         self._do_jobs_while(lambda: bool(self._company.to_meet))
         self._tell(TrainingBegun())
@@ -168,7 +167,7 @@ class PeerTraining:
             self._jobs.get()(self.parameters)
 
     def _take_steps(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take some local steps, and store their mean loss."""
+        """Take up to `TOLD_STEPS` local steps, and store their mean loss."""
         steps_max = self._section.steps_max
         wanted = TOLD_STEPS if steps_max is None else max(0, min(TOLD_STEPS, steps_max - self.steps_total))
         done = take_local_steps(
@@ -186,7 +185,7 @@ class PeerTraining:
         self.is_trained = not wanted or done is None or done.local_steps < wanted
 
     def _should_stop(self) -> bool:
-        """Run waiting jobs, then return whether training has ended; called between two steps."""
+        """Run queued jobs, then return whether training has ended. Called between two steps."""
         if not self._stopping.is_set():
             self._keeper.copy(self.parameters, self.steps_total)
         with contextlib.suppress(Empty):
@@ -204,9 +203,9 @@ class PeerTraining:
         return False
 
     def _wait_for_mean(self) -> None:
-        """Run jobs until a round's mean arrives or the others have left.
+        """Run jobs until a round's mean arrives or all other peers have left.
 
-        After a lease without a mean, train on and wait only for the next one.
+        After a lease without a mean, continue training, and wait again only for a later mean.
         """
         mean_steps = self._mean_steps
         self._do_jobs_while(lambda: self._mean_steps == mean_steps and not self._company.deserted)
@@ -214,7 +213,7 @@ class PeerTraining:
             self._mean_steps = COUNT_MAX
 
     def _do_jobs_while(self, waits: Callable[[], bool]) -> None:
-        """Run jobs instead of steps while `waits` returns true, for up to a lease."""
+        """While `waits` returns true, but for at most a lease, run jobs instead of local steps."""
         until_s = time.monotonic() + self._section.lease_s
         while waits() and not self._stopping.is_set():
             try:
@@ -237,4 +236,4 @@ class PeerTraining:
 
 
 def _nothing(_: Vector) -> None:
-    """Do nothing. This job only wakes a trainer that waits for jobs."""
+    """Do nothing. This job only wakes a thread that waits for jobs."""

@@ -1,7 +1,7 @@
-"""Default settings per kind of board, chosen by the names of the machine and its processor.
+"""Default settings per kind of board, selected by the machine's name and the processor's name.
 
-They are guesses from data sheets; none was measured on such a board. The micro batch size follows
-from free memory, and the pace from `[throttle]`.
+They are estimates from data sheets, and were not measured on such boards. A profile does not set
+the micro batch size, which depends on free memory, or the pace, which depends on `[throttle]`.
 """
 
 import os
@@ -17,7 +17,7 @@ Device = TypeVar("Device", bound=DeviceSection)
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """Defaults for a kind of board: the cores of a step, and the execution provider."""
+    """Defaults for a kind of board: the number of cores per step, and the execution provider."""
 
     name: str
     threads: int
@@ -30,15 +30,15 @@ BOARDS = (
     (r"Raspberry Pi (?:Compute Module )?5", Profile("Raspberry Pi 5", 3)),
     (r"Orin", Profile("Jetson Orin", 4, "auto")),
 )
-"""Patterns of a board's model name."""
+"""Patterns of model names of boards, each with its profile."""
 
 X86_MINI = Profile("x86 mini", 3)
 X86_MINI_PROCESSORS = r"\b(?:N[0-9]{2,3}|[JN][0-9]{4}|Atom|Celeron)\b"
-"""Pattern of a processor's name."""
+"""Pattern of processor names of small x86 machines."""
 
 
 def find_profile(board: str, processor: str) -> Profile | None:
-    """Return the profile of a board by its model name and its processor's name, if one matches."""
+    """Return the profile that matches a board's model name or its processor's name, if any."""
     for pattern, profile in BOARDS:
         if re.search(pattern, board):
             return profile
@@ -46,7 +46,7 @@ def find_profile(board: str, processor: str) -> Profile | None:
 
 
 def with_profile(section: Device, readings: Readings) -> tuple[Device, Profile | None]:
-    """Return the settings with this machine's profile as defaults, and that profile."""
+    """Return the settings with this machine's profile as defaults, and the profile itself."""
     profile = find_profile(readings.board(), readings.processor().name)
     if profile is None:
         return section, None

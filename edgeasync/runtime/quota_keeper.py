@@ -1,4 +1,4 @@
-"""Keep a device's daily byte count on disk, so that a restart does not begin a new day."""
+"""Store a device's daily byte count on disk, so that a restart does not reset the daily quota."""
 
 import contextlib
 import time
@@ -12,7 +12,7 @@ from edgeasync.host.worker import Worker
 
 
 class QuotaKeeper:
-    """Writes the byte count in a thread of its own, because the training thread may be busy.
+    """Writes the byte count in a separate thread, because the training thread may be busy.
 
     The agent calls `begin` and `keep` on its event loop. `close` blocks, so the agent calls it in
     another thread. The writing thread calls `warn` with a message, and `fail` with an unexpected
@@ -32,16 +32,16 @@ class QuotaKeeper:
         self._disk = DiskWatch(warn, "a restart loses the latest part of the daily byte count")
 
     def begin(self) -> None:
-        """Load the count from before a restart, and start the thread; raises `StorageError`."""
+        """Load the count that was stored before a restart, and start the thread; raises `StorageError`."""
         self._quota.recall(self._file.read())
         self._worker.start()
 
     def keep(self, record: QuotaRecord) -> None:
-        """Write the count in the background."""
+        """Write the byte count in the background."""
         self._worker.submit(lambda: self._disk.write(lambda: self._file.write(record)))
 
     def close(self, timeout_s: float) -> None:
-        """Write the final count, unless the thread hangs."""
+        """Write the final byte count, unless the thread hangs."""
         if self._worker.close(timeout_s):
             with contextlib.suppress(StorageError):
                 self._file.write(self._quota.record(time.monotonic()))

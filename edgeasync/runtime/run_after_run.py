@@ -1,4 +1,4 @@
-"""Keep a device in service: when a run ends, its agent waits for the hub's next run."""
+"""Train in one run after another: when a run ends, wait for the hub's next run."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,9 +13,10 @@ to exit.
 
 
 class RunAfterRun:
-    """Runs one agent of `make_agent` after the other, each until its run ends.
+    """Creates an agent with `make_agent` for each run, and runs it until that run ends.
 
-    It stops once an agent ends for another reason. `on_finished` is called after each run.
+    If an agent ends for another reason, no further agent is created. `on_finished` is called after
+    each run.
     """
 
     def __init__(
@@ -29,10 +30,10 @@ class RunAfterRun:
         self._next_run_s = next_run_s
         self._stopped = asyncio.Event()
         self.agent = make_agent()
-        """The agent of the current run, or of the last one."""
+        """The agent of the current run or, between two runs, of the last run."""
 
     async def run(self) -> str:
-        """Train run after run; return why the last agent ended."""
+        """Train in one run after another; return why the last agent ended."""
         while (reason := await self.agent.run()) == FINISHED:
             self._on_finished()
             try:
@@ -50,5 +51,5 @@ class RunAfterRun:
         self.agent.request_stop()
 
     def last_events(self) -> list[str]:
-        """Return one line for each recent event and effect of the core, without secrets."""
+        """Return one line per recent event and effect of the core. The lines contain no secrets."""
         return self.agent.last_events()

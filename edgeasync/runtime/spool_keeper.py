@@ -1,4 +1,4 @@
-"""Keep an agent's unanswered update, model and trainer state on disk, to survive a power cut."""
+"""Store an agent's unanswered update, model and trainer state on disk, to survive a power cut."""
 
 import contextlib
 from collections.abc import Callable
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class SpoolKeeper:
-    """Reads the spool from before a restart, and writes this start's spool: a `DeviceSpool`.
+    """Reads the spool that was written before a restart, and writes this start's `DeviceSpool`.
 
-    Problems with the files only cause a warning, which is passed to `warn`. The agent calls all
-    methods in the training thread. It may call `keep_model` in another thread once the training
-    thread has ended.
+    If a file cannot be read or written, it only calls `warn` with a message. The agent calls all
+    methods in the training thread. Once that thread has ended, it may call `keep_model` in another
+    thread.
     """
 
     def __init__(self, spool: "SpoolFile", warn: Callable[[str], None]) -> None:
@@ -31,7 +31,7 @@ class SpoolKeeper:
         self._trainer_state: TrainerState | None = None
 
     def recall(self) -> tuple[Spool | None, HeldModel | None]:
-        """Return the stored update and model; store the trainer's state for `restore`."""
+        """Return the update and model on disk, and load the trainer's state for `restore`."""
         held = self._spool.read_model()
         try:
             spool = self._spool.read()
@@ -45,7 +45,7 @@ class SpoolKeeper:
         return None, held
 
     def restore(self, trainer: Trainer | CoroutineTrainer) -> None:
-        """Restore the stored state in a new trainer, and store that trainer's state from now on."""
+        """Restore the loaded state in a new trainer, and save that trainer's state from now on."""
         self._trainer = trainer
         if self._trainer_state is not None and isinstance(trainer, ResumableTrainer):
             try:
@@ -55,21 +55,22 @@ class SpoolKeeper:
         self._trainer_state = None
 
     def keep(self, spool: Spool) -> None:
-        """Write an update and the trainer's state."""
+        """Write an update and the trainer's state to disk."""
         if isinstance(self._trainer, ResumableTrainer):
             spool = msgspec.structs.replace(spool, trainer=self._trainer.state())
         self._disk.write(lambda: self._spool.write(spool))
 
     def keep_model(self, held: HeldModel) -> None:
-        """Write the model.
+        """Write the model to disk.
 
-        If the disk fails, `keep` reports it, and the next start fetches a whole model.
+        A failure is not reported here, because `keep` warns about a failing disk. After a failure,
+        the next start fetches the whole model from the hub.
         """
         with contextlib.suppress(StorageError):
             self._spool.write_model(held)
 
     def put_aside(self, reason: str) -> None:
-        """Rename the spool from before a restart, warn why, and drop the trainer's state."""
+        """Rename the spool of an earlier start, warn with the reason, and discard the trainer's state."""
         self._trainer_state = None
         try:
             aside = self._spool.put_aside()

@@ -1,4 +1,4 @@
-"""The training thread of a device: makes the trainer, trains, and runs other work between steps."""
+"""The training thread of a device, which creates the trainer, trains, and runs other work."""
 
 import asyncio
 import concurrent.futures
@@ -32,26 +32,26 @@ from edgeasync.training.trainer import (
 )
 
 DRAWN_OUT_S = 1.0
-"""How often a thread that prolongs a step marks itself as alive."""
+"""Maximum seconds of a wait after a step before the thread records that it is not stalled."""
 
 Validate = Callable[[Vector], float | None]
 Result = TypeVar("Result")
 
 NO_STEPS = Trained(0, 0, None, None, 0.0)
-"""The result of a trainer that has no more steps."""
+"""The result if the trainer has no more steps."""
 
 
 class StepGate:
-    """Controls when a thread takes steps: by its pace, and by a request to pause.
+    """Controls when a thread takes local steps, by a pace and by requests to pause.
 
-    `share` is the share of the time for local steps; 0 is a pause. The thread calls `wait`, `count`
-    and `draw_out`. The agent's event loop calls all other methods.
+    `share` is the fraction of time for local steps; if it is 0, training is paused. The thread
+    calls `wait`, `count` and `draw_out`. The agent calls all other methods on its event loop.
     """
 
     def __init__(self, share: float) -> None:
         self.share = share
         self.ending = threading.Event()
-        """Set once the local steps are abandoned."""
+        """Set when the local steps are to be abandoned."""
         self.steps_total = 0
         self._stands_still = False
         self._is_open = threading.Event()
@@ -59,42 +59,42 @@ class StepGate:
         self._stepped_s = 0.0
 
     def begin(self) -> None:
-        """Start measuring how long no step has ended."""
+        """Start measuring the time since a step last ended."""
         self._stepped_s = time.monotonic()
 
     def wait(self) -> bool:
-        """Wait while training is paused; return whether the steps are abandoned."""
+        """Wait while training is paused; return whether to abandon the local steps."""
         self._is_open.wait()
         return self.ending.is_set()
 
     def count(self) -> None:
-        """Count a step."""
+        """Count a step that has ended."""
         self.steps_total += 1
         self._stepped_s = time.monotonic()
 
     def draw_out(self, remaining_s: float) -> None:
-        """Wait for the remaining time of a step, which does not count as stalled."""
+        """Wait until a step has lasted long enough. This time does not count as stalled."""
         until_s = time.monotonic() + remaining_s
         while remaining_s > 0.0 and not self.ending.wait(min(remaining_s, DRAWN_OUT_S)):
             self._stepped_s = time.monotonic()
             remaining_s = until_s - self._stepped_s
 
     def stalled_s(self, begun_s: float | None) -> float:
-        """Return the seconds since work that started at `begun_s` last ended a step.
+        """Return the seconds since the last step ended or, if later, since work started at `begun_s`.
 
-        0 without work, and during a pause.
+        Returns 0 if there is no work, and while training is paused.
         """
         if begun_s is None or not self._is_open.is_set():
             return 0.0
         return time.monotonic() - max(begun_s, self._stepped_s)
 
     def stand_still(self, *, asked: bool) -> None:
-        """Pause or continue training at a caller's request."""
+        """If `asked` is true, pause training at a caller's request; otherwise resume it."""
         self._stands_still = asked
         self._follow()
 
     def set_share(self, share: float) -> None:
-        """Change the pace."""
+        """Change the fraction of time for local steps."""
         self.share = share
         self._follow()
 
@@ -104,7 +104,7 @@ class StepGate:
         self._is_open.set()
 
     def _follow(self) -> None:
-        """Open the gate unless a caller or the pace pauses training. After `end`, it stays open."""
+        """Open the gate unless a caller or the pace pauses training. After `end`, it remains open."""
         if self.ending.is_set() or (not self._stands_still and self.share):
             self._stepped_s = time.monotonic()
             self._is_open.set()
@@ -113,20 +113,20 @@ class StepGate:
 
 
 class TrainingThread:
-    """Trains, and runs other work in the order of the calls: the `DeviceTraining` of an agent.
+    """Trains, and runs other work, in the order of the calls. Implements `DeviceTraining`.
 
-    - `workload` and `local` are the agent's.
-    - After each step the thread waits, so that a step lasts at least `step_s_min` and steps take at
-      most `share` of the time.
+    - `workload` and `local` are the agent's workload and local parameters.
+    - After each step, the thread waits, so that a step lasts at least `step_s_min` and that steps
+      take at most the fraction `share` of the time.
     - The thread calls `hand_over` with actions for the event loop, `warn` with a message, and
       `fail` with an exception that the work raised.
     """
 
     local_steps: int | None = None
-    """Number of local steps per assignment, if it differs from the hub's."""
+    """Number of local steps per assignment, if it differs from the number that the hub assigns."""
 
     validate: Validate | None = None
-    """A function that returns the loss of parameters on held-out examples."""
+    """A function that computes the loss of given parameters on held-out examples."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class TrainingThread:
         self._awaited = AwaitedStep(self.gate.ending)
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread. Coroutines of a trainer run on this loop."""
+        """Start the thread. If the trainer's `step` is a coroutine, it runs on `loop`."""
         self._loop = loop
         self.gate.begin()
         self._worker.start()
@@ -166,7 +166,7 @@ class TrainingThread:
         self._worker.submit(lambda: self._hand_over(partial(then, work())))
 
     def prepare(self, welcome: Welcome) -> Trainer | CoroutineTrainer:
-        """Make the trainer and compare its parameters with the hub's; runs in this thread."""
+        """Create the trainer, and compare its arrays with the hub's. Runs in the training thread."""
         trainer = self.trainer = self._workload.make_trainer(welcome)
         if trainer.spec != welcome.spec:
             difference = first_difference(trainer.spec, welcome.spec)
@@ -180,14 +180,14 @@ class TrainingThread:
         return trainer
 
     def reset(self) -> None:
-        """Reset the trainer's momentum and averages, if it supports that; runs in this thread."""
+        """Reset the trainer's momentum and averages, if supported. Runs in the training thread."""
         if isinstance(self.trainer, ResettableTrainer):
             self.trainer.reset()
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the trainer's learning rate by a factor; runs in this thread.
+        """Multiply the trainer's learning rate by a factor. Runs in the training thread.
 
-        If the trainer does not support that, warn.
+        If the trainer does not support this, warn.
         """
         if (scale := getattr(self.trainer, "scale_learning_rate", None)) is not None:
             scale(factor)
@@ -202,8 +202,8 @@ class TrainingThread:
     ) -> None:
         """Take local steps, then call `then` on the event loop.
 
-        With `overlap`, the steps continue until `pause`. The `first` assignment begins with the
-        initial parameters.
+        If `overlap` is true, the steps may end early when `pause` is called. If `first` is true,
+        this is the first assignment, which begins with the device's own initial parameters, if any.
         """
         pausing = self._pausing = threading.Event()
 
@@ -237,7 +237,7 @@ class TrainingThread:
     def _take_steps(
         self, trainer: Trainer | CoroutineTrainer, local_steps: int, pausing: threading.Event | None
     ) -> Trained | None:
-        """Take local steps. With `pausing`, they continue the steps before, until it is set."""
+        """Take local steps. If `pausing` is passed, they end once it is set."""
         take_step = self._awaited.in_thread(self._loop, trainer.step) or cast("Trainer", trainer).step
 
         def step() -> StepResult:
@@ -258,14 +258,14 @@ class TrainingThread:
         )
 
     def stalled_s(self) -> float:
-        """Return the seconds since the thread last finished a local step or a job.
+        """Return the seconds since the thread last finished a local step or other work.
 
-        0 without work, and while training is paused.
+        Returns 0 if there is no work, and while training is paused.
         """
         return self.gate.stalled_s(self._worker.begun_s)
 
     def set_pace(self, pace: Pace) -> None:
-        """Take local steps at this pace from now on. A running step ends first."""
+        """Take local steps at this pace from now on. The current step is not interrupted."""
         self.gate.set_share(pace.share)
 
     def pause(self) -> None:
@@ -278,7 +278,7 @@ class TrainingThread:
         self._awaited.cancel()
 
     async def close(self, timeout_s: float) -> bool:
-        """Interrupt the running step; return whether the thread ended in time. Call `end` before."""
+        """Interrupt the current step; return whether the thread ended in time. Call `end` before."""
         if isinstance(self.trainer, InterruptibleTrainer):
             self.trainer.interrupt()
         return await asyncio.to_thread(self._worker.close, timeout_s)

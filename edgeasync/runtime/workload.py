@@ -1,4 +1,4 @@
-"""A device's work: how its trainer is made, and which model it accepts."""
+"""A device's workload: how its trainer is created, and which model it accepts."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,19 +12,19 @@ MakeInitial = Callable[[ParameterSpec], Vector]
 
 
 class Workload(NamedTuple):
-    """The work of a device, for `AgentRuntime`.
+    """What a device trains: an argument of `AgentRuntime`.
 
-    - `make_trainer` is called in the training thread with the hub's first welcome, and again if the
-      hub's settings change.
-    - `initial` returns the device's own initial parameters, from which it trains its first update.
-      The training thread calls it with the hub's spec. It has no effect once an update was
-      answered.
-    - `examples` is the device's number of examples, 0 if unknown.
+    - `make_trainer` is called in the training thread with the hub's first `Welcome`, and again if
+      the hub's settings have changed.
+    - `initial` returns the device's own initial parameters, which it trains its first update from.
+      The training thread calls it with the hub's spec. It has no effect once the hub has answered
+      an update of the device.
+    - `examples` is the device's number of examples, or 0 if unknown.
     - `fingerprint` identifies the only model that the device accepts.
-    - `parameters` are the arrays of the device's own model, in any order. `frozen` is the checksum
-      of its frozen arrays. The hub refuses a device whose arrays differ.
-    - With `trains_at_rest`, the device takes the steps of `alone_steps_max` even while the hub lets
-      the fleet idle.
+    - `parameters` are the arrays of the device's own model, in any order, and `frozen` is the
+      checksum of its frozen arrays. The hub refuses a device whose arrays differ from its own.
+    - If `trains_at_rest` is true, the device takes local steps, up to `alone_steps_max`, even while
+      the hub lets the fleet idle.
     """
 
     make_trainer: MakeTrainer
