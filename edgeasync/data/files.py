@@ -17,7 +17,7 @@ from edgeasync.errors import DataError
 from edgeasync.regular_file import open_regular
 
 INPUT_PREFIX = "x."
-"""Prefix of the arrays of several inputs in an archive."""
+"""Prefix of array names in an archive that contains several inputs."""
 
 
 def load(path: Path) -> Dataset:
@@ -30,7 +30,8 @@ def load(path: Path) -> Dataset:
     - `.csv`: a header row, then one example per line. The target is column `y`, or else the last
       column. Targets are labels if all are integers of at least 0. All other columns are features.
 
-    Raises `DataError` with the file and, for CSV, line and column.
+    Raises `DataError` if the file is invalid. The message names the file and, for CSV, the line and
+    column.
 
     >>> from pathlib import Path
     >>> import numpy as np
