@@ -77,7 +77,10 @@ def _providers(provider: Provider, available: list[str]) -> list[str]:
 
 
 def explain(error: Exception) -> DataError | GraphError | NoMemoryError:
-    """Convert an exception from a run: to `DataError` if an index in the data is out of range."""
+    """Convert an exception of onnxruntime to one of edgeasync.
+
+    An index out of range is an error in the data.
+    """
     sentence = " ".join(str(error).split())
     if "out of data bounds" in sentence:
         detail = sentence.rpartition("Status Message: ")[2]
