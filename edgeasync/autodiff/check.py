@@ -179,9 +179,7 @@ class _Scene:
         return best
 
     def _compare(self, name: str, direction: Array, tolerance: float, point: _Point) -> GradientCheck:
-        """Compare the gradient with a limit extrapolated from two finite differences that nearly
-        agree.
-        """
+        """Compare the gradient with the extrapolated limit of two similar finite differences."""
         gradient = point.gradients[f"{name}.grad"]
         slope = float((gradient * direction).sum())
         # The usual size of a derivative here. This one may be small because its terms cancel.

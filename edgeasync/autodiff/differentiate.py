@@ -60,8 +60,9 @@ def begin(
 
 
 def _blocked(forward: ForwardGraph, trained: Collection[str], nodes: list[Node]) -> str:
-    """Return the error message for nodes without a gradient rule, which names parameters to
-    freeze.
+    """Return the error message for nodes without a gradient rule.
+
+    It names the parameters to freeze.
     """
     results = [name for node in nodes for name in node.outputs]
     before = {name for earlier in needed(forward.nodes, results) for name in free_inputs(earlier)}

@@ -99,7 +99,7 @@ def _settle(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
 
 
 def _remove_unread(graph: onnx.GraphProto, names: set[str]) -> None:
-    """Remove those constants in `names` that were used only in training mode."""
+    """Remove the constants in `names`, which were used only in training mode."""
     _refill(graph.node, [node for node in graph.node if node.op_type != "Constant" or node.output[0] not in names])
     _refill(graph.initializer, [entry for entry in graph.initializer if entry.name not in names])
     there = {name for node in graph.node for name in node.output}
