@@ -50,9 +50,9 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
 
 
 def _refusals(model: bytes, settings: GraphSettings, first: str) -> list[str]:
-    """Return the first error's message, and the messages of errors that follow.
+    """Return the message `first`, and the messages of the errors that would follow.
 
-    A following error is one that occurs after taking the advice in the message before it.
+    Each further error is found by following the advice in the message before it.
     """
     found, given = [first], settings
     for _ in range(TRIES):
@@ -99,7 +99,7 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
 
 
 def _check_devices(model: onnx.ModelProto, prepared: ForwardGraph) -> None:
-    """Raise `GraphError` if an operator is not supported on devices, whether or not it is trained.
+    """Raise `GraphError` if devices do not support an operator, even if it needs no gradient.
 
     Random operators are accepted here, because `to_onnx` replaces them later, and the hub checks
     the finished graph.

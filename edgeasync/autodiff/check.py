@@ -17,7 +17,7 @@ from edgeasync.parameters import ParameterSpec, Vector
 TOLERANCE, TOLERANCE_IN_PART = 0.02, 0.06
 """Maximum relative difference between the gradient and finite differences.
 
-The difference is not 0 because of float32 rounding, and because the loss may have kinks.
+The difference is not exactly 0, because float32 values are rounded and the loss may have kinks.
 
 The second value applies to directions along which only part of a parameter changes, because a
 single kink has more influence there.

@@ -14,9 +14,10 @@ from edgeasync.errors import GraphError, argument
 def begin(
     forward: ForwardGraph, trained: Collection[str], statistics: Collection[str]
 ) -> tuple[TrainingGraphBuilder, list[Step]]:
-    """Copy the forward nodes into a new graph, in training mode. Return the graph and all steps.
+    """Copy the forward nodes, in training mode, into a new graph. Return it and a `Step` per node.
 
-    Raises `GraphError` if a trained parameter passes through an operator without a gradient rule.
+    Raises `GraphError` if the gradient of a trained parameter would have to pass through an
+    operator that has no gradient rule.
     """
     graph = TrainingGraphBuilder()
     graph.constants = dict(forward.constants)

@@ -53,7 +53,7 @@ _ARITHMETIC = (
     | {"Abs", "Exp", "Log", "Mean", "Neg", "Pow", "Reciprocal", "Relu", "Sqrt", "Sum", "Where"}
     | {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Softplus", "Tanh"}
 )
-"""Operators that do not compute scores if all their inputs are probabilities."""
+"""Operators whose results are not scores if all their inputs are probabilities."""
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -108,7 +108,7 @@ def check_ending(prepared: ForwardGraph, loss: Loss) -> None:
 
 
 def classes_are_last(prepared: ForwardGraph) -> bool:
-    """Return whether the class axis seems to be the last one instead of axis 1.
+    """Return whether the class axis seems to be the last axis instead of axis 1.
 
     This is assumed if the output has at least three axes and comes from a linear layer.
     """
@@ -199,7 +199,7 @@ class _Endings:
         return None
 
     def _way(self, output: str) -> Iterator[tuple[str, bool, bool]]:
-        """Yield the tensors from which moving, clipping and scaling alone compute the output.
+        """Yield the tensors from which the output is computed by only moving, clipping or scaling.
 
         Also yields two flags for each tensor: whether its values are scaled later, and whether
         their logarithm is used.
@@ -331,8 +331,8 @@ class _Endings:
     def _are_scores(self, name: str) -> bool:
         """Return whether a tensor of log-probabilities may be used as scores.
 
-        This is so if the log-probabilities are normalized over the classes of an example, because
-        then their softmax equals the softmax of the scores.
+        They may be used if they are normalized over the classes of each example, because then their
+        softmax equals the softmax of the scores.
         """
         values = [run[name].astype(np.float64) for run in self._tries.near if name in run]
         if any((value > 0).any() for value in values):

@@ -239,7 +239,7 @@ def folded_scalars(model: onnx.ModelProto, prepared: ForwardGraph) -> dict[str, 
 
 
 def _without_bias(prepared: ForwardGraph) -> list[str]:
-    """Return trained layers without a trained bias and without a batch norm after them."""
+    """Return trained layers that have no trained bias and are not followed by a batch norm."""
     readers: dict[str, list[Node]] = {}
     for node in prepared.nodes:
         for name in node.inputs:

@@ -153,7 +153,7 @@ def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[
 def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -> list[Node]:
     """Convert Constant nodes to constants and sequences to tensors, and remove Identity nodes.
 
-    The remaining Identity nodes are those at which gradients stop.
+    Identity nodes at which gradients stop are not removed.
     """
     same: dict[str, str] = {}
     stops = {node.output[0] for node in model.graph.node if stops_gradient(node)}

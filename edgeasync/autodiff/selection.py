@@ -158,9 +158,7 @@ def _fixed(model: onnx.ModelProto) -> set[str]:
 
 
 _FIXED_FROM = {"Clip": 1, "Dropout": 1, "Pad": 1, "Resize": 1, "Pow": 1, "OneHot": 0}
-"""By operator, the position of the first input that configures the operator instead of being
-data.
-"""
+"""For each operator, the position of its first input that is configuration instead of data."""
 
 
 def _statistics(model: onnx.ModelProto, values: Mapping[str, Array]) -> tuple[set[str], list[tuple[str, ...]]]:

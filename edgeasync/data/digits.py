@@ -13,9 +13,9 @@ BRIGHTEST = 16
 def load_digits() -> Dataset:
     """Load 1,797 handwritten digits of 13 writers.
 
-    `x` is float32 (1797, 64): images of 8 x 8 pixels, row by row, each from 0 to 1. `y` is int64
-    (1797,): the digit, 0 to 9. The order is that of scikit-learn, sorted by writer, so shuffle the
-    examples before you split them.
+    `x` is float32 (1797, 64): images of 8 x 8 pixels, row by row, with values from 0 to 1. `y` is
+    int64 (1797,): the digits, 0 to 9. The order is that of scikit-learn, sorted by writer, so
+    shuffle the examples before you split them.
 
     Source: E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, the test
     set, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49, licensed under CC BY 4.0.

@@ -23,12 +23,13 @@ INPUT_PREFIX = "x."
 def load(path: Path) -> Dataset:
     """Read the examples of a file. The format depends on its suffix.
 
-    - `.npz`: the array `x` contains the examples, real numbers of shape (n, features...), including
-      token ids. A model with several inputs needs an array `x.NAME` for each. The array `y`
-      contains the targets: integers from 0 are labels, floats are values. Without `y`, every
-      example is its own target.
-    - `.csv`: a header row, then one example per line. The target is column `y`, or else the last
-      column. Targets are labels if all are integers of at least 0. All other columns are features.
+    - `.npz`: the array `x` contains the examples, real numbers or token ids of shape
+      (n, features...). A model with several inputs needs an array `x.NAME` for each input. The
+      array `y` contains the targets: integers from 0 are class labels, and floats are values. If
+      `y` is missing, every example is its own target.
+    - `.csv`: a header row is followed by one example per line. The target is in column `y`, or in
+      the last column if there is no `y`. If all targets are integers of at least 0, they are class
+      labels. All other columns are features.
 
     Raises `DataError` if the file is invalid. The message names the file and, for CSV, the line and
     column.

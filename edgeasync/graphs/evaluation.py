@@ -133,7 +133,7 @@ class OnnxEvaluator:
         self._rows = self._batch or rows_at_once(max(math.prod(form.shape) for form in self._forms.values()))
 
     def __call__(self, parameters: Vector) -> EvaluationResult:
-        """Evaluate the vector. Raises `ModelMismatchError` if it does not match the model.
+        """Evaluate the vector. Raises `ModelMismatchError` if the vector does not match the model.
 
         Raises `DataError` if an index in the data is out of range.
         """

@@ -80,7 +80,7 @@ def make_trainer(name: str, welcome: Welcome, dataset: Dataset | None) -> Traine
 def flatten(parameters: Mapping[str, npt.ArrayLike], where: str) -> tuple[ParameterSpec, Vector]:
     """Convert named arrays to a parameter layout and a flat vector.
 
-    Raises `ConfigError` unless they are finite floats.
+    Raises `ConfigError` unless all values are finite floats.
     """
     arrays = {name: as_array(given, name, where) for name, given in parameters.items()}
     if not arrays:
@@ -92,7 +92,7 @@ def flatten(parameters: Mapping[str, npt.ArrayLike], where: str) -> tuple[Parame
 def as_array(given: npt.ArrayLike, name: str, where: str) -> npt.NDArray[np.float32]:
     """Convert the values of a parameter to float32.
 
-    Raises `ConfigError` unless they are finite floats.
+    Raises `ConfigError` unless all values are finite floats.
     """
     try:
         array = np.asarray(given)

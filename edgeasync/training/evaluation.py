@@ -121,8 +121,8 @@ def mean_of(
     """Convert the mean loss of some examples to a `LossSum`, and count the correct labels.
 
     `classes` contains the most likely class for each label; an example may have several labels. If
-    it is `None`, no correct labels are counted. Labels of shape (n, 1) match classes of shape (n,).
-    Ignored labels do not count. Raises `DataError` if classes and labels differ in shape otherwise.
+    it is `None`, no correct labels are counted. Ignored labels are not counted. Raises `DataError`
+    if classes and labels differ in shape; axes of size 1 do not count as a difference.
     """
     if classes is not None and _sizes(classes) == _sizes(labels):
         labels = labels.reshape(classes.shape)

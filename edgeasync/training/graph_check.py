@@ -130,7 +130,7 @@ def check_graph(model: Buffer, *, bytes_max: int) -> None:
 
 
 class _Screen:
-    """Walks through one message once, and counts what is limited."""
+    """Walks through one message once, with counters for everything that has a limit."""
 
     def __init__(self) -> None:
         self._nodes = self._fields = 0

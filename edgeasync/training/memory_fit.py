@@ -25,9 +25,9 @@ _log = logging.getLogger(__name__)
 def fitting_rows(run: Callable[[int], object], rows: int, machine: Machine) -> int:
     """Return how many of `rows` examples can be computed at once, at least 1.
 
-    `run` computes a given number of examples. The process must not release the memory afterwards,
-    so that it can be measured. Starting with a few, the number of examples is doubled. Before each
-    doubling, the memory it needs is extrapolated.
+    `run` computes a given number of examples. The process does not release the memory afterwards,
+    so the memory that was needed can be measured then. The first run computes a few examples, and
+    each further run twice as many. Before each run, the memory that it needs is extrapolated.
     """
     allowed_bytes = SHARE_MAX * machine.free_bytes()
     if machine.free_bytes() >= PLENTY_BYTES or not allowed_bytes:

@@ -67,7 +67,7 @@ class Machine:
 class MicroBatchSize:
     """Finds the best size of parts, by doubling while that is faster and fits into memory.
 
-    If `rows` is set, it is used as the size instead, and reduced only if memory is exhausted. Call
+    If `rows` is set, the size is `rows` instead, and is reduced only if memory is exhausted. Call
     `begin` before each part. Afterwards, call `done`, or `failed` if memory was exhausted.
     """
 
@@ -106,7 +106,7 @@ class MicroBatchSize:
     def failed(self, rows: int) -> bool:
         """Set the size to half of `rows`, which exhausted memory.
 
-        Return False if that is less than 1.
+        Return False if the new size is less than 1.
         """
         self._settled = True
         self.rows = rows // 2
@@ -134,8 +134,8 @@ class MicroBatchSize:
 def check_accumulation(spec: ParameterSpec, accumulation_steps: int, micro_batch_size: MicroBatch | None) -> None:
     """Raise `ConfigError` if a step is computed in parts although this changes its result.
 
-    This is so with batch norms, which use the mean and variance of the examples that are computed
-    at once.
+    The result changes if the model has batch norms, because these use the mean and variance of the
+    examples that are computed at once.
     """
     if (accumulation_steps > 1 or micro_batch_size is not None) and spec.trained_length < spec.length:
         name = next(parameter.name for parameter in spec.parameters if parameter.role == "statistic")

@@ -229,7 +229,8 @@ class GraphGradient:
     def whole(self) -> bool:
         """Whether batches must not be split.
 
-        This is so if the graph has a fixed batch size, or if the results of parts do not add up.
+        Batches must not be split if the graph has a fixed batch size, or if the results of parts do
+        not add up to the result of the whole batch.
         """
         return self.batch_size is not None or self._smooths_zeros
 
@@ -238,7 +239,7 @@ class GraphGradient:
         """Whether the loss combines label smoothing with a class weight of 0.
 
         In this case, an example of that class contributes to the loss only in a batch with examples
-        of other classes, so the results of parts do not add up.
+        of other classes, so the results of parts do not add up to the result of the whole batch.
         """
         loss = self._loss_settings
         return bool(loss.get("label_smoothing")) and 0.0 in (loss.get("class_weights") or ())

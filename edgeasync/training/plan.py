@@ -39,9 +39,10 @@ class LocalTraining(Section, frozen=True):
     devices](/train/optimizer.md#large-batches-on-small-devices).
     """
     micro_batch_size: MicroBatch | None = None
-    """Largest number of examples computed at once, or `auto`. The device sums the gradients of the
-    parts, with the same result as for the whole batch. `auto` chooses a size by speed and memory of
-    each device. Not for models with batch norms. A device may override this key in `[agent]`.
+    """Largest number of examples computed at once, or `auto`. The device adds up the gradients of
+    the parts, with the same result as for the whole batch. `auto` chooses a size from the speed and
+    memory of each device. Not for models with batch norms. A device may override this key in
+    `[agent]`.
     """
     metrics: MetricSettings = ()
     """Metrics that devices measure on training batches besides the loss: `accuracy`, `top_k`,

@@ -35,9 +35,10 @@ class Rounding:
         self._both = None if np.array_equal(held, vector) else (vector.copy(), held)
 
     def undo(self, vector: Vector) -> None:
-        """Correct `vector`, read from the model, in place.
+        """Remove the rounding error from `vector`, which was read from the model, in place.
 
-        It then equals the loaded vector plus all changes made since.
+        Afterwards, `vector` equals the loaded vector plus all changes that the model has made
+        since.
         """
         if self._both is None:
             return

@@ -60,7 +60,7 @@ class Trainer(Protocol):
         """Names, shapes and roles of the model's arrays."""
 
     def begin(self, parameters: Vector) -> None:
-        """From now on, train the vector `parameters` in place, as a new assignment.
+        """Start an assignment: from now on, train the vector `parameters` in place.
 
         The trainer also updates running statistics in this vector. It may reset the optimizer's
         state.
@@ -81,7 +81,7 @@ class CoroutineTrainer(Protocol):
         """Names, shapes and roles of the model's arrays."""
 
     def begin(self, parameters: Vector) -> None:
-        """From now on, train the vector `parameters` in place, as a new assignment."""
+        """Start an assignment: from now on, train the vector `parameters` in place."""
 
     async def step(self) -> StepResult:
         """Take one local step on one batch."""
@@ -167,9 +167,7 @@ class InterruptibleTrainer(Trainer, Protocol):
     def interrupt(self) -> None:
         """Abort the running step soon, and later steps immediately.
 
-        Aborted steps raise an exception.
-
-        May be called from any thread.
+        Aborted steps raise an exception. May be called from any thread.
         """
 
 

@@ -110,9 +110,9 @@ def _by_columns(layer: Convolution, wide: str, narrow: str) -> str:
 
 
 def _by_rows(layer: Convolution, wide: str, narrow: str) -> str:
-    """For depthwise convolutions: multiply all pairs of columns per kernel row, and select.
+    """For depthwise convolutions: for each kernel row, multiply all pairs of columns.
 
-    Only the pairs at a distance that occurs in the kernel are selected.
+    Of these products, only those that belong to a kernel column are added up.
 
     This does more arithmetic than necessary. However, large matrix products take only a fifth of
     the time that separate passes over all values, one per kernel position, would take.

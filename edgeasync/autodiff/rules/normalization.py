@@ -8,7 +8,7 @@ from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 
 def _batch_norm_forward(step: Step) -> None:
-    """Normalize by batch statistics if the running ones are updated, or else by running ones.
+    """Normalize by the batch's statistics if running statistics are updated, or else by the latter.
 
     The training mode of the BatchNormalization operator cannot be used. It overwrites its inputs if
     the statistics are not outputs of the graph. Also, it does not output the mean and variance of

@@ -10,8 +10,8 @@ from edgeasync.autodiff.rules.geometry import Geometry
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 WINDOW_MAX = 16
-"""Maximum number of values per window for which comparing them with the maximum is faster than
-requesting its index from onnxruntime.
+"""Maximum number of values per window for which comparing each value with the window's maximum is
+faster than requesting the indices of the maxima from onnxruntime.
 """
 
 
@@ -102,9 +102,9 @@ def _by_places(step: Step, geometry: Geometry) -> str:
 def _put_back(step: Step, geometry: Geometry, given: dict[tuple[int, ...], str]) -> str:
     """Sum the gradients from all window positions, because windows may overlap.
 
-    Values whose positions are equal modulo the stride form a grid. Shifting a window by one stride
-    moves it to the next value on the same grid. A transposed convolution with non-overlapping
-    windows interleaves the grids at the end.
+    Values whose positions are equal modulo the stride form a grid. If a window is moved by one
+    stride, each of its positions moves to the next value on the same grid. Finally, a transposed
+    convolution with non-overlapping windows interleaves the grids.
     """
     graph, op = step.graph, step.graph.op
     grid = [-(-wide // stride) for wide, stride in zip(geometry.wide, geometry.strides, strict=True)]
@@ -130,7 +130,7 @@ def _put_back(step: Step, geometry: Geometry, given: dict[tuple[int, ...], str])
 
 
 Look = Callable[[tuple[int, ...]], str]
-"""A function that returns, for a position in the window, the values of all windows at it."""
+"""A function that maps a position in the window to a tensor with each window's value there."""
 
 
 def _windows(step: Step, geometry: Geometry) -> Look:

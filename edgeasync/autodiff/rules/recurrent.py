@@ -58,7 +58,7 @@ class RecurrentDirection(msgspec.Struct, frozen=True, kw_only=True):
         return self.graph.add("Split", value, outputs=count, axis=0, num_outputs=count)
 
     def bias(self) -> str:
-        """Return the sum of both biases, for cells that add both in the same sum."""
+        """Return the sum of both biases, for cells that add them in the same place."""
         return self.graph.op("Add", *self.biases) if self.biases else ""
 
     def zeros(self) -> str:
@@ -68,7 +68,7 @@ class RecurrentDirection(msgspec.Struct, frozen=True, kw_only=True):
         return self.graph.op("ConstantOfShape", self.graph.op("Shape", self.states, start=1))
 
     def last_gradient(self) -> str:
-        """Return that part of the last state's gradient that comes from outside the recurrence."""
+        """Return the part of the last state's gradient that comes from the layer's outputs."""
         graph, (every, last, _) = self.graph, self.gradients
         found = [last] if last else []
         if every:
@@ -77,9 +77,10 @@ class RecurrentDirection(msgspec.Struct, frozen=True, kw_only=True):
         return graph.total(found) if found else self.zeros()
 
     def earlier_gradients(self) -> list[str]:
-        """Return a list with the gradient of the previous states from outside the recurrence.
+        """Return the part of the previous states' gradient that comes from the layer's outputs.
 
-        The list is empty if there is no such gradient.
+        The result is a list with one tensor, or an empty list if the output of all states is not
+        used.
         """
         every = self.gradients[0]
         return [] if every is None else [shifted(self.graph, every, backwards=self.backwards)]

@@ -116,7 +116,7 @@ def count_of(step: Step, shape: Shape, axes: list[int]) -> str:
 
 @rule("ReduceMax", "ReduceMin")
 def _reduce_extreme(step: Step) -> Gradients:
-    """Share the gradient evenly among equal values, as torch's amax does."""
+    """Divide the gradient evenly among values that equal the extreme, as torch's amax does."""
     graph, op, axes = step.graph, step.graph.op, _axes(step)
     if not axes:
         return [step.gradient]

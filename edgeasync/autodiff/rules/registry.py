@@ -9,8 +9,8 @@ from edgeasync.autodiff.graph import Graph, Node, Shape
 from edgeasync.errors import GraphError
 
 Gradients = Sequence[str | None]
-"""Gradients of a node's inputs, in order. An input without a gradient has `None`; trailing ones may
-be omitted.
+"""Gradients of a node's inputs, in order. The entry of an input without a gradient is `None`. Such
+entries may be omitted at the end.
 """
 
 
@@ -154,6 +154,6 @@ STOPPING = frozenset(
     }
 )  # fmt: skip
 """Operators whose derivative is undefined, or zero almost everywhere. As in other libraries, no
-gradient passes through them to earlier parameters. Identity is included, because the only Identity
-nodes left after preparation are those that stop the gradient.
+gradient passes through them to earlier parameters. Identity is included, because preparation
+removes all Identity nodes except those that stop the gradient.
 """

@@ -133,8 +133,8 @@ def _slice(step: Step) -> Gradients:
 def _whole(step: Step) -> str:
     """Return the gradient of a slice of the batch axis that seems to cover the whole batch.
 
-    This was determined by runs at only two batch sizes. If the slice ends earlier for other batch
-    sizes, the remaining gradient is zero.
+    Only runs at two batch sizes have shown this. If the slice ends earlier for other batch sizes,
+    the remaining gradient is zero.
     """
     if step.constant(1).any() or (step.constant(4, np.ones(1)) != 1).any():
         raise step.refused("it slices the batch axis")
@@ -254,7 +254,10 @@ def _picked(step: Step) -> Gradients:
 
 @rule("GatherND")
 def _gather_nd(step: Step) -> Gradients:
-    """Flatten the data to a table of rows, and sum the gradients of all indices of the same row."""
+    """Sum the gradients of all indices that selected the same values.
+
+    For this, the data is flattened to a table in which each index selects a row.
+    """
     graph, op = step.graph, step.graph.op
     depth = step.shape(1)[-1]
     if step.attribute("batch_dims", 0) or depth is None:
