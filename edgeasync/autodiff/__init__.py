@@ -1,4 +1,4 @@
-"""Differentiates a forward ONNX graph into a training graph (reverse mode).
+"""Converts a forward ONNX graph to a training graph, by reverse-mode differentiation.
 
 Needs the `onnx` package.
 """

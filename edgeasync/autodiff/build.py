@@ -1,4 +1,4 @@
-"""Builds a training graph, which plain onnxruntime runs, from a forward ONNX model."""
+"""Builds a training graph from a forward ONNX model. Plain onnxruntime can run this graph."""
 
 import json
 from collections.abc import Mapping
@@ -24,23 +24,24 @@ from edgeasync.protocol.operators import ALLOWED, ALLOWED_OWN
 
 
 class TrainingGraph(msgspec.Struct, frozen=True):
-    """A serialized training graph, the layout of its trained arrays, and their initial values."""
+    """A serialized training graph, and the layout and initial values of its trained arrays."""
 
     model: bytes
     spec: ParameterSpec
     initial: Vector
     warnings: tuple[str, ...] = ()
-    """Warnings about decisions of the file or its exporter, one sentence each."""
+    """Warnings about choices that the model file or its exporter made, one sentence each."""
 
 
 TRIES = 3
-"""How many further errors are looked for by following each error's advice."""
+"""Maximum number of further errors to find, by following the advice in each error message."""
 
 
 def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph:
-    """Differentiate a serialized forward model. Raises `GraphError` if it cannot be trained.
+    """Convert a serialized forward model to a training graph.
 
-    The error also names the errors that would follow if its advice was taken.
+    Raises `GraphError` if the model cannot be trained. The message also lists further errors, which
+    would occur after following the advice for the first one.
     """
     try:
         return _build(model, settings)
@@ -49,7 +50,10 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
 
 
 def _refusals(model: bytes, settings: GraphSettings, first: str) -> list[str]:
-    """Return the message of an error, and those that follow after taking each one's advice."""
+    """Return the message `first`, and the messages of the errors that would follow.
+
+    Each further error is found by following the advice in the message before it.
+    """
     found, given = [first], settings
     for _ in range(TRIES):
         if not (advice := arguments(found[-1])):
@@ -95,10 +99,10 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
 
 
 def _check_devices(model: onnx.ModelProto, prepared: ForwardGraph) -> None:
-    """Raise `GraphError` for operators that devices do not support, with or without gradient.
+    """Raise `GraphError` if devices do not support an operator, even if it needs no gradient.
 
-    Random operators are accepted here: `to_onnx` replaces them, and the hub checks the finished
-    graph.
+    Random operators are accepted here, because `to_onnx` replaces them later, and the hub checks
+    the finished graph.
     """
     for node in prepared.nodes:
         if node.op not in (ALLOWED_OWN if node.domain else ALLOWED | forward.RANDOM_OPERATORS):
@@ -145,10 +149,10 @@ def _warnings(
 
 
 def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingGraph:
-    """Parse an existing training graph, and lay out the initial values of its parameters.
+    """Parse an existing training graph, and arrange its initial values in a flat vector.
 
-    Raises `GraphError` if it violates the contract, `ModelMismatchError` if the values do not match
-    it.
+    Raises `GraphError` if the graph violates the contract, and `ModelMismatchError` if the values
+    do not match the graph.
     """
     if not is_training_graph(model):
         raise GraphError("not a training graph; build one with edgeasync model build")
@@ -214,7 +218,7 @@ def _metadata(prepared: ForwardGraph, loss: Loss, settings: GraphSettings) -> di
 
 
 def _check_run(made: TrainingGraph, prepared: ForwardGraph, target: Shape) -> None:
-    """Run one step, so that an unusable graph fails here and not on every device."""
+    """Run one step, so that an unusable graph fails here instead of on every device."""
     shapes = {parameter.name: parameter.shape for parameter in made.spec.parameters}
     feeds: dict[str, Array] = dict(made.spec.views(made.initial))
     for name in prepared.inputs:

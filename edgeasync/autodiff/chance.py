@@ -1,4 +1,4 @@
-"""Makes a training graph deterministic: no dropout, and fixed values instead of random ones."""
+"""Makes a training graph deterministic by disabling dropout and replacing random values."""
 
 import math
 from typing import Any
@@ -8,9 +8,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 GOLDEN = (math.sqrt(5) - 1) / 2
-"""The golden ratio less 1.
+"""The golden ratio minus 1.
 
-The fractional parts of its multiples cover 0 to 1 evenly (Weyl 1916).
+The fractional parts of its multiples are evenly distributed between 0 and 1 (Weyl 1916).
 """
 
 WIDTH = math.sqrt(12)
@@ -18,10 +18,10 @@ WIDTH = math.sqrt(12)
 
 
 def without_chance(model: bytes) -> bytes:
-    """Set all dropout ratios to 0, and compute random tensors from their shape.
+    """Set all dropout ratios to 0, and replace random tensors by values computed from their shape.
 
-    The values differ within a tensor, because a mask of equal values would keep everything or
-    nothing.
+    The values within a tensor differ from each other, because a mask of equal values would either
+    keep or drop everything.
     """
     proto = onnx.load_model_from_string(model)
     ratios = {name for node in proto.graph.node if node.op_type == "Dropout" for name in node.input[1:2]}
@@ -38,7 +38,7 @@ _DRAWING = frozenset({"RandomNormalLike", "RandomUniformLike"})
 
 
 def _spread(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return nodes that compute the replacement of a random node."""
+    """Return nodes that compute deterministic values in place of a random node."""
     given = {entry.name: entry.f for entry in node.attribute}
     if node.op_type == "RandomNormalLike":
         width = given.get("scale", 1.0) * WIDTH

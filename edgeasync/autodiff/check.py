@@ -17,45 +17,52 @@ from edgeasync.parameters import ParameterSpec, Vector
 TOLERANCE, TOLERANCE_IN_PART = 0.02, 0.06
 """Maximum relative difference between the gradient and finite differences.
 
-It allows for float32 rounding and kinks of the loss.
+The difference is not exactly 0, because float32 values are rounded and the loss may have kinks.
 
-The second value is for directions in which few values change, where a single kink matters more.
+The second value applies to directions along which only part of a parameter changes, because a
+single kink has more influence there.
 """
 
 STEP_SIZES = tuple([0.03 / 3**place for place in range(6)])
-"""Step sizes of the differences, relative to the parameter's size, tried until two results agree.
+"""Step sizes of the finite differences, relative to the parameter's norm. They are tried in this
+order until two results agree.
 """
 
 AGREED = 0.01
-"""Relative deviation up to which two differences agree. Larger ones mean a kink within the step."""
+"""Relative deviation up to which two finite differences agree. A larger deviation indicates a kink
+within the step.
+"""
 
 POINTS = 6
-"""Number of points at which a gradient must be wrong along one direction; any point may be near a
-kink.
+"""Number of points at which a gradient must be wrong to fail the check along one direction. A
+single point may be near a kink.
 """
 
 PARTS_MIN, PARTS_MAX = 4, 128
-"""Smallest and largest number of parts of a parameter that are checked separately."""
+"""Minimum and maximum number of parts into which a parameter is divided. Each part is checked
+separately.
+"""
 
 OPERATIONS_MAX = 2e10
-"""Approximate budget of these checks, in operations of the forward model."""
+"""Approximate budget for all these checks, in arithmetic operations of the forward model."""
 
 NOISE = 3e-7
-"""Relative rounding error of a loss in float32."""
+"""Relative rounding error of a loss that is computed in float32."""
 
 MOVED = 0.05
-"""Relative distance of the checked points from the initial values, because a bias of 0 may be on a
-kink.
+"""Relative distance of the checked points from the initial values, which may be at a kink, such as
+a bias of 0.
 """
 
 LOSS = "loss"
 
 
 class GradientCheck(msgspec.Struct, frozen=True):
-    """The check of one parameter along one direction.
+    """The result of checking one parameter along one direction.
 
-    `slope` is the loss's directional derivative according to the gradient, `difference` according
-    to finite differences. `compared` is False if both are 0, so that the check proves nothing.
+    `slope` is the directional derivative of the loss computed from the gradient. `difference` is
+    the same derivative computed by finite differences. `compared` is False if both values are 0, so
+    that the check proves nothing.
     """
 
     name: str
@@ -69,14 +76,18 @@ class GradientCheck(msgspec.Struct, frozen=True):
 def check_gradients(
     model: bytes, spec: ParameterSpec, initial: Vector, *, batch_size: int = 8, seed: int = 0
 ) -> list[GradientCheck]:
-    """Compare gradients with central differences of the loss, for each trained parameter.
+    """Compare the gradient of each trained parameter with central differences of the loss.
 
-    The first direction is the gradient itself. For the others, the values are assigned to parts at
-    random, as small as the budget allows. All values of a part move by the same distance with
-    random signs. So a single wrong value shows, unless it is small within its part. Returns a
-    failed check of each parameter, or else its first check. Dropout is off, random numbers are
-    fixed, and tensors where gradients stop keep their values. Examples are random, and drawn again
-    if a gradient is 0. Raises `GraphError` if no loss is finite.
+    A parameter is checked along several directions. The first one is the gradient itself. For the
+    other directions, the parameter's values are randomly divided into parts, as small as the budget
+    allows. Along each direction, the values of one part change by the same amount with random
+    signs. So a single wrong value in the gradient is detected, unless it is small compared with its
+    part.
+
+    Returns one result per parameter: a failed check if there is one, or else the first check.
+    Dropout is disabled, random numbers are fixed, and tensors at which gradients stop keep their
+    values. Examples are random, and are drawn again if a gradient is 0. Raises `GraphError` if the
+    loss is not finite at any point.
     """
     scene = _Scene(model, spec, initial, batch_size, seed)
     trained = [parameter.name for parameter in spec.parameters if parameter.role == "trained"]
@@ -111,7 +122,7 @@ def _directions(gradient: Array, parts: int, generator: np.random.Generator) -> 
 
 
 class _Point(msgspec.Struct, frozen=True):
-    """Random inputs and parameters by name, stopped tensors, and the gradients of the graph."""
+    """A point: random inputs, parameters and stopped tensors by name, and the graph's gradients."""
 
     feeds: dict[str, Array]
     gradients: dict[str, Array]
@@ -135,7 +146,7 @@ class _Scene:
         self.operations = measure(alone, self._those_read(feeds)).operations
 
     def point(self, number: int) -> _Point:
-        """Return a random point. The same number returns the same point."""
+        """Return the random point with this number, which is always the same."""
         while number >= len(self._points):
             feeds = self._finite_feeds(len(self._points))
             gradients = [value.astype(np.float64) for value in self._whole.run(self._gradients, feeds)]
@@ -145,12 +156,18 @@ class _Scene:
         return self._points[number]
 
     def first_that_moves(self, name: str) -> int:
-        """Return the first point where a parameter's gradient is not 0, or 0 if there is none."""
+        """Return the number of the first point at which the parameter has a gradient that is not 0.
+
+        Return 0 if there is no such point.
+        """
         moving = (number for number in range(POINTS) if self.point(number).gradients[f"{name}.grad"].any())
         return next(moving, 0)
 
     def check(self, name: str, direction: Array, begin: int) -> GradientCheck:
-        """Return the best comparison along a direction, starting with point `begin`."""
+        """Check a parameter along a direction at several points, starting with point `begin`.
+
+        Return the result with the smallest error.
+        """
         best = GradientCheck(name, 0.0, 0.0, np.inf, passed=False)
         tolerance = TOLERANCE if direction.all() else TOLERANCE_IN_PART
         for number in range(POINTS):
@@ -162,7 +179,7 @@ class _Scene:
         return best
 
     def _compare(self, name: str, direction: Array, tolerance: float, point: _Point) -> GradientCheck:
-        """Compare the gradient with the limit of two finite differences that nearly agree."""
+        """Compare the gradient with the extrapolated limit of two similar finite differences."""
         gradient = point.gradients[f"{name}.grad"]
         slope = float((gradient * direction).sum())
         # The usual size of a derivative here. This one may be small because its terms cancel.
@@ -206,7 +223,7 @@ class _Scene:
     def _finite_feeds(self, number: int) -> dict[str, Array]:
         """Return random inputs and shifted parameters.
 
-        If the loss is not finite for these, use positive inputs, or unshifted parameters.
+        If the loss is not finite for them, use positive inputs, unshifted parameters, or both.
         """
         examples = example_feeds(self._proto, self._spec, self._batch_size, self._seed + number)
         generator = np.random.Generator(np.random.PCG64([self._seed, number]))
@@ -233,9 +250,9 @@ def _is_autoencoder(proto: onnx.ModelProto) -> bool:
 
 
 def _stops(proto: onnx.ModelProto) -> list[str]:
-    """Return the tensors at which gradients stop.
+    """Return the names of tensors at which gradients stop, which are outputs of Identity nodes.
 
-    An Identity whose output is a result does not count.
+    An Identity node whose output is an output of the graph does not count.
     """
     results = {entry.name for entry in proto.graph.output}
     nodes = needed(read_nodes(proto.graph.node), [LOSS])
@@ -243,7 +260,7 @@ def _stops(proto: onnx.ModelProto) -> list[str]:
 
 
 def _loss_alone(proto: onnx.ModelProto, held: Mapping[str, Array]) -> onnx.ModelProto:
-    """Return the graph of the loss alone, without gradients and metrics, with `held` as inputs."""
+    """Return the part of the graph that computes the loss, with the tensors in `held` as inputs."""
     nodes = [node for node in read_nodes(proto.graph.node) if held.keys().isdisjoint(node.outputs)]
     nodes = needed(nodes, [LOSS])
     used = {name for node in nodes for name in free_inputs(node)}

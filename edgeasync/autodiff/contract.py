@@ -1,4 +1,4 @@
-"""Writes and reads the interface of a training graph.
+"""Writes and reads the interface of training graphs, called the contract.
 
 - inputs: those of the forward model, `target`, and every trained parameter and running statistic;
 - outputs: `loss`, `loss_weight`, the forward model's output, `<parameter>.grad` and
@@ -29,7 +29,10 @@ _ENDINGS: tuple[tuple[Role, str], ...] = (("trained", GRADIENT), ("statistic", N
 
 
 def parameter_of(result: str) -> str:
-    """Return the parameter or statistic of an output, or an unused name for other outputs."""
+    """Return the name of the parameter or statistic to which an output belongs.
+
+    For other outputs, return a name that is not used.
+    """
     return result.rpartition(".")[0]
 
 
@@ -40,10 +43,10 @@ def serialize(
     results: dict[str, str],
     metadata: dict[str, str],
 ) -> bytes:
-    """Serialize a graph with the outputs `results`: tensors by their names in the contract.
+    """Serialize a graph. `results` maps the output names in the contract to tensors.
 
-    Nodes that no result needs are removed. Raises `GraphError` if the model uses a name of the
-    contract.
+    Nodes that do not contribute to an output are removed. Raises `GraphError` if the model uses a
+    name that the contract reserves.
     """
     shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
     _check_names(prepared, graph, shapes, results)
@@ -94,9 +97,9 @@ def is_training_graph(model: bytes) -> bool:
 
 
 def read_spec(proto: onnx.ModelProto) -> ParameterSpec:
-    """Return the layout of a training graph's trained arrays.
+    """Return the layout of the trained arrays in a training graph.
 
-    Raises `GraphError` if it has none.
+    Raises `GraphError` if the graph does not contain a layout.
     """
     results = {entry.name for entry in proto.graph.output}
     found = [

@@ -1,4 +1,4 @@
-"""The reverse pass: extends a forward graph by the computation of gradients."""
+"""Extends a forward graph by the reverse pass, which computes gradients."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -14,9 +14,10 @@ from edgeasync.errors import GraphError, argument
 def begin(
     forward: ForwardGraph, trained: Collection[str], statistics: Collection[str]
 ) -> tuple[TrainingGraphBuilder, list[Step]]:
-    """Copy the forward nodes into a new graph in training form. Return the graph and all steps.
+    """Copy the forward nodes, in training mode, into a new graph. Return it and a `Step` per node.
 
-    Raises `GraphError` if a trained parameter passes through an operator without a gradient rule.
+    Raises `GraphError` if the gradient of a trained parameter would have to pass through an
+    operator that has no gradient rule.
     """
     graph = TrainingGraphBuilder()
     graph.constants = dict(forward.constants)
@@ -60,7 +61,10 @@ def begin(
 
 
 def _blocked(forward: ForwardGraph, trained: Collection[str], nodes: list[Node]) -> str:
-    """Return the message for nodes without a gradient, with the parameters to freeze."""
+    """Return the error message for nodes without a gradient rule.
+
+    It names the parameters to freeze.
+    """
     results = [name for node in nodes for name in node.outputs]
     before = {name for earlier in needed(forward.nodes, results) for name in free_inputs(earlier)}
     frozen = [name for name in trained if name in before]
@@ -80,9 +84,10 @@ def _blocked(forward: ForwardGraph, trained: Collection[str], nodes: list[Node])
 
 
 def reverse(graph: TrainingGraphBuilder, steps: list[Step], output: str, gradient: str) -> dict[str, str]:
-    """Append the gradients of all active tensors. Return those of tensors that no node computes.
+    """Append the computation of gradients for all tensors that depend on trained parameters.
 
-    `gradient` is that of `output`. Gradients that reach a tensor on several paths are summed.
+    `gradient` is the gradient at `output`. If gradients reach a tensor on several paths, they are
+    summed. Returns the gradients of those tensors that no node computes, such as parameters.
     """
     arrived: dict[str, list[str]] = defaultdict(list)
     arrived[output].append(gradient)
@@ -114,7 +119,7 @@ def reverse(graph: TrainingGraphBuilder, steps: list[Step], output: str, gradien
 
 
 def _keep_dropouts(graph: TrainingGraphBuilder) -> None:
-    """Use the mask of every dropout, because onnxruntime removes dropouts whose mask is unused."""
+    """Add a use of each dropout's mask, because onnxruntime removes dropouts with unused masks."""
     read = {name for node in graph.nodes for name in free_inputs(node)}
     for place, node in reversed([*enumerate(graph.nodes)]):
         if node.op == "Dropout" and node.outputs[1] not in read:

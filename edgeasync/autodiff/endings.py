@@ -1,11 +1,12 @@
-"""Finds out whether a model's output contains raw scores, or probabilities computed from scores.
+"""Detects whether a model's output contains raw scores or probabilities computed from scores.
 
-The last operators are followed backwards through operators that move, clip or scale values. A
-tensor on this path is recognized by its operator, or by its values on random inputs: positive rows
-that sum to 1, and the softmax or sigmoid of an earlier tensor. Other arithmetic on such tensors
-alone is rejected if its results all have the same sign or the same sum. Finally, the output itself
-is rejected if it stays between 0 and 1 for arbitrarily large parameters. The scores that an error
-names are checked in the same way first.
+The search starts at the output and goes backwards through operators that move, clip or scale
+values. On this path, a tensor of probabilities is recognized by its operator, or by its values on
+random inputs: its rows are positive and sum to 1, or it equals the softmax or sigmoid of an earlier
+tensor. If the output is computed from several such tensors by other arithmetic, it is rejected if
+its values all have the same sign, or the same sum per example. Finally, an output is rejected if it
+stays between 0 and 1 for arbitrarily large parameters. Before an error message recommends a tensor
+of scores, this tensor is checked in the same way.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,18 +23,18 @@ from edgeasync.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from edgeasync.scores import are_bounded
 
 EXACT = 3e-6
-"""Largest relative difference of values that are equal in float32."""
+"""Maximum relative difference between values that count as equal in float32."""
 
 LOOSE = 1e-4
-"""Largest deviation from 1 of a sum of probabilities."""
+"""Maximum deviation from 1 for a sum of probabilities."""
 
 FREE = 10.0
-"""Size that unbounded values exceed, as the largest random parameters are a thousand times too
-large.
+"""Absolute value that unbounded tensors exceed in some run, because the largest random parameters
+are a thousand times larger than usual.
 """
 
 SPREAD_MIN = 0.05
-"""Smallest spread of values in which a sigmoid differs from a straight line."""
+"""Minimum range of values in which a sigmoid can be distinguished from a linear function."""
 
 _YES_OR_NO = argument("loss", "bce_with_logits")
 _VALUES = argument("loss", "mse")
@@ -52,15 +53,15 @@ _ARITHMETIC = (
     | {"Abs", "Exp", "Log", "Mean", "Neg", "Pow", "Reciprocal", "Relu", "Sqrt", "Sum", "Where"}
     | {"ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Softplus", "Tanh"}
 )
-"""Operators whose results, computed from probabilities alone, are not scores."""
+"""Operators whose results are not scores if all their inputs are probabilities."""
 
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """An operator that computes probabilities or their logarithm, and its input, the scores.
+    """Describes how an output's probabilities, or their logarithms, are computed from scores.
 
-    `axis` is the classes' axis.
+    `maker` names the operator, `scores` is the tensor of scores, and `axis` is the class axis.
     """
 
     maker: str
@@ -70,7 +71,7 @@ class Ending(msgspec.Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        """The predicate of a sentence about such an output."""
+        """The predicate for error messages, such as "comes from Softmax"."""
         if self.maker == _BOUNDED:
             return "stays between 0 and 1 for all parameters"
         of_it = self.logarithm and self.maker != "LogSoftmax"
@@ -78,9 +79,9 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 def check_ending(prepared: ForwardGraph, loss: Loss) -> None:
-    """Raise `GraphError` if the loss needs raw scores and the output has none.
+    """Raise `GraphError` if the loss needs raw scores, but the output contains probabilities.
 
-    This includes a loss of classes with a single score.
+    Also raises it if the loss is for classification, but the output has a single score per example.
     """
     output = prepared.output
     if prepared.dtypes[output] != FLOAT:
@@ -107,7 +108,10 @@ def check_ending(prepared: ForwardGraph, loss: Loss) -> None:
 
 
 def classes_are_last(prepared: ForwardGraph) -> bool:
-    """Return whether the output has at least three axes, the last from a linear layer."""
+    """Return whether the class axis seems to be the last axis instead of axis 1.
+
+    This is assumed if the output has at least three axes and comes from a linear layer.
+    """
     makers = {name: node for node in prepared.nodes for name in node.outputs}
     name = prepared.output
     while (node := makers.get(name)) is not None and node.op in ("Add", "Cast", "Identity"):
@@ -119,7 +123,7 @@ def classes_are_last(prepared: ForwardGraph) -> bool:
 
 
 def _advice_for_one(prepared: ForwardGraph, ending: Ending | None) -> str:
-    """Return advice for a model with one score per example and a loss of classes."""
+    """Return advice for a classification loss with a model that has one score per example."""
     if ending is None:
         return f"set {_VALUES} for values, or {_YES_OR_NO} for the labels 0 and 1"
     if not ending.scores:
@@ -148,7 +152,7 @@ def _advice(prepared: ForwardGraph, ending: Ending, *, classes: bool) -> str:
 
 
 def _is_single(shape: Shape) -> bool:
-    """Return whether there is one score per example, or per position of an example."""
+    """Return whether the output has only one score per example, or per position in an example."""
     return len(shape) == 1 or (len(shape) > 1 and shape[1] == 1)
 
 
@@ -157,7 +161,10 @@ def _without_ones(shape: Shape) -> list[int | None]:
 
 
 class _Endings:
-    """Finds the scores from which tensors of a model are computed. Runs the model at most once."""
+    """Finds the scores from which probabilities in a model are computed.
+
+    Runs the model on random inputs only once, and only if necessary.
+    """
 
     def __init__(self, prepared: ForwardGraph, *, classes: bool) -> None:
         self._prepared = prepared
@@ -174,9 +181,10 @@ class _Endings:
         return found if deeper is None else msgspec.structs.replace(found, scores=deeper.scores)
 
     def _on_the_way(self, output: str) -> Ending | None:
-        """Find one operator after which values are only moved, clipped and scaled.
+        """Find an operator whose probabilities are only moved, clipped or scaled afterwards.
 
-        Scaled values must still look like shares. Otherwise they are scores with intended bounds.
+        If the values are scaled, they must still look like probabilities. Otherwise, they are
+        scores that are bounded on purpose.
         """
         way = list(self._way(output))
         for find in (self._by_operator, self._by_values):
@@ -191,10 +199,10 @@ class _Endings:
         return None
 
     def _way(self, output: str) -> Iterator[tuple[str, bool, bool]]:
-        """Yield the tensors that reach the output by moving, clipping and scaling alone.
+        """Yield the tensors from which the output is computed by only moving, clipping or scaling.
 
-        Each comes with two flags: whether values are scaled after it, and whether their logarithm
-        is used.
+        Also yields two flags for each tensor: whether its values are scaled later, and whether
+        their logarithm is used.
         """
         prepared, waiting = self._prepared, [(output, False, False)]
         while waiting:
@@ -217,9 +225,10 @@ class _Endings:
                 waiting.append((single[0], scaled or not (complement or small), logged))
 
     def _of_probabilities(self, output: str) -> Ending | None:
-        """Find the operators if the output is arithmetic on probabilities alone.
+        """Find the operators if the output is computed from probabilities alone by arithmetic.
 
-        The output must have one sign or equal sums.
+        This applies only if all values of the output have the same sign, or the same sum per
+        example.
         """
         for find in (self._by_operator, lambda name: self._by_operator(name) or self._by_values(name)):
             found, waiting, seen = list[Ending](), [output], set[str]()
@@ -246,9 +255,10 @@ class _Endings:
         return not _is_number(self._prepared, name) and self._prepared.dtypes[name] == FLOAT
 
     def _joined(self, output: str, found: list[Ending]) -> Ending:
-        """Combine several endings into one.
+        """Combine several `Ending` objects into one.
 
-        It names scores if the endings share them and they have the output's size.
+        The result names the scores if all endings have the same scores, of the same size as the
+        output.
         """
         makers, scores = list(dict.fromkeys([each.maker for each in found])), {each.scores for each in found}
         name, shapes = scores.pop(), self._prepared.shapes
@@ -256,9 +266,10 @@ class _Endings:
         return Ending(" and ".join(makers), name if alike else "", found[0].axis)
 
     def _bounded(self, output: str) -> Ending | None:
-        """Return an ending if the output always stays between 0 and 1.
+        """Return an `Ending` if the output always stays between 0 and 1.
 
-        It names the unbounded tensor before the output, if there is one.
+        As the scores, it names an unbounded tensor from which the output is computed, if there is
+        one.
         """
         if self._is_of_a_layer(output) or not are_bounded(self._wide(output)):
             return None
@@ -278,9 +289,10 @@ class _Endings:
         return Ending(_BOUNDED, free[0] if free and self._classes else "")
 
     def _is_of_a_layer(self, name: str) -> bool:
-        """Return whether a layer computes a tensor.
+        """Return whether a tensor is the output of a layer such as a convolution.
 
-        A frozen layer may not grow with the parameters.
+        Such a tensor contains scores even if its values stay small, because a frozen layer may not
+        depend on the random parameters.
         """
         while (node := self._makers.get(name)) is not None:
             if node.domain or node.op in _LAYERS:
@@ -304,7 +316,7 @@ class _Endings:
         return [run[name] for run in self._tries.wide if name in run]
 
     def _looks_like_shares(self, name: str, axis: int | None) -> bool:
-        """Return whether values computed from probabilities all have one sign, or equal sums."""
+        """Return whether all values have the same sign, or the same sum along `axis`."""
         values = [run[name] for run in self._tries.near if name in run]
         if not values:
             return False
@@ -317,9 +329,10 @@ class _Endings:
         return bool(np.ptp(sums) <= EXACT * values[0].shape[1] * size)
 
     def _are_scores(self, name: str) -> bool:
-        """Return whether log-probabilities are over an example's classes.
+        """Return whether a tensor of log-probabilities may be used as scores.
 
-        The softmax of such log-probabilities is the same as that of the scores.
+        They may be used if they are normalized over the classes of each example, because then their
+        softmax equals the softmax of the scores.
         """
         values = [run[name].astype(np.float64) for run in self._tries.near if name in run]
         if any((value > 0).any() for value in values):
@@ -346,7 +359,7 @@ def _axis(prepared: ForwardGraph, node: Node) -> int:
 
 
 def _is_number(prepared: ForwardGraph, name: str) -> bool:
-    """Return whether a tensor is a constant, or a scalar that may be trained."""
+    """Return whether a tensor is a constant or a scalar parameter."""
     value = prepared.parameters.get(name)
     return not name or name in prepared.constants or (value is not None and value.size == 1)
 
@@ -365,7 +378,7 @@ def _within_0_and_1(prepared: ForwardGraph, node: Node) -> bool:
 
 
 def _by_values(prepared: ForwardGraph, name: str, makers: Mapping[str, Node], runs: Runs) -> Ending | None:
-    """Recognize a tensor by its values on random inputs, and find its scores."""
+    """Recognize probabilities by their values on random inputs, and find their scores."""
     values = [run[name] for run in runs if name in run]
     if not values or values[0].ndim < 1 or not all(np.isfinite(value).all() for value in values):
         return None
@@ -421,6 +434,6 @@ def _same(expected: Array, found: Array) -> bool:
 
 
 def _earlier(prepared: ForwardGraph, name: str, makers: Mapping[str, Node]) -> Iterator[str]:
-    """Yield the tensors that a tensor is computed from, the last one first."""
+    """Yield the tensors from which a tensor is computed, starting with the last."""
     for node in reversed(needed(prepared.nodes, [name])):
         yield from (made for made in node.outputs if made and made != name and makers.get(made) is node)

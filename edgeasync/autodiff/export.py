@@ -1,4 +1,4 @@
-"""Exports a trained model: inserts the trained values into the forward model."""
+"""Exports a trained model by inserting the trained values into the forward model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +15,11 @@ from edgeasync.errors import GraphError, ModelMismatchError, native_reason
 def export_model(model: bytes, trained: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the serialized forward model with the arrays of `trained`, in inference mode.
 
-    `metadata` is added to the model's own and overrides it. Batch norms use their running
-    statistics and dropouts pass everything, regardless of the mode in which the model was exported.
-    Opset and IR version stay the same. Raises `ModelMismatchError` if an array is missing in the
-    model or differs in shape or type, and `GraphError` if the model is invalid or values are not
-    finite.
+    `metadata` is added to the model's own metadata, and overrides entries with the same key. Batch
+    norms use their running statistics, and dropouts are inactive, regardless of the mode in which
+    the model was exported. The opset and the IR version do not change. Raises `ModelMismatchError`
+    if the model lacks an array or the array differs in shape or dtype, and `GraphError` if the
+    model is invalid or values are not finite.
     """
     if contract.is_training_graph(model):
         raise GraphError("this is a training graph; pass the forward model that it was built from")
@@ -61,9 +61,10 @@ def _check_values(values: Mapping[str, Array], trained: Mapping[str, Array]) -> 
 
 
 def _replace_values(graph: onnx.GraphProto, values: Mapping[str, Array], trained: Mapping[str, Array]) -> None:
-    """Insert trained values.
+    """Insert the trained values into the graph.
 
-    Tensors that shared an old value with a trained one keep a copy of it.
+    If a tensor shared its value with a parameter before training, it receives a copy of the old
+    value.
     """
     new = dict(trained)
     nodes = []
@@ -98,7 +99,7 @@ def _settle(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
 
 
 def _remove_unread(graph: onnx.GraphProto, names: set[str]) -> None:
-    """Remove the named constants, which only the training mode used."""
+    """Remove the constants in `names`, which were used only in training mode."""
     _refill(graph.node, [node for node in graph.node if node.op_type != "Constant" or node.output[0] not in names])
     _refill(graph.initializer, [entry for entry in graph.initializer if entry.name not in names])
     there = {name for node in graph.node for name in node.output}
@@ -107,7 +108,7 @@ def _remove_unread(graph: onnx.GraphProto, names: set[str]) -> None:
 
 
 def _read_names(graph: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
-    """Return the names that nodes, nested graphs and graph outputs read."""
+    """Return the names of all tensors that nodes, nested graphs or graph outputs use."""
     bodies = [attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g")]
     names = {name for node in graph.node for name in node.input}
     names.update(output if isinstance(output, str) else output.name for output in graph.output)

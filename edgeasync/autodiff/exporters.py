@@ -1,4 +1,4 @@
-"""Rejects models that an exporter damaged in ways that would silently change training.
+"""Rejects models that an exporter changed in ways that would silently alter their training.
 
 Exporters fold batch norms into convolutions, merge equal tensors, and precompute constants that
 then look like parameters. The checks were developed with torch 2.13 and skl2onnx 1.20.
@@ -18,20 +18,20 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, argument
 
 CHECKED = "edgeasync.checked"
-"""Metadata key of a model whose parameter names `to_onnx` verified against the torch module."""
+"""Metadata key for models whose parameter names `to_onnx` has compared with the torch module."""
 
 EVALUATED = "edgeasync.evaluated"
-"""Metadata key of a model whose predictions differ from the module's in evaluation mode, set by
-`to_onnx`.
+"""Metadata key that `to_onnx` sets if the model's predictions differ from those of the torch module
+in evaluation mode.
 """
 
 
 def check_export(
     model: onnx.ModelProto, prepared: ForwardGraph, statistics: set[str], settings: GraphSettings
 ) -> None:
-    """Raise `GraphError` if parameters differ from those of the author's model.
+    """Raise `GraphError` if the exporter changed parameters of the original model.
 
-    The message names a better way to export.
+    The message recommends a better way to export the model.
     """
     advice = producer_of(model).plain
     if model.producer_name == "pytorch":
@@ -43,9 +43,9 @@ def check_export(
 
 
 def kinds_of_inputs(model: onnx.ModelProto) -> dict[str, str]:
-    """Return the kinds of initializers that torch's newer exporter noted.
+    """Return the kinds of initializers, as recorded by torch's newer exporter.
 
-    They are PARAMETER, BUFFER and CONSTANT_TENSOR.
+    The kinds are PARAMETER, BUFFER and CONSTANT_TENSOR.
     """
     return _said(model, KIND)
 
@@ -75,8 +75,9 @@ _FOLDED_INTO = frozenset({"Conv", "ConvTranspose", "Gemm"})
 def _check_folds(prepared: ForwardGraph, advice: str) -> None:
     """Reject weights into which torch's exporters have folded a batch norm.
 
-    The older exporter, in evaluation mode, names the product by a number. The newer one keeps the
-    parameter's name, but names the result after one of the batch norm's outputs.
+    In evaluation mode, the older exporter gives the folded weight a numbered name. The newer
+    exporter keeps the weight's name, but names the layer's output after an output of the batch
+    norm.
     """
     folded = [
         node
@@ -98,7 +99,7 @@ _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 
 
 def _said(model: onnx.ModelProto, key: str) -> dict[str, str]:
-    """Return notes of torch's newer exporter by tensor."""
+    """Return a metadata value that torch's newer exporter recorded, by tensor."""
     infos = model.graph.value_info
     return {info.name: note.value for info in infos for note in info.metadata_props if note.key == key}
 
@@ -110,11 +111,11 @@ _WEIGHTED = frozenset({"GRU", "LSTM", "MatMul", "RNN"})
 def _check_origins(
     prepared: ForwardGraph, folded: Mapping[str, str], settings: GraphSettings, advice: str
 ) -> None:
-    """Reject precomputed tensors unless they are plainly transposed weights.
+    """Reject tensors that the exporter precomputed, unless they are clearly transposed weights.
 
-    Such a tensor could be a constant, for example an attention's scale. It could also combine
-    several parameters, or copy one that is trained as well: an embedding table tied to the last
-    layer would become two.
+    Such a tensor could be a constant, for example the scale in an attention layer. It could also be
+    computed from several parameters, or be a copy of another trained parameter. For example, an
+    embedding table that is tied to the last layer would become two independent tables.
     """
     computed = {}
     for name, value in prepared.parameters.items():
@@ -133,7 +134,7 @@ def _check_origins(
 
 
 def _has_twin(prepared: ForwardGraph, name: str, value: Array) -> bool:
-    """Return whether another parameter contains the same values in any order."""
+    """Return whether another parameter contains the same values, possibly in a different order."""
     if reading.is_uniform(value):
         return False
     values = np.sort(value, axis=None)
@@ -144,7 +145,7 @@ def _has_twin(prepared: ForwardGraph, name: str, value: Array) -> bool:
 
 
 def _check_statistics(prepared: ForwardGraph, live: set[str], advice: str) -> None:
-    """Reject running statistics that an exporter merged with equal tensors."""
+    """Reject running statistics that an exporter merged with other tensors of equal values."""
     readers: dict[str, tuple[str, int, str]] = {}
     for node in prepared.nodes:
         for position, name in enumerate(node.inputs):
@@ -166,7 +167,7 @@ _STATISTIC_READERS = frozenset({("BatchNormalization", 3), ("BatchNormalization"
 
 
 def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
-    """Return warnings about unnoticed changes that the exporter may have made, as sentences."""
+    """Return warnings, one sentence each, about changes that the exporter may have made."""
     kind, found = kind_of_producer(model), []
     if any(entry.key == EVALUATED for entry in model.metadata_props):
         found.append(
@@ -223,7 +224,7 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
 
 
 def folded_scalars(model: onnx.ModelProto, prepared: ForwardGraph) -> dict[str, str]:
-    """Return scalars that torch's newer exporter computed, according to its notes."""
+    """Return scalars that torch's newer exporter precomputed, according to its metadata."""
     folded = _said(model, _FOLDED_FROM)
     used = {name for node in prepared.nodes for name in free_inputs(node)}
     return {
@@ -238,7 +239,7 @@ def folded_scalars(model: onnx.ModelProto, prepared: ForwardGraph) -> dict[str, 
 
 
 def _without_bias(prepared: ForwardGraph) -> list[str]:
-    """Return trained layers without a trained bias and without a batch norm after them."""
+    """Return trained layers that have no trained bias and are not followed by a batch norm."""
     readers: dict[str, list[Node]] = {}
     for node in prepared.nodes:
         for name in node.inputs:

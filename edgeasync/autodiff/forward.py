@@ -1,7 +1,8 @@
-"""Prepares a forward model for differentiation: prunes it and folds constants.
+"""Prepares a forward model for differentiation by removing unused nodes and folding constants.
 
-Shapes and shape-like values are measured, not inferred. The model runs at two batch sizes with all
-intermediate tensors as outputs, which shows what depends on the batch size.
+Shapes and shape-like values are measured, not inferred. The model is run at two batch sizes, with
+all intermediate tensors as outputs. A comparison of the two runs shows what depends on the batch
+size.
 """
 
 import re
@@ -28,7 +29,7 @@ from edgeasync.autodiff.reading import array_of, initial_values, opset_of, stops
 from edgeasync.errors import GraphError, native_reason
 
 PROBES = (2, 3)
-"""Batch sizes of the two runs; not 1, because of broadcasting."""
+"""Batch sizes of the two runs. They exclude 1, because axes of size 1 would be broadcast."""
 
 SHAPE_OPERATORS = frozenset({"Shape", "Size"})
 RANDOM_OPERATORS = frozenset(
@@ -39,22 +40,25 @@ RANDOM_OPERATORS = frozenset(
 )  # fmt: skip
 
 _KEPT = RANDOM_OPERATORS | {"DequantizeLinear"}
-"""Operators that are not folded: quantized weights stay small in the training graph."""
+"""Operators that are not folded. Keeping DequantizeLinear keeps quantized weights small in the
+training graph.
+"""
 
 _DATA_KINDS = (TensorProto.FLOAT, TensorProto.INT64)
 """Element types that a device's data may have."""
 
 _PICKING = SHAPE_OPERATORS | {"Gather", "Slice", "Split"}
-"""Operators that may drop the dependence on the batch size. Other operators on values that depend
-on it may return equal values at both sizes by chance, such as a third of the batch size.
+"""Operators whose result may be independent of the batch size although an input depends on it. For
+all other operators, equal results at both batch sizes may be a coincidence, such as a third of the
+batch size, rounded.
 """
 
 
 class ForwardGraph(Graph):
-    """A forward model: inputs, parameters that may be trained, constants, and one output.
+    """A prepared forward model: inputs, trainable parameters, constants, nodes and one output.
 
-    `prediction` is the tensor that the loss compares with the target: `output`, unless that is the
-    loss itself.
+    `prediction` is the tensor that the loss compares with the target. It is the same as `output`,
+    unless `output` is itself the loss.
     """
 
     def __init__(self, opset: int, output: str, prediction: str | None = None) -> None:
@@ -65,8 +69,8 @@ class ForwardGraph(Graph):
         self.inputs: list[str] = []
         self.parameters: dict[str, Array] = {}
         self.output_sample: tuple[int, ...] = ()
-        """The output's shape for a free batch of `PROBES[0]`; a size may be a multiple of the batch
-        size.
+        """The output's shape at batch size `PROBES[0]`, if the batch size is dynamic. A dimension
+        may be a multiple of the batch size.
         """
 
 
@@ -78,11 +82,13 @@ def prepare(
     *,
     prediction: str | None = None,
 ) -> ForwardGraph:
-    """Return the part of the model that `output` depends on, measured and folded.
+    """Return the part of the model that `output` depends on.
 
-    `trained` and `statistics` name initializers that stay variable; all others become constants.
-    Raises `GraphError` for models that do not run, foreign operators, and dynamic axes other than
-    the batch axis.
+    Shapes are measured and constants are folded.
+
+    `trained` and `statistics` name the initializers that stay variable. All other initializers
+    become constants. Raises `GraphError` if the model does not run, contains operators of unknown
+    domains, or has dynamic axes other than the batch axis.
     """
     forward = ForwardGraph(opset_of(model), output, prediction)
     variable = {*trained, *statistics}
@@ -147,7 +153,7 @@ def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[
 def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -> list[Node]:
     """Convert Constant nodes to constants and sequences to tensors, and remove Identity nodes.
 
-    The remaining Identity nodes are those at which gradients stop.
+    Identity nodes at which gradients stop are not removed.
     """
     same: dict[str, str] = {}
     stops = {node.output[0] for node in model.graph.node if stops_gradient(node)}
@@ -179,7 +185,7 @@ def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -
 
 
 def _part_at(node: Node, sequences: Mapping[str, list[str]], forward: ForwardGraph) -> str | None:
-    """Return the tensor that a SequenceAt selects, if this is known before the model runs."""
+    """Return the tensor that a SequenceAt node selects, if this can be determined without a run."""
     parts, place = sequences.get(node.inputs[0]), forward.constants.get(node.inputs[1])
     if parts is None or place is None:
         return None
@@ -189,7 +195,7 @@ def _part_at(node: Node, sequences: Mapping[str, list[str]], forward: ForwardGra
 
 
 def _split_sizes(node: Node, forward: ForwardGraph, model: onnx.ModelProto) -> list[int] | None:
-    """Return the sizes of a SplitToSequence, if they are known before the model runs."""
+    """Return the sizes of a SplitToSequence node, if they can be determined without a run."""
     given = forward.constants.get(node.inputs[1]) if len(node.inputs) > 1 else None
     if given is None or given.ndim:
         return None if given is None else [int(size) for size in given]
@@ -216,7 +222,7 @@ def _constant_value(node: Node) -> Array:
 def _measure(
     forward: ForwardGraph, nodes: list[Node], producer: Producer, *, symbolic: bool
 ) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
-    """Run the forward model at two batch sizes. Return all tensors of both runs."""
+    """Run the forward model at two batch sizes, and return all tensors of both runs."""
     variable = forward.constants | forward.parameters
     names = [output for node in nodes for output in node.outputs if output]
     model = model_of(
@@ -249,7 +255,7 @@ def _measure(
 
 
 def _runs_at_a_size(run: Callable[[int], object], said: str) -> bool:
-    """Return whether a failing model runs at another batch size, named in its error."""
+    """Return whether a model that failed runs at a batch size that its error message mentions."""
     sizes = {int(number) for number in re.findall(r"\b\d{1,4}\b", said)}
     for size in sorted(sizes.union(PROBES))[:SIZES_MAX]:
         try:
@@ -261,11 +267,11 @@ def _runs_at_a_size(run: Callable[[int], object], said: str) -> bool:
 
 
 SIZES_MAX = 16
-"""How many batch sizes are tried."""
+"""Maximum number of batch sizes to try."""
 
 
 def open_session(model: bytes) -> onnxruntime.InferenceSession:
-    """Return a session that runs a model without optimization or log output."""
+    """Open an onnxruntime session for a model, without optimization and without log output."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -276,9 +282,9 @@ def open_session(model: bytes) -> onnxruntime.InferenceSession:
 def _fold(
     forward: ForwardGraph, nodes: list[Node], first: Mapping[str, Array], second: Mapping[str, Array]
 ) -> None:
-    """Keep the nodes that depend on data, parameters or the batch size.
+    """Keep only the nodes that depend on data, parameters or the batch size.
 
-    The others become constants.
+    The results of all other nodes become constants.
     """
     shape_like, varying = set(forward.constants), set[str]()
     for node in nodes:

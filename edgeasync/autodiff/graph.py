@@ -1,4 +1,4 @@
-"""A graph under construction: nodes in order, constants, and the known shapes and types of tensors.
+"""Graphs under construction: nodes, constants, and the known shapes and dtypes of tensors.
 
 A dimension of a shape is an `int`, or `None` if it depends on the batch size.
 """
@@ -18,13 +18,13 @@ Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...]
 
 IR_VERSION = 10
-"""IR version of the files we write, which all supported versions of onnxruntime can read."""
+"""IR version of written files. All supported versions of onnxruntime can read it."""
 
 FLOAT = np.dtype(np.float32)
 
 
 class Node(msgspec.Struct):
-    """One operator. Inputs and outputs are names; "" stands for an omitted optional input."""
+    """A node of the graph. Inputs and outputs are tensor names; "" is an omitted optional input."""
 
     op: str
     inputs: list[str]
@@ -32,11 +32,11 @@ class Node(msgspec.Struct):
     attributes: dict[str, Any] = {}
     name: str = ""
     domain: str = ""
-    """Empty for standard operators."""
+    """Domain of the operator, empty for standard operators."""
 
     @property
     def where(self) -> str:
-        """A description of the node for messages: its name, or the tensor it computes."""
+        """A description of the node for messages: its name, or the tensor that it computes."""
         return (
             f"node {self.name!r} ({self.op})" if self.name else f"the {self.op} that computes {self.outputs[0]!r}"
         )
@@ -55,11 +55,14 @@ class Graph:
         self._shared: dict[tuple[str, Shape, bytes], str] = {}
 
     def enter(self, scope: str) -> None:
-        """Prefix names of new tensors with `scope`, for people who read the graph or a profile."""
+        """From now on, prefix the names of new tensors with `scope`.
+
+        This makes the graph and its profiles easier to read.
+        """
         self._scope = scope
 
     def new_name(self, hint: str) -> str:
-        """Return an unused name. The double colon separates our names from the model's."""
+        """Return an unused name. The double colon prevents conflicts with names of the model."""
         self._count += 1
         return f"{self._scope}::{hint}_{self._count}"
 
@@ -94,29 +97,29 @@ class Graph:
         return self.constant(np.array(values, np.int64))
 
     def shape(self, name: str) -> Shape:
-        """Return a tensor's shape. Raises `KeyError` for tensors that rules added."""
+        """Return a tensor's shape. Raises `KeyError` for tensors that gradient rules added."""
         return self.shapes[name]
 
     def static_shape(self, name: str, where: str) -> tuple[int, ...]:
-        """Return a shape without batch dimensions. Raises `GraphError` if it has any."""
+        """Return the shape of a tensor. Raises `GraphError` if it depends on the batch size."""
         shape = self.shapes[name]
         if None in shape:
             raise GraphError(f"{where}: the shape of tensor {name!r} depends on the batch size, but must be fixed")
         return tuple(dim for dim in shape if dim is not None)
 
     def shape_like(self, name: str) -> str:
-        """Return the name of a shape vector for Reshape, with the shape of the tensor `name`."""
+        """Return the name of an int64 vector that contains the shape of `name`, for a Reshape."""
         shape = self.shapes[name]
         if sum(dim is None for dim in shape) > 1:
             return self.op("Shape", name)
         return self.ints(*[-1 if dim is None else dim for dim in shape])
 
     def reshape_like(self, value: str, name: str) -> str:
-        """Reshape a tensor to the shape of `name`, which has the same size."""
+        """Reshape a tensor to the shape of `name`, which has the same number of values."""
         return self.op("Reshape", value, self.shape_like(name))
 
     def total(self, values: list[str]) -> str:
-        """Return the sum of tensors with the same shape."""
+        """Return the elementwise sum of tensors that have the same shape."""
         if len(values) == 1:
             return values[0]
         return self.op("Add" if len(values) == 2 else "Sum", *values)
@@ -135,7 +138,7 @@ class Graph:
 
 
 def needed(nodes: Iterable[Node], outputs: Iterable[str]) -> list[Node]:
-    """Return the nodes that `outputs` depend on, in order."""
+    """Return the nodes that `outputs` depend on, in their original order."""
     wanted, kept = set(outputs), []
     for node in reversed(list(nodes)):
         if wanted.intersection(node.outputs):
@@ -175,7 +178,7 @@ def _attribute_value(attribute: onnx.AttributeProto) -> Any:
 
 
 def write_nodes(nodes: Iterable[Node], rename: Mapping[str, str]) -> list[onnx.NodeProto]:
-    """Convert nodes to ONNX nodes, with tensors renamed."""
+    """Convert nodes to ONNX nodes, and rename tensors by `rename`."""
     return [
         helper.make_node(
             node.op,
@@ -190,9 +193,9 @@ def write_nodes(nodes: Iterable[Node], rename: Mapping[str, str]) -> list[onnx.N
 
 
 def opset_imports(opset: int, nodes: Iterable[Node]) -> list[onnx.OperatorSetIdProto]:
-    """Return the opset imports for these nodes: the standard one, and version 1 of other domains.
+    """Return the opset imports that these nodes need.
 
-    The only other domain is onnxruntime's own, which has just version 1.
+    Besides the standard domain, only onnxruntime's own domain is used, which has only version 1.
     """
     others = sorted({node.domain for node in nodes if node.domain})
     return [helper.make_opsetid("", opset), *[helper.make_opsetid(domain, 1) for domain in others]]
@@ -207,7 +210,7 @@ def model_of(
     opset: int,
     rename: Mapping[str, str] = {},
 ) -> onnx.ModelProto:
-    """Return an ONNX model of these nodes, with tensors renamed."""
+    """Return an ONNX model that contains these nodes, with tensors renamed by `rename`."""
     nodes = list(nodes)
     graph = helper.make_graph(write_nodes(nodes, rename), "training", inputs, outputs, constants)
     imports = opset_imports(opset, nodes)
@@ -215,7 +218,7 @@ def model_of(
 
 
 def value_info(name: str, dtype: npt.DTypeLike, shape: Shape) -> onnx.ValueInfoProto:
-    """Return a graph input or output.
+    """Return the ONNX description of a graph input or output.
 
     Dimensions that depend on the batch size are named `batch`.
     """
@@ -224,5 +227,5 @@ def value_info(name: str, dtype: npt.DTypeLike, shape: Shape) -> onnx.ValueInfoP
 
 
 def tensor(name: str, value: Array) -> TensorProto:
-    """Return an initializer."""
+    """Return an ONNX initializer."""
     return numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name)

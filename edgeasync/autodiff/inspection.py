@@ -1,4 +1,4 @@
-"""Measures a training graph: parameters, operators, and the arithmetic and memory of one step."""
+"""Measures a training graph: parameters, operators, and the operations and memory of a step."""
 
 import math
 from collections import Counter
@@ -36,22 +36,24 @@ class Inspection(msgspec.Struct, frozen=True):
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """The cost of one run of a graph: operations, and peak bytes of its nodes' outputs."""
+    """The cost of one run of a graph: arithmetic operations, and peak memory of node outputs."""
 
     operations: int
     peak_bytes: int
 
 
 def inspect_graph(model: bytes, spec: ParameterSpec, batch_size: int) -> Inspection:
-    """Run one step with every tensor as an output, and sum up the costs.
+    """Run one step with all tensors as outputs, and add up the costs of the nodes.
 
     Raises `GraphError` if the graph does not run.
 
-    A fixed batch size of the graph overrides `batch_size`. The memory includes parameters,
-    gradients, constants, and the peak of live tensors when nodes run in their order in the graph. A
-    runtime's allocator needs more. Products and convolutions count two operations per
-    multiply-and-add, reductions and pooling one per value read, all other operators one per output
-    value; moving values is free. The body of a Scan counts once per iteration.
+    If the graph has a fixed batch size, it overrides `batch_size`. The memory includes parameters,
+    gradients and constants, and the peak of live tensors if the nodes run in the order of the
+    graph. The allocator of a runtime needs more.
+
+    Matrix products and convolutions count as two operations per multiply-accumulate, reductions and
+    pooling as one per input value, and all other operators as one per output value. Moving values
+    costs no operations. The body of a Scan is counted once per iteration.
     """
     proto = onnx.load_model_from_string(model)
     feeds = example_feeds(proto, spec, batch_size)
@@ -81,9 +83,10 @@ def inspect_graph(model: bytes, spec: ParameterSpec, batch_size: int) -> Inspect
 
 
 def frozen_arrays(model: bytes, trained: Collection[str]) -> Iterator[tuple[str, Array]]:
-    """Yield names and values of a forward model's initializers that are not trained.
+    """Yield the names and values of those initializers of a forward model that are not trained.
 
-    Skips scalars, which are constants of formulas, and int64 arrays, which are shapes and axes.
+    Skips scalars, because they are constants in formulas, and int64 arrays, because they are shapes
+    and axes.
     """
     for entry in onnx.load_model_from_string(model).graph.initializer:
         if entry.name not in trained and entry.data_type != onnx.TensorProto.INT64 and math.prod(entry.dims) > 1:
@@ -91,7 +94,7 @@ def frozen_arrays(model: bytes, trained: Collection[str]) -> Iterator[tuple[str,
 
 
 def fixed_batch(proto: onnx.ModelProto) -> int | None:
-    """Return the fixed batch size of a training graph, or `None` if it accepts any."""
+    """Return the fixed batch size of a training graph, or `None` if it accepts any batch size."""
     for entry in proto.graph.input:
         if entry.name != TARGET:  # the data inputs come first
             return entry.type.tensor_type.shape.dim[0].dim_value or None
@@ -99,10 +102,10 @@ def fixed_batch(proto: onnx.ModelProto) -> int | None:
 
 
 def example_feeds(proto: onnx.ModelProto, spec: ParameterSpec, batch_size: int, seed: int = 0) -> dict[str, Array]:
-    """Return random inputs, and 0 for every parameter.
+    """Return random values for the graph's data inputs, and zeros for its parameters.
 
-    Floats are normally distributed. Integers are valid indexes where the graph uses them as such,
-    else 0 or 1.
+    Floats are normally distributed. If the graph uses an integer input as indices, its values are
+    valid indices; otherwise, they are 0 or 1.
     """
     generator = np.random.Generator(np.random.PCG64(seed))
     feeds: dict[str, Array] = dict(spec.views(np.zeros(spec.length, np.float32)))
@@ -120,7 +123,11 @@ def example_feeds(proto: onnx.ModelProto, spec: ParameterSpec, batch_size: int, 
 
 
 def _index_limits(proto: onnx.ModelProto) -> dict[str, int]:
-    """Return the upper limits of integer inputs: classes of the target, rows of indexed tables."""
+    """Return an upper limit for each integer input.
+
+    The limit is the number of classes for the target, and the number of rows for indices into a
+    table.
+    """
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     limits = {TARGET: int(metadata["edgeasync.classes"])} if "edgeasync.classes" in metadata else {}
     shapes = {entry.name: tuple(entry.dims) for entry in proto.graph.initializer}
@@ -166,7 +173,7 @@ def measure(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> Cost:
 
 
 def _measure_scan(node: Node, known: Mapping[str, Array], proto: onnx.ModelProto) -> Cost:
-    """Measure the first iteration of a Scan's body, and multiply it by the number of iterations."""
+    """Measure the first iteration of a Scan, and multiply its cost by the number of iterations."""
     body: onnx.GraphProto = node.attributes["body"]
     states = len(node.inputs) - int(node.attributes["num_scan_inputs"])
     axes = node.attributes.get("scan_input_axes") or [0] * len(node.inputs)
@@ -183,7 +190,7 @@ def _measure_scan(node: Node, known: Mapping[str, Array], proto: onnx.ModelProto
 
 
 def run_with_every_tensor(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """Return every tensor that the nodes compute. Raises `GraphError` if the graph does not run."""
+    """Run a graph, and return all tensors that it computes. Raises `GraphError` if it fails."""
     whole = onnx.ModelProto()
     whole.CopyFrom(proto)
     names = [output for node in proto.graph.node for output in node.output if output]

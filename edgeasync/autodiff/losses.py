@@ -1,4 +1,4 @@
-"""Adds a loss to a graph: from output and targets to a scalar, and the gradient at the output."""
+"""Adds a loss to a graph, and the gradient of the loss with respect to the model's output."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ TARGET = "target"
 
 
 class LossParts(msgspec.Struct, frozen=True):
-    """The tensors of a loss: the mean loss, its divisor, and the gradient at the model's output."""
+    """Tensor names of the mean loss, its divisor, and its gradient at the model's output."""
 
     loss: str
     weight: str
@@ -22,9 +22,9 @@ class LossParts(msgspec.Struct, frozen=True):
 
 
 def target_type(loss: Loss, output: Shape) -> tuple["np.dtype[Any]", Shape]:
-    """Return dtype and shape of the targets for a model's output.
+    """Return the dtype and shape of the targets that a loss needs for a model's output.
 
-    Raises `GraphError` if none match.
+    Raises `GraphError` if the loss cannot be used with this output.
     """
     if isinstance(loss, CrossEntropy):
         if len(output) < 2 or output[1] is None:
@@ -40,7 +40,7 @@ def target_type(loss: Loss, output: Shape) -> tuple["np.dtype[Any]", Shape]:
 
 
 def add_loss(graph: Graph, loss: Loss, output: str) -> LossParts:
-    """Append the loss of `output` against the tensor `target`."""
+    """Append the loss that compares `output` with the tensor `target`."""
     graph.enter("loss")
     add: Callable[..., LossParts] = _ADDERS[type(loss)]
     return add(graph, loss, output)
@@ -96,7 +96,10 @@ def _l1(graph: Graph, loss: MeanAbsoluteError, output: str) -> LossParts:  # noq
 
 
 def _huber(graph: Graph, loss: Huber, output: str) -> LossParts:
-    """Return Huber's loss c (d - c / 2) and its derivative c; c is the clipped difference d."""
+    """Return the Huber loss c (d - c / 2) and its derivative c.
+
+    d is the difference between output and target, and c is d clipped to `delta`.
+    """
     op = graph.op
     difference, count = _difference(graph, output)
     clipped = op("Clip", difference, graph.scalar(-loss.delta), graph.scalar(loss.delta))
@@ -105,7 +108,7 @@ def _huber(graph: Graph, loss: Huber, output: str) -> LossParts:
 
 
 def _bce_with_logits(graph: Graph, loss: BinaryCrossEntropy, scores: str) -> LossParts:  # noqa: ARG001
-    """Return max(s, 0) - s t + log(1 + exp(-|s|)), which cannot overflow."""
+    """Return the loss max(s, 0) - s t + log(1 + exp(-|s|)), a form that cannot overflow."""
     op = graph.op
     count = op("Cast", op("Size", TARGET), to=1)
     tail = op("Log", op("Add", op("Exp", op("Neg", op("Abs", scores))), graph.scalar(1.0)))

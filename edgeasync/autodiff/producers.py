@@ -1,7 +1,7 @@
-"""Recognizes the exporter that wrote a model, and knows how to export a trainable model with it.
+"""Recognizes the exporter that wrote a model, and recommends options for a trainable export.
 
-Exporters are recognized by producer name and by typical patterns. The advice uses their own
-arguments.
+Exporters are recognized by the producer's name and by typical patterns in the model. The advice
+mentions the arguments of the recognized exporter.
 """
 
 from collections.abc import Iterator
@@ -11,17 +11,20 @@ import onnx
 
 
 class Producer(msgspec.Struct, frozen=True):
-    """An exporter, with the call that avoids each kind of damage, as the end of a sentence."""
+    """An exporter, and advice for each kind of problem.
+
+    Each piece of advice is the end of a sentence.
+    """
 
     name: str
     opset: str = "export it with opset 18"
     plain: str = "export it without optimization and constant folding"
-    """For files with merged, folded or computed parameters."""
+    """Advice if parameters were merged, folded or precomputed."""
     sizes: str = "export it with fixed sizes for all axes but the batch"
     batch: str = "export it so that it accepts any batch size, or with a fixed one"
-    """For files with a free batch size that fail at some batch sizes."""
+    """Advice if a file has a dynamic batch size, but fails at some batch sizes."""
     foreign: str = "use the file from before it was optimized, quantized or compiled"
-    """For operators outside the standard domain."""
+    """Advice if a file contains operators outside the standard domain."""
 
 
 UNKNOWN = Producer("the exporter")
@@ -104,14 +107,15 @@ PRODUCERS = {
 
 
 def producer_of(model: onnx.ModelProto) -> Producer:
-    """Return the exporter that wrote a model, with its advice."""
+    """Return the exporter that wrote a model, and its advice."""
     return PRODUCERS.get(kind_of_producer(model), UNKNOWN)
 
 
 def kind_of_producer(model: onnx.ModelProto) -> str:
     """Return a key of `PRODUCERS`, or "" for an unknown exporter.
 
-    onnxruntime's optimizer keeps the producer's name, but imports all of its own domains.
+    onnxruntime's optimizer does not change the producer's name, but it adds imports of all its own
+    domains to the model.
     """
     producer, domains = model.producer_name.lower(), {entry.domain for entry in model.opset_import}
     if "com.microsoft.nchwc" in domains or producer.startswith(("onnxruntime", "onnx.quantize")):
@@ -134,6 +138,6 @@ def kind_of_producer(model: onnx.ModelProto) -> str:
 
 
 def _notes(model: onnx.ModelProto) -> Iterator[str]:
-    """Yield the keys of metadata that torch's newer exporter attaches to nodes and inputs."""
+    """Yield the metadata keys of nodes and inputs, which identify torch's newer exporter."""
     for part in (*model.graph.node, *model.graph.input):
         yield from (entry.key for entry in part.metadata_props)

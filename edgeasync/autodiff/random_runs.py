@@ -1,4 +1,4 @@
-"""Runs a forward model on random inputs, with slightly changed parameters and with random ones."""
+"""Runs a forward model on random inputs, with slightly changed or with random parameters."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -15,21 +15,21 @@ DRAWS = (1.0, 4.0)
 """Standard deviations of the random inputs."""
 
 ROWS = 5
-"""Number of examples per run if the batch size is free."""
+"""Number of examples per run if the batch size is dynamic."""
 
 MOVED = 0.3
-"""Relative change of parameters, because all scores of a new model may be 0."""
+"""Relative change of the parameters. Without it, all scores of an untrained model may be 0."""
 
 Runs = list[dict[str, Array]]
-"""Tensors by name, for each run."""
+"""For each run, the computed tensors by name."""
 
 
 class RandomRuns:
-    """Runs of a model on random inputs, executed on first use.
+    """Results of running a model on random inputs. The runs are executed on first use.
 
-    They return the tensors that have the size of one of `like`.
+    The results contain only tensors that have the same size as one of the tensors `like`.
 
-    The lists are empty if the model does not run on random inputs.
+    They are empty if the model does not run on random inputs.
     """
 
     def __init__(self, prepared: ForwardGraph, like: Collection[str]) -> None:
@@ -47,12 +47,12 @@ class RandomRuns:
 
     @cached_property
     def near(self) -> Runs:
-        """A few runs with slightly changed parameters."""
+        """Results of a few runs with slightly changed parameters."""
         return self._run(self._near_feeds())
 
     @cached_property
     def wide(self) -> Runs:
-        """Runs with random parameters of increasing size."""
+        """Results of runs with random parameters of increasing size."""
         return self._run(self._wide_feeds())
 
     def _run(self, feeds: Iterable[Mapping[str, Array]]) -> Runs:
@@ -64,7 +64,7 @@ class RandomRuns:
 
     @cached_property
     def _session(self) -> onnxruntime.InferenceSession:
-        """A session that runs the model with its parameters as inputs."""
+        """An onnxruntime session for the model, with the parameters as inputs."""
         prepared, shapes = self._prepared, self._prepared.shapes
         used = {name for node in prepared.nodes for name in free_inputs(node)}
         inputs = [value_info(name, prepared.dtypes[name], shapes[name]) for name in prepared.inputs]
@@ -85,7 +85,7 @@ class RandomRuns:
             }
 
     def _wide_feeds(self) -> Iterator[dict[str, Array]]:
-        """Yield random inputs and random parameters. Running variances keep their values."""
+        """Yield random inputs and random parameters. Running variances are not changed."""
         nodes = self._prepared.nodes
         variances = {name for node in nodes if node.op == "BatchNormalization" for name in node.inputs[3:]}
         for number, scale in enumerate(SCALES):

@@ -11,19 +11,21 @@ from edgeasync.autodiff.producers import producer_of
 from edgeasync.errors import GraphError, argument, native_reason
 
 OPSET_MIN, OPSET_MAX = 18, 23
-"""Opsets with supported operators. Older models are converted to the first."""
+"""The supported range of opsets. Models with an older opset are converted to the first one."""
 
 _STANDARD = ("", "ai.onnx")
 
 ONNXRUNTIME = "com.microsoft"
-"""The domain of onnxruntime's own operators. Devices support some, but none has a gradient."""
+"""The domain of onnxruntime's own operators. Devices support some of them, but they have no
+gradient rules.
+"""
 
 _WIDER = {
     **dict.fromkeys((TensorProto.DOUBLE, TensorProto.FLOAT16), TensorProto.FLOAT),
     **dict.fromkeys((TensorProto.INT32, TensorProto.INT16, TensorProto.INT8), TensorProto.INT64),
     **dict.fromkeys((TensorProto.UINT16, TensorProto.UINT8, TensorProto.BOOL), TensorProto.INT64),
 }
-"""Types that replace those of other inputs."""
+"""Unsupported input types, and the supported type that replaces each."""
 
 _MADE_OF = "pkg.torch.onnx.class_hierarchy"
 
@@ -31,7 +33,7 @@ _MADE_OF = "pkg.torch.onnx.class_hierarchy"
 def load(data: bytes) -> onnx.ModelProto:
     """Parse and check a serialized model.
 
-    Raises `GraphError` if it is invalid or uses external files.
+    Raises `GraphError` if the model is invalid or uses external files.
     """
     model = read(data)
     for entry in model.graph.output:
@@ -45,9 +47,10 @@ def load(data: bytes) -> onnx.ModelProto:
 
 
 def read(data: bytes) -> onnx.ModelProto:
-    """Parse a serialized model without checking it. Raises `GraphError` if it uses external files.
+    """Parse a serialized model without checking its graph.
 
-    An external file would be one of this machine, and its content would be sent to all devices.
+    Raises `GraphError` if the model uses external files. Otherwise, a malicious model could name
+    any file of this machine, whose content would then be sent to all devices.
     """
     try:
         model = onnx.load_model_from_string(data)
@@ -70,7 +73,7 @@ def read(data: bytes) -> onnx.ModelProto:
 
 
 def _parts(model: onnx.ModelProto) -> Iterator[Any]:
-    """Yield a model and all nested messages."""
+    """Yield a model and all messages within it."""
     waiting: list[Any] = [model]
     while waiting:
         part = waiting.pop()
@@ -83,7 +86,10 @@ def _parts(model: onnx.ModelProto) -> Iterator[Any]:
 
 
 def _is_text(part: Any) -> bool:
-    """Return whether all text of a message is UTF-8; protobuf returns invalid text as bytes."""
+    """Return whether all text in a message is valid UTF-8.
+
+    protobuf returns invalid text as bytes.
+    """
     if isinstance(part, onnx.TensorProto):
         return isinstance(part.name, str)
     return all(
@@ -95,7 +101,10 @@ def _is_text(part: Any) -> bool:
 
 
 def parse(data: bytes) -> onnx.ModelProto:
-    """Parse a serialized forward model and convert it to a supported opset. Raises `GraphError`."""
+    """Parse and check a serialized forward model, and convert it to a supported opset.
+
+    Raises `GraphError`.
+    """
     model = load(data)
     if not any(entry.domain in _STANDARD for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid("", OPSET_MIN))  # it has no standard operator
@@ -118,11 +127,9 @@ def parse(data: bytes) -> onnx.ModelProto:
 
 
 def widen_inputs(model: onnx.ModelProto) -> None:
-    """Change inputs of types such as int32 or float64 to the types of device data.
+    """Change inputs with types such as int32 or float64 to int64 or float32, the types of datasets.
 
-    These are int64 and float32.
-
-    A Cast node converts each input to the type that the model uses.
+    For each changed input, a Cast node converts the data to the type that the model uses.
     """
     graph = model.graph
     values = {tensor.name for tensor in graph.initializer}
@@ -141,7 +148,7 @@ def widen_inputs(model: onnx.ModelProto) -> None:
 
 
 def _read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:
-    """Rename the inputs of all nodes, including those in loops and branches."""
+    """Rename inputs of all nodes, including nodes in loops and branches."""
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         for attribute in node.attribute:
@@ -150,15 +157,15 @@ def _read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """Return the opset version of a model's standard operators."""
+    """Return the version of the standard opset that a model imports."""
     return next((int(entry.version) for entry in model.opset_import if entry.domain in _STANDARD), 1)
 
 
 def choose_output(model: onnx.ModelProto, output: str | None) -> str:
     """Return the tensor that the loss uses: `output`, or else the only floating-point output.
 
-    Raises `GraphError` if it is ambiguous or missing, or depends on operators that devices do not
-    support.
+    Raises `GraphError` if the output is ambiguous, missing, or computed by operators that devices
+    do not support.
     """
     names = [str(value.name) for value in model.graph.output]
     if not names:
@@ -191,17 +198,18 @@ def _check_domains(model: onnx.ModelProto, output: str) -> None:
 
 
 def _may_be_float(value: onnx.ValueInfoProto) -> bool:
-    """Return whether a loss can use an output, judging by its type."""
+    """Return whether the type of an output permits its use by a loss."""
     floats = (TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
     return value.type.WhichOneof("value") in (None, "tensor_type") and value.type.tensor_type.elem_type in floats
 
 
 def initial_values(model: onnx.ModelProto) -> dict[str, Array]:
-    """Return the model's initializers by name, and arrays in Constant nodes.
+    """Return the values of the model's initializers and Constant nodes, by name.
 
-    Exporters store equal tensors once and refer to them by Identity nodes. Tensors filled with a
-    single value, such as scales and biases of a new model, become separate initializers again.
-    Others are weights that are tied on purpose.
+    Exporters store tensors with equal values only once, and refer to them by Identity nodes. If all
+    values in such a tensor are equal, such as the scales and biases of a new model, each reference
+    becomes a separate initializer again. Otherwise, the references are weights that are tied on
+    purpose.
     """
     values = {tensor.name: array_of(tensor, f"tensor {tensor.name!r}") for tensor in model.graph.initializer}
     values |= held_by_constants(model)
@@ -214,16 +222,16 @@ def initial_values(model: onnx.ModelProto) -> dict[str, Array]:
 
 
 def stops_gradient(node: onnx.NodeProto) -> bool:
-    """Return whether this Identity is a `detach`, exported by torch's newer exporter.
+    """Return whether a node is an Identity to which torch's newer exporter converted a `detach`.
 
-    That exporter drops `torch.no_grad`; the older exporter drops both.
+    The newer exporter ignores `torch.no_grad`. The older exporter ignores both.
     """
     made_of = next((entry.value for entry in node.metadata_props if entry.key == _MADE_OF), "")
     return node.op_type == "Identity" and made_of.endswith("'aten.detach.default']")
 
 
 def held_by_constants(model: onnx.ModelProto) -> dict[str, Array]:
-    """Return float32 arrays in Constant nodes by output. paddle2onnx stores weights there."""
+    """Return the float32 arrays in Constant nodes, by output. paddle2onnx stores weights there."""
     return {
         node.output[0]: array_of(entry.t, f"tensor {node.output[0]!r}")
         for node in model.graph.node
@@ -236,7 +244,7 @@ def held_by_constants(model: onnx.ModelProto) -> dict[str, Array]:
 def array_of(tensor: onnx.TensorProto, where: str) -> Array:
     """Return the values of a tensor.
 
-    Raises `GraphError` if type, shape and values are inconsistent.
+    Raises `GraphError` if its type, shape and values are inconsistent.
     """
     try:
         return numpy_helper.to_array(tensor)

@@ -1,4 +1,4 @@
-"""Selects the initializers to train, by name patterns and by hints of the exporter."""
+"""Selects the initializers to train, by name patterns and by hints that the exporter left."""
 
 from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -15,28 +15,32 @@ from edgeasync.errors import GraphError
 from edgeasync.structs import parse_json
 
 FROZEN = "edgeasync.frozen"
-"""Metadata key with a JSON list of names that were frozen in torch, written by `to_onnx`."""
+"""Metadata key with a JSON list of parameters that were frozen in torch. `to_onnx` writes it."""
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Names of trained parameters and updated statistics, and of those frozen by the file."""
+    """The selected names of trained parameters, updated statistics and frozen arrays."""
 
     trained: list[str]
     statistics: set[str]
     frozen: list[str]
     held: list[str]
-    """Layer weights in Constant nodes that are not trained, because other weights are initializers.
+    """Layer weights in Constant nodes. They are not trained, because other weights are
+    initializers.
     """
     unfit: dict[str, str]
-    """Layer weights that cannot be trained, by reason: another precision, or not finite."""
+    """Layer weights that cannot be trained, with the reason: their precision, or values that are
+    not finite.
+    """
 
 
 def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphSettings) -> Selection:
     """Select what to train by the patterns of `settings`.
 
-    Updates a batch norm's running statistics if any of its parameters is trained. Parameters that
-    the file marks as frozen stay frozen unless `train` matches them; statistics must be named in
-    full. Raises `GraphError` if the model has no float32 parameter or a pattern matches nothing.
+    The running statistics of a batch norm are updated if any of its parameters is trained.
+    Parameters that the file marks as frozen stay frozen unless a pattern of `train` matches them;
+    statistics must be named in full. Raises `GraphError` if the model has no float32 parameter, or
+    if a pattern matches nothing.
     """
     statistics, norms = _statistics(model, values)
     candidates = _candidates(model, values, settings.train or ())
@@ -72,13 +76,14 @@ def _frozen(model: onnx.ModelProto) -> list[str]:
 
 
 def _candidates(model: onnx.ModelProto, values: Mapping[str, Array], named: Collection[str]) -> list[str]:
-    """Return possible parameters.
+    """Return the names of tensors that may be parameters.
 
-    These are float32 initializers with a dimension, and all that are named in full.
+    These are float32 initializers with at least one dimension, and all tensors that the settings
+    name in full.
 
-    Scalars, exponents and Constant nodes are constants of formulas unless they are named, or marked
-    as parameters by torch's newer exporter. If no layer's weight is an initializer, Constant nodes
-    contain the weights, as written by paddle2onnx.
+    Scalars, exponents and Constant nodes are assumed to be constants in formulas, unless the
+    settings name them or torch's newer exporter marked them as parameters. However, if no layer has
+    a weight that is an initializer, the weights are in Constant nodes, as paddle2onnx writes them.
     """
     untrained, kinds = _fixed(model), kinds_of_inputs(model)
     untrained.update(name for name, kind in kinds.items() if kind != "PARAMETER")
@@ -102,9 +107,9 @@ _WEIGHTED = frozenset(
 
 
 def _reads(model: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, list[str]]]:
-    """Yield the computing nodes with their inputs.
+    """Yield the nodes that compute values, with their inputs.
 
-    A transposed or reshaped weight counts as the weight itself.
+    A transposed or reshaped weight is replaced by the weight itself.
     """
     same: dict[str, str] = {}
     for node in model.graph.node:
@@ -120,10 +125,10 @@ def _read_by_layers(model: onnx.ModelProto) -> set[str]:
 
 
 def _weights(model: onnx.ModelProto, values: Mapping[str, Array]) -> set[str]:
-    """Return the weights of layers, and tensors that are added to or multiply a layer's result.
+    """Return the weights of layers, and tensors that are added to or multiplied by layer outputs.
 
-    A scalar there belongs to a formula such as a hard sigmoid, unless the layer has a single output
-    value.
+    A scalar that is added or multiplied is assumed to belong to a formula such as a hard sigmoid,
+    unless the layer has only one output value.
     """
     found, made, single = _read_by_layers(model), set[str](), set[str]()
     for node, read in _reads(model):
@@ -141,7 +146,7 @@ _MOVING = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Trans
 
 
 def _fixed(model: onnx.ModelProto) -> set[str]:
-    """Return inputs that configure an operator, such as a Clip's bounds."""
+    """Return inputs that configure an operator, such as the bounds of a Clip."""
     found: set[str] = set()
     for node in reversed(model.graph.node):
         first = _FIXED_FROM.get(node.op_type)
@@ -153,11 +158,11 @@ def _fixed(model: onnx.ModelProto) -> set[str]:
 
 
 _FIXED_FROM = {"Clip": 1, "Dropout": 1, "Pad": 1, "Resize": 1, "Pow": 1, "OneHot": 0}
-"""The first configuring input, by operator."""
+"""For each operator, the position of its first input that is configuration instead of data."""
 
 
 def _statistics(model: onnx.ModelProto, values: Mapping[str, Array]) -> tuple[set[str], list[tuple[str, ...]]]:
-    """Return the running statistics, and scale, bias, mean and variance of every batch norm."""
+    """Return the running statistics, and the scale, bias, mean and variance of each batch norm."""
     same: dict[str, str] = {}
     for node in model.graph.node:
         if node.op_type == "Identity" and node.output[0] not in values:
@@ -171,7 +176,7 @@ def _statistics(model: onnx.ModelProto, values: Mapping[str, Array]) -> tuple[se
 
 
 def _nothing_to_train(values: Mapping[str, Array]) -> str:
-    """Return why a model has no parameter; usually because of half precision."""
+    """Return the reason why a model has no trainable parameter, usually its half precision."""
     others = sorted({str(value.dtype) for value in values.values() if value.ndim and value.dtype != FLOAT})
     if any("float" in name for name in others):
         return f"the model has no float32 parameter, only {', '.join(others)}; export it in float32"

@@ -13,14 +13,14 @@ from edgeasync.losses import LossSetting
 
 
 class GraphSettings(Section, frozen=True):
-    """How a forward model is converted to a training graph.
+    """Settings for converting a forward model to a training graph.
 
     `train` and `freeze` are shell patterns for parameter names. A parameter is trained if a pattern
-    of `train` matches it and none of `freeze`. Without `train`, all parameters are trained except
-    those that the file marks as frozen or that may not be parameters. A parameter that matches
-    `train` is trained even if the exporter may have merged or computed it. `output` names the
-    tensor that the loss uses; it may be omitted if the model has one floating-point output. `target
-    = "input"` makes an autoencoder: every example is its own target.
+    of `train` matches it and none of `freeze`. If `train` is not set, all parameters are trained,
+    except those that the file marks as frozen and tensors that may not be parameters. A parameter
+    that matches `train` is trained even if the exporter may have merged or precomputed it. `output`
+    names the tensor that the loss uses; it may be omitted if the model has only one floating-point
+    output. With `target = "input"`, every example is its own target, as in an autoencoder.
     """
 
     loss: LossSetting = "cross_entropy"
@@ -41,5 +41,5 @@ class GraphSettings(Section, frozen=True):
     """
 
     def names(self, parameter: str) -> bool:
-        """Return whether a pattern of `train` matches a parameter."""
+        """Return whether a pattern of `train` matches the name of a parameter."""
         return any(fnmatchcase(parameter, pattern) for pattern in self.train or ())

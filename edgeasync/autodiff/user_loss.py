@@ -1,4 +1,4 @@
-"""Appends a user's own loss, an ONNX graph, to a forward model."""
+"""Appends a user-defined loss, which is an ONNX graph, to a forward model."""
 
 from typing import NamedTuple
 
@@ -14,13 +14,17 @@ from edgeasync.autodiff.rules import TrainingGraphBuilder
 from edgeasync.errors import GraphError, native_reason
 
 PREDICTION = "prediction"
-"""Input of the loss graph that receives the model's output. The graph's other input is `target`."""
+"""Name of the loss graph's input for the model's output. The other input is `target`."""
 
 _PREFIX = "loss::"
 
 
 class ModelWithLoss(NamedTuple):
-    """A model with an appended loss, the loss's output, and the shape of its prediction."""
+    """A model with an appended loss.
+
+    `total` is the tensor that contains the loss, and `prediction` is the shape that the loss
+    expects.
+    """
 
     model: onnx.ModelProto
     total: str
@@ -28,7 +32,7 @@ class ModelWithLoss(NamedTuple):
 
 
 def join(model: onnx.ModelProto, output: str, loss: bytes) -> ModelWithLoss:
-    """Append a loss to a model's output. Raises `GraphError` if the graph is not a loss."""
+    """Append a loss graph to a model's output. Raises `GraphError` if the graph is not a loss."""
     try:
         own = reading.parse(loss)
     except GraphError as error:
@@ -68,7 +72,7 @@ def add(graph: TrainingGraphBuilder, prepared: ForwardGraph) -> LossParts:
 
 
 def take_target(prepared: ForwardGraph, prediction: Shape) -> None:
-    """Remove the loss's target from the model's inputs.
+    """Remove the target of the loss from the model's inputs, after checking the loss.
 
     Raises `GraphError` if the loss is invalid.
     """

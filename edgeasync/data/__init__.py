@@ -1,4 +1,4 @@
-"""A device's local data: examples in memory, loaders, and partitions among devices.
+"""Local data of a device: datasets in memory, file loaders, and partitioning among devices.
 
 >>> import numpy as np
 >>> from edgeasync import data

@@ -16,12 +16,15 @@ from edgeasync.errors import ConfigError, DataError
 _log = logging.getLogger(__name__)
 
 Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
-"""Class numbers, int64, or values, float32; one per example, or an array of them, (n, ...)."""
+"""Targets (n, ...): int64 class numbers or float32 values, one or several per example."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
-    """Examples for a model with several inputs: an array (n, features...) per input, by name."""
+    """Examples for a model with several inputs.
+
+    `arrays` maps the name of each input to an array (n, features...).
+    """
 
     arrays: dict[str, npt.NDArray[np.float32]]
 
@@ -33,20 +36,22 @@ class Inputs:
 
 
 Features = npt.NDArray[np.float32] | Inputs
-"""Examples, float32 (n, features...), or several such arrays by name."""
+"""Examples: a float32 array (n, features...), or several such arrays by input name."""
 
 Batch = tuple[Any, Targets]
-"""Examples, `Features`, and targets (batch, ...)."""
+"""The examples of a batch, as `Features`, and their targets (batch, ...)."""
 
 _WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """Examples `x`, float32 (n, features...), and targets `y`, int64 or float32 (n, ...).
+    """A dataset of examples and their targets in memory.
 
-    For a model with several inputs, `features` has an array per input, by name. Create datasets
-    with `Dataset.of`.
+    The examples `x` are float32 (n, features...). The targets `y` are int64 or float32 (n, ...).
+
+    For a model with several inputs, `features` contains one array per input, by name. Create
+    datasets with `Dataset.of`.
 
     >>> import numpy as np
     >>> from edgeasync import Dataset
@@ -62,7 +67,10 @@ class Dataset:
 
     @property
     def x(self) -> npt.NDArray[np.float32]:
-        """The examples of data with one input. Raises `DataError` if there are several inputs."""
+        """The examples, if the data has a single input.
+
+        Raises `DataError` if there are several inputs.
+        """
         if isinstance(self.features, Inputs):
             raise DataError(
                 f"the data has the inputs {', '.join(self.features.arrays)}, but needs a single array x"
@@ -75,11 +83,11 @@ class Dataset:
     ) -> "Dataset":
         """Create a dataset from examples and targets.
 
-        For a model with several inputs, `x` is a dict with an array per input. Integer targets are
-        labels. Arrays of the right type are not copied.
+        For a model with several inputs, `x` is a dict that maps each input's name to an array.
+        Integer targets are class labels. Arrays that already have the right dtype are not copied.
 
         Raises `DataError` if there are no examples, if the numbers of examples and targets differ,
-        if a value is not finite, or if a label is negative. The message starts with `where`.
+        if a value is not finite, or if a label is negative. The error message starts with `where`.
         """
         targets = _array(y, "y", where)
         if targets.dtype.kind not in "biuf":
@@ -122,9 +130,9 @@ class Dataset:
 
 
 def check_names(x: Features, names: Sequence[str]) -> None:
-    """Raise `DataError` unless the examples have these inputs.
+    """Raise `DataError` unless the examples have exactly these inputs.
 
-    A plain array matches a single input.
+    A plain array, which has no name, matches any single input.
     """
     have = list(x.arrays) if isinstance(x, Inputs) else list(names[:1])
     if sorted(have) != sorted(names):
@@ -135,22 +143,22 @@ def check_names(x: Features, names: Sequence[str]) -> None:
 
 
 def input_of(x: Features, name: str) -> npt.NDArray[np.float32]:
-    """Return the examples of an input."""
+    """Return the examples for the input `name`."""
     return x.arrays[name] if isinstance(x, Inputs) else x
 
 
 def check_shape(have: tuple[int, ...], want: tuple[int, ...], what: str) -> None:
-    """Raise `DataError` unless a shape can be reshaped to another without mixing up values."""
+    """Raise `DataError` unless `have` can be reshaped to `want` without permuting axes."""
     if not fits(have, want):
         act = "use data of that shape" if math.prod(have) != math.prod(want) else "reorder their axes"
         raise DataError(f"the data has {what} of shape {have}, but the hub's model expects {want}; {act}")
 
 
 def fits(have: tuple[int, ...], want: tuple[int, ...]) -> bool:
-    """Return whether a shape equals another one after joining neighbouring axes.
+    """Return whether two shapes are equal after merging adjacent axes of one of them.
 
-    So flat images match a model of images, and images a flat model. Axes in another order do not
-    match.
+    So flattened images match a model that expects 2D images, and vice versa. Shapes whose axes are
+    in a different order do not match.
 
     >>> from edgeasync.data.dataset import fits
     >>> fits((64,), (1, 8, 8)), fits((3, 8, 8), (192,)), fits((8, 8, 3), (3, 8, 8))
@@ -161,7 +169,7 @@ def fits(have: tuple[int, ...], want: tuple[int, ...]) -> bool:
 
 
 def check_answers(targets: npt.NDArray[Any]) -> None:
-    """Raise `DataError` unless targets are between 0 and 1. Lazily read targets are not checked."""
+    """Raise `DataError` unless all targets are from 0 to 1. Lazily read targets are not checked."""
     if isinstance(targets, np.ndarray) and targets.size and (targets.min() < 0.0 or targets.max() > 1.0):
         raise DataError(
             f"the data's targets are from {targets.min():g} to {targets.max():g}, but the loss bce_with_logits "
@@ -179,9 +187,9 @@ def warn_of_one_class(targets: npt.NDArray[Any]) -> None:
 
 
 class Batches:
-    """The endless stream of `batches`.
+    """The endless iterator that `batches` returns.
 
-    `state` returns the position in it, `restore` resumes from one.
+    `state` returns the current position in the stream, and `restore` resumes from a saved position.
     """
 
     def __init__(self, dataset: Dataset, starts: range, seed: int) -> None:
@@ -215,15 +223,22 @@ class Batches:
         return self._order[start : start + self._starts.step]
 
     def take(self, chosen: npt.NDArray[np.int64]) -> Batch:
-        """Return the examples at these indices."""
+        """Return the examples and targets at the indices `chosen`."""
         return self._dataset.features[chosen], self._dataset.y[chosen]
 
     def state(self) -> npt.NDArray[np.uint64]:
-        """Return the position: the generator's state at the epoch's start, and batches since."""
+        """Return the current position in the stream.
+
+        It consists of the random generator's state at the start of the epoch, and the number of
+        batches drawn since then.
+        """
         return np.array([*self._shape, self._next, *self._drawn_from], np.uint64)
 
     def restore(self, state: npt.NDArray[np.uint64]) -> None:
-        """Continue from a position. Raises `ValueError` if it belongs to another stream."""
+        """Continue from a position that `state` returned.
+
+        Raises `ValueError` if the position belongs to another stream.
+        """
         values = [int(value) for value in state.ravel()]
         if len(values) != 10 or tuple(values[:3]) != self._shape or values[3] > len(self._starts):
             raise ValueError("the position belongs to batches of another size, or to other data")
@@ -250,11 +265,14 @@ class Batches:
 
 
 def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False) -> Batches:
-    """Yield batches without end, each epoch in a new order. The same seed gives the same batches.
+    """Return an endless iterator of batches.
 
-    A batch is never larger than the data. The last batch of an epoch may be smaller; with `full` it
-    is dropped. Raises `ConfigError` if `batch_size` is below 1, and `DataError` if there are no
-    examples, or too few for a `full` batch.
+    The examples are shuffled again in each epoch. The same seed yields the same batches.
+
+    A batch is never larger than the dataset. The last batch of an epoch may be smaller than the
+    others; if `full` is true, such a batch is dropped. Raises `ConfigError` if `batch_size` is
+    below 1, and `DataError` if there are no examples, or too few for one full batch if `full` is
+    true.
 
     >>> import numpy as np
     >>> from edgeasync.data import Dataset, batches
@@ -273,7 +291,7 @@ def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False)
 
 
 def _examples(values: npt.NDArray[np.generic], count: int, name: str, where: str) -> npt.NDArray[np.float32]:
-    """Return the examples of one input. Raises `DataError` unless there are `count`."""
+    """Return the examples of one input. Raises `DataError` unless there are `count` examples."""
     if values.dtype.kind not in "biuf":
         raise DataError(f"{where}: {name} has type {values.dtype}; use real numbers")
     if values.ndim < 2:

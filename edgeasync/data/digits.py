@@ -1,4 +1,4 @@
-"""The handwritten digits for the demo and examples, shipped with the package."""
+"""The dataset of handwritten digits for the demo and the examples, included in the package."""
 
 from pathlib import Path
 
@@ -13,8 +13,9 @@ BRIGHTEST = 16
 def load_digits() -> Dataset:
     """Load 1,797 handwritten digits of 13 writers.
 
-    `x` is float32 (1797, 64): images of 8 x 8 pixels, row by row, each from 0 to 1. `y` is int64
-    (1797,): the digit, 0 to 9. The order is scikit-learn's, by writer, so shuffle before you split.
+    `x` is float32 (1797, 64): images of 8 x 8 pixels, row by row, with values from 0 to 1. `y` is
+    int64 (1797,): the digits, 0 to 9. The order is that of scikit-learn, sorted by writer, so
+    shuffle the examples before you split them.
 
     Source: E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, the test
     set, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49, licensed under CC BY 4.0.

@@ -17,20 +17,22 @@ from edgeasync.errors import DataError
 from edgeasync.regular_file import open_regular
 
 INPUT_PREFIX = "x."
-"""Prefix of the arrays of several inputs in an archive."""
+"""Prefix of array names in an archive that contains several inputs."""
 
 
 def load(path: Path) -> Dataset:
     """Read the examples of a file. The format depends on its suffix.
 
-    - `.npz`: the array `x` contains the examples, real numbers of shape (n, features...), including
-      token ids. A model with several inputs needs an array `x.NAME` for each. The array `y`
-      contains the targets: integers from 0 are labels, floats are values. Without `y`, every
-      example is its own target.
-    - `.csv`: a header row, then one example per line. The target is column `y`, or else the last
-      column. Targets are labels if all are integers of at least 0. All other columns are features.
+    - `.npz`: the array `x` contains the examples, real numbers or token ids of shape
+      (n, features...). A model with several inputs needs an array `x.NAME` for each input. The
+      array `y` contains the targets: integers from 0 are class labels, and floats are values. If
+      `y` is missing, every example is its own target.
+    - `.csv`: a header row is followed by one example per line. The target is in column `y`, or in
+      the last column if there is no `y`. If all targets are integers of at least 0, they are class
+      labels. All other columns are features.
 
-    Raises `DataError` with the file and, for CSV, line and column.
+    Raises `DataError` if the file is invalid. The message names the file and, for CSV, the line and
+    column.
 
     >>> from pathlib import Path
     >>> import numpy as np

@@ -13,10 +13,10 @@ from edgeasync.errors import DataError
 def from_iterable(samples: Iterable[tuple[npt.ArrayLike, int]], count_max: int) -> Dataset:
     """Copy at most `count_max` examples into memory.
 
-    Each item of `samples` is an example's features and its label.
+    Each item of `samples` is a pair: the features of an example, and its label.
 
-    For a moment the examples are in memory twice. Raises `DataError` as `Dataset.of` does, and if
-    the examples differ in shape.
+    While they are copied, the examples are in memory twice. Raises `DataError` in the same cases as
+    `Dataset.of`, and also if the examples differ in shape.
 
     >>> from edgeasync.data import from_iterable
     >>> readings = (([0.5 * number, 1.0], number % 2) for number in range(1000))

@@ -1,4 +1,4 @@
-"""Examples that are read when drawn: data too large for memory, or randomly augmented."""
+"""Lazy datasets, for data that is too large for memory or randomly augmented."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
@@ -11,7 +11,7 @@ from edgeasync.errors import DataError
 
 
 class Samples(Protocol):
-    """Examples by index, such as torch's datasets and those of `edgeasync.async_train.data`."""
+    """Examples by index, such as a torch `Dataset` or a dataset of `edgeasync.async_train.data`."""
 
     def __len__(self) -> int: ...
 
@@ -20,7 +20,7 @@ class Samples(Protocol):
 
 
 class LazyExamples:
-    """Replaces an array of examples, and reads the requested rows."""
+    """A stand-in for an array of examples that reads rows only when they are requested."""
 
     def __init__(self, samples: Samples, shape: tuple[int, ...]) -> None:
         self._samples = samples
@@ -51,12 +51,12 @@ class LazyExamples:
 
 
 def from_samples(samples: Samples) -> Dataset:
-    """Return a dataset that reads each example whenever it is drawn.
+    """Return a dataset that reads an example each time the example is drawn.
 
-    `samples` has a length, and returns an example and its target by index, as torch's datasets do.
-    Random augmentations differ in each pass. Targets are taken from its attribute `targets`, unless
-    it is missing or a `target_transform` is set; otherwise each example is read once for its
-    target. Raises `DataError` if there are no examples.
+    `samples` needs a length, and must return an example and its target by index, as torch datasets
+    do. Random augmentations therefore differ in each epoch. If `samples` has an attribute `targets`
+    and no `target_transform`, the targets are copied from this attribute. Otherwise, every example
+    is read once at the start to find its target. Raises `DataError` if there are no examples.
 
     >>> from edgeasync.data import from_samples
     >>> data = from_samples([([0.5, 1.0], 0), ([1.5, 2.0], 1)])

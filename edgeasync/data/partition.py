@@ -1,4 +1,4 @@
-"""Splits a dataset among simulated devices: evenly at random, or with skewed labels."""
+"""Splits a dataset among simulated devices, either at random or with skewed label frequencies."""
 
 import numpy as np
 
@@ -7,9 +7,10 @@ from edgeasync.errors import ConfigError, DataError
 
 
 def iid(dataset: Dataset, parts: int, seed: int) -> list[Dataset]:
-    """Split examples evenly at random. Sizes of the parts differ by at most one.
+    """Split the examples at random into parts whose sizes differ by at most one.
 
-    Raises `ConfigError` for fewer than one part, `DataError` for more parts than examples.
+    Raises `ConfigError` if `parts` is below 1, and `DataError` if there are more parts than
+    examples.
 
     >>> import numpy as np
     >>> from edgeasync.data import Dataset, iid
@@ -22,15 +23,17 @@ def iid(dataset: Dataset, parts: int, seed: int) -> list[Dataset]:
 
 
 def dirichlet(dataset: Dataset, parts: int, alpha: float, seed: int, *, examples_min: int = 1) -> list[Dataset]:
-    """Split examples with skewed labels. Every example is in exactly one part.
+    """Split the examples into parts with skewed label frequencies.
 
-    For each class, the shares of the parts are drawn from Dirichlet(`alpha`). Near 0, one part gets
-    a whole class. A large `alpha` gives an even split. The skew follows Hsu et al. 2019
-    (arXiv:1909.06335). As in Yurochkin et al. 2019 (arXiv:1905.12022), there is one draw per class,
-    not per part. So no example is left over, but the parts also differ in size. Parts with fewer
-    than `examples_min` examples receive random examples of the largest parts.
+    Every example is in exactly one part. For each class, the fraction that each part receives is
+    drawn from Dirichlet(`alpha`). If `alpha` is near 0, a single part receives nearly all examples
+    of a class. If `alpha` is large, the classes are split evenly. The skew follows Hsu et al. 2019
+    (arXiv:1909.06335). As in Yurochkin et al. 2019 (arXiv:1905.12022), there is one draw per class
+    instead of one per part. So no example is left over, but the parts also differ in size. Parts
+    with fewer than `examples_min` examples receive random examples from the largest parts.
 
-    Raises `ConfigError` for an argument out of range, `DataError` for too few examples.
+    Raises `ConfigError` if an argument is out of range, and `DataError` if there are too few
+    examples.
 
     >>> import numpy as np
     >>> from edgeasync.data import Dataset, dirichlet

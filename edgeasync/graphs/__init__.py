@@ -1,1 +1,1 @@
-"""Model files: conversion of ONNX to training graphs, their cache, evaluation and export."""
+"""Model files: builds, caches, evaluates and exports training graphs of ONNX models."""

@@ -1,7 +1,7 @@
-"""Evaluates a hub's model: in numpy, or as the forward ONNX model with the parameters as inputs.
+"""Evaluates a hub's model, either in numpy or by running the forward ONNX model.
 
-This package may import both `training/` and `autodiff/`, which may not import each other. Only an
-evaluator of an ONNX model imports onnxruntime and the `onnx` package.
+This package may import both `training/` and `autodiff/`, whereas these two must not import each
+other. onnxruntime and the `onnx` package are imported only to evaluate an ONNX model.
 """
 
 import math
@@ -37,10 +37,12 @@ Array = npt.NDArray[Any]
 
 
 def make_evaluator(model: Model | OnnxModel, loaded: HubGraph | None, dataset: Dataset) -> Evaluator:
-    """Return an evaluator of a hub's model on `dataset`. `loaded` is the graph of an ONNX model.
+    """Return an evaluator of a hub's model on `dataset`.
 
-    Raises `DataError` for data that does not match the model, and `ConfigError` for a prebuilt
-    training graph, which has no evaluation mode.
+    `loaded` is the loaded graph if the model is an ONNX model.
+
+    Raises `DataError` if the data does not match the model, and `ConfigError` if the model is a
+    prebuilt training graph, which has no evaluation mode.
     """
     if not isinstance(model, OnnxModel):
         return NumpyEvaluator(model, dataset)
@@ -56,9 +58,10 @@ class OnnxEvaluator:
     """An `Evaluator` that runs a forward ONNX model in evaluation mode.
 
     Batch norms use their running statistics and dropouts are inactive, as in an exported model. The
-    session is created once; evaluations feed it views of the vector. If the model has a fixed batch
-    size, the last batch is padded with the first examples, whose results do not count. `threads` is
-    the number of cores to use.
+    session is created once, and the parameters are inputs of the model, so that evaluations pass
+    views of the vector. If the model has a fixed batch size, the last batch is padded with the
+    first examples of the dataset, whose results do not count. `threads` is the number of cores to
+    use.
 
     Raises `GraphError` if the model cannot be evaluated, `ModelMismatchError` if it does not match
     `spec`, and `DataError` if the data does not match.
@@ -109,7 +112,10 @@ class OnnxEvaluator:
         )
 
     def _evaluate_own(self, loss: OnnxLoss, threads: int) -> None:
-        """Set up a user-defined loss, a graph that defines the form of its target."""
+        """Set up a user-defined loss.
+
+        The loss is an ONNX graph that also defines the dtype and shape of the targets.
+        """
         from edgeasync.training.onnx_session import open_session  # noqa: PLC0415 - not needed for numpy models
 
         session = open_session(loss.content, threads, "cpu")
@@ -127,9 +133,9 @@ class OnnxEvaluator:
         self._rows = self._batch or rows_at_once(max(math.prod(form.shape) for form in self._forms.values()))
 
     def __call__(self, parameters: Vector) -> EvaluationResult:
-        """Evaluate the vector. Raises `ModelMismatchError` if it does not match the model.
+        """Evaluate the vector. Raises `ModelMismatchError` if the vector does not match the model.
 
-        Raises `DataError` for an index in the data that is out of range.
+        Raises `DataError` if an index in the data is out of range.
         """
         views = self._spec.views(parameters)
 
@@ -165,7 +171,7 @@ class OnnxEvaluator:
 
 
 def numpy_loss(loss: NamedLoss) -> Callable[[npt.NDArray[np.float32], Array], losses.LossSum]:
-    """Return the numpy function for a loss of a training graph."""
+    """Return the numpy function that computes a built-in loss of training graphs."""
     match loss:
         case CrossEntropy(class_weights=weights, label_smoothing=smoothing, ignored_label=ignored):
             return partial(
@@ -184,8 +190,8 @@ def numpy_loss(loss: NamedLoss) -> Callable[[npt.NDArray[np.float32], Array], lo
 def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | None) -> bytes:
     """Return the forward model in evaluation mode, with the arrays of `spec` as inputs.
 
-    Nodes that the output does not need are removed. Raises `GraphError` if the model is invalid or
-    lacks the output, and `ModelMismatchError` if it lacks arrays of `spec`.
+    Nodes that do not contribute to `output` are removed. Raises `GraphError` if the model is
+    invalid or lacks the output, and `ModelMismatchError` if the model lacks arrays of `spec`.
     """
     from onnx import TensorProto, ValueInfoProto, helper  # noqa: PLC0415 - devices do not install onnx
 
@@ -218,7 +224,7 @@ def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | No
 
 
 def _check_labels(labels: Array, classes: int, loss: CrossEntropy) -> None:
-    """Raise `DataError` unless the labels are valid class numbers and at least one counts."""
+    """Raise `DataError` if a label is not a valid class number, or if all labels are ignored."""
     weights, ignored = loss.class_weights, loss.ignored_label
     if ignored is not None:
         labels = labels[labels != ignored]

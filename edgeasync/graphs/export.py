@@ -1,4 +1,4 @@
-"""Writes a trained model for other programs: as ONNX for inference, or as named arrays."""
+"""Exports a trained model to other programs, as ONNX for inference or as named arrays."""
 
 import io
 import zipfile
@@ -19,13 +19,13 @@ SUFFIXES = (ONNX_SUFFIX, VALUES_SUFFIX, NPZ_SUFFIX)
 
 
 def check_suffix(name: str, path: Path) -> None:
-    """Raise `ConfigError` if a path, the value of `name`, has an unsupported suffix."""
+    """Raise `ConfigError` if `path`, the value of the option `name`, has an unsupported suffix."""
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{name} {path}: the file name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
 
 
 def refuse_onnx(name: str, path: Path) -> ConfigError:
-    """Return the error for exporting a model without a graph as ONNX."""
+    """Return the error for an ONNX export of a model that has no graph."""
     return ConfigError(
         f"{name} {path}: only ONNX and edgeasync.nn models can be exported as ONNX; for the arrays alone use "
         f"{path.stem + VALUES_SUFFIX} or {path.stem + NPZ_SUFFIX}"
@@ -33,7 +33,10 @@ def refuse_onnx(name: str, path: Path) -> ConfigError:
 
 
 def write_arrays(path: Path, arrays: Arrays, metadata: Mapping[str, str] | None = None) -> None:
-    """Write named arrays as `.npz`, or with `metadata` as safetensors. Raises `StorageError`."""
+    """Write named arrays to a `.npz` file, or to a safetensors file that includes `metadata`.
+
+    The suffix of `path` determines the format. Raises `StorageError`.
+    """
     if path.suffix == NPZ_SUFFIX:
         replace_file(path, _npz(arrays), private=False)
     else:

@@ -1,4 +1,4 @@
-"""Caches the graphs that a device received, so that a second start downloads nothing."""
+"""Caches graphs that a device received, so that it need not download them after a restart."""
 
 import contextlib
 from collections.abc import Callable
@@ -15,16 +15,17 @@ Warn = Callable[[str], None]
 
 
 class GraphCache:
-    """Files `<SHA-256>.onnx` in a folder, at most `GRAPHS_MAX`. The least recently used go first.
+    """A folder with at most `GRAPHS_MAX` graphs in files named `<SHA-256>.onnx`.
 
-    A failing disk causes only a warning, passed to `warn`, and another download at the next start.
+    If there are more, the least recently used files are deleted. If the disk fails, `warn` is
+    called with a message, and the device downloads the graph again at its next start.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def find(self, fingerprint: str, warn: Warn) -> bytes | None:
-        """Return the verified graph with this fingerprint, or `None`. Deletes a damaged file."""
+        """Return the graph with this SHA-256 hash, or `None`. Delete the file if it is damaged."""
         file = self._file(fingerprint)
         try:
             graph = read_regular(file)
@@ -43,7 +44,7 @@ class GraphCache:
         return graph
 
     def keep(self, fingerprint: str, graph: bytes, warn: Warn) -> None:
-        """Store a graph, and delete the least recently used ones."""
+        """Store a graph, and delete the least recently used graphs beyond the limit."""
         try:
             replace_file(self._file(fingerprint), graph)
             files = sorted(self._folder.glob("*.onnx"), key=lambda file: file.stat().st_mtime_ns, reverse=True)

@@ -1,4 +1,4 @@
-"""Loads a hub's model file, and builds and stores its training graph."""
+"""Loads a hub's ONNX model, builds its training graph, and stores both in the run's folder."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -21,13 +21,13 @@ from edgeasync.training.frozen import FrozenArray, frozen_checksum, pieces_of
 from edgeasync.training.graph_check import check_graph
 
 MODEL_BYTES_MAX = 1 << 31
-"""Largest protobuf message."""
+"""Maximum size of a protobuf message."""
 
 
 class HubGraph(msgspec.Struct, frozen=True):
-    """A hub's model: the training graph, its layout, initial values and the forward model.
+    """A hub's model: the training graph, its parameter layout, initial values and forward model.
 
-    `frozen` is the checksum of the forward model's values that are not trained.
+    `frozen` is a checksum over those values of the forward model that are not trained.
     """
 
     graph: bytes
@@ -36,24 +36,26 @@ class HubGraph(msgspec.Struct, frozen=True):
     forward: bytes | None
     frozen: Frozen | None = None
     warnings: tuple[str, ...] = ()
-    """Warnings about decisions of the model's file or its exporter."""
+    """Warnings about choices that the model file or its exporter made, such as frozen
+    parameters.
+    """
 
 
 def load_graph(model: OnnxModel) -> HubGraph:
-    """Read a model file and build its training graph, screened as devices will screen it.
+    """Read a model file, build its training graph, and screen the graph as devices will do.
 
-    If the file is a training graph already, its initial values are in a safetensors file of the
-    same name beside it. Raises `ConfigError` if a file or package is missing, and `GraphError` if
-    the model cannot be trained.
+    If the file is already a training graph, its initial values are read from a safetensors file
+    with the same name in the same folder. Raises `ConfigError` if a file or package is missing, and
+    `GraphError` if the model cannot be trained.
     """
     path = expanded(model.file)
     return build_graph(_read(path), with_own_loss(model), str(path))
 
 
 def with_own_loss(model: OnnxModel) -> OnnxModel:
-    """Return the model with its user-defined loss read from a file, if any.
+    """Return a copy of `model` that contains the user-defined loss, if any, read from its file.
 
-    Raises `ConfigError`.
+    Raises `ConfigError` if the file cannot be read.
     """
     loss = model.loss
     if not isinstance(loss, OnnxLoss) or loss.file is None:
@@ -62,7 +64,10 @@ def with_own_loss(model: OnnxModel) -> OnnxModel:
 
 
 def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
-    """Build the training graph of a model read from `where`. Raises the errors of `load_graph`."""
+    """Build the training graph of a model that was read from `where`.
+
+    Raises the same errors as `load_graph`.
+    """
     try:
         from edgeasync.autodiff import build, contract  # noqa: PLC0415 - devices do not install onnx
     except ModuleNotFoundError as error:
@@ -94,9 +99,9 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
 def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection[str] = ()) -> None:
     """Store the model in the run's folder, so that the trained model can be exported later.
 
-    A run may resume with another loss, and with other initial values of the arrays in `names`,
-    which it has trained since. Raises `ModelMismatchError` if the run has another model, and
-    `StorageError` if the folder cannot be read or written.
+    When a run is resumed, the model may have another loss, and other initial values of the trained
+    arrays, whose names are `names`. Raises `ModelMismatchError` if the model differs otherwise from
+    the one in the folder, and `StorageError` if the folder cannot be read or written.
     """
     origin, content = (TRAINING_FILE, graph) if forward is None else (FORWARD_FILE, forward)
     held = {name: held_file(run / name) for name in (FORWARD_FILE, TRAINING_FILE)}
@@ -132,9 +137,9 @@ def _same_but_for_values(one: bytes, other: bytes, names: Collection[str]) -> bo
 
 
 def keep_file(path: Path, content: bytes) -> None:
-    """Write a file of a run's folder unless it is unchanged.
+    """Write a file to a run's folder, unless the file already has this content.
 
-    So a full disk does not prevent a start.
+    Therefore, a full disk does not prevent a restart.
     """
     if held_file(path) != content:
         replace_file(path, content)
@@ -162,7 +167,7 @@ def _read_values(path: Path) -> dict[str, Vector]:
 
 
 def _check_prebuilt(model: OnnxModel) -> None:
-    """Raise `ConfigError` for settings that have no effect on a prebuilt training graph."""
+    """Raise `ConfigError` if settings are used that have no effect on a prebuilt training graph."""
     default = GraphSettings()
     for name in GraphSettings.__struct_fields__:
         if getattr(model, name) != getattr(default, name):
@@ -173,7 +178,10 @@ def _check_prebuilt(model: OnnxModel) -> None:
 
 
 def held_file(path: Path) -> bytes | None:
-    """Return the content of a file in a run's folder, or `None`. Raises `StorageError`."""
+    """Return the content of a file in a run's folder, or `None` if the file does not exist.
+
+    Raises `StorageError`.
+    """
     try:
         return read_regular(path)
     except FileNotFoundError:

@@ -1,7 +1,8 @@
-"""Builds a training graph in a separate process with limits of time and memory.
+"""Builds a training graph in a separate process whose time and memory are limited.
 
-The author of the model may be unknown. The forward run, which measures shapes, may loop forever or
-allocate any amount of memory, and a bug in a parsing library would crash the process.
+This is necessary because the model may be from an untrusted author. The build runs the model to
+measure shapes, so a malicious model could loop forever or allocate any amount of memory. A bug in a
+parsing library could also crash the process.
 """
 
 import contextlib
@@ -26,10 +27,10 @@ from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol.messages import Frozen
 
 _DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of Linux's prctl."""
+"""The option PR_SET_PDEATHSIG of Linux's prctl."""
 
 _NO_MEMORY = re.compile(r"bad_alloc|out of memory|allocat\w+ memory", re.IGNORECASE)
-"""Error messages of libraries that run out of memory."""
+"""Pattern of the error messages that libraries raise when memory is exhausted."""
 
 
 class _Built(msgspec.Struct, tag="built"):
@@ -42,7 +43,7 @@ class _Built(msgspec.Struct, tag="built"):
 
 
 class _Refused(msgspec.Struct, tag="refused"):
-    """The class name and message of an `EdgeAsyncError`."""
+    """A failed build: the class name and message of its `EdgeAsyncError`."""
 
     error: str
     sentence: str
@@ -52,7 +53,7 @@ class _Refused(msgspec.Struct, tag="refused"):
 def load_graph_apart(model: OnnxModel) -> HubGraph:
     """Run `load_graph` in a separate process, within `build_s_max` and `build_memory_bytes_max`.
 
-    Raises the same errors, and `GraphError` if a limit was reached.
+    Raises the same errors as `load_graph`, and `GraphError` if a limit was exceeded.
     """
     # Search the same modules as here, and nothing in the working directory unless it is searched
     # here too.
@@ -80,7 +81,7 @@ def load_graph_apart(model: OnnxModel) -> HubGraph:
 
 
 def _died(model: OnnxModel, code: int, said: bytes) -> EdgeAsyncError:
-    """Return the error for a process that ended without a reply."""
+    """Return the error for a build process that exited without a reply."""
     if -code == signal.SIGXCPU:
         return GraphError(_out_of_time(model))
     if code < 0:
@@ -110,7 +111,7 @@ def _out_of_memory(model: OnnxModel) -> str:
 
 
 def _bytes_max(model: OnnxModel) -> int:
-    """Return the memory limit of a build, by default half of the machine's memory."""
+    """Return the memory limit of a build in bytes. The default is half of the machine's memory."""
     return int(model.build_memory_bytes_max or half_of_memory_bytes() or resource.RLIM_INFINITY)
 
 
@@ -118,7 +119,7 @@ def _bytes_max(model: OnnxModel) -> int:
 
 
 def main() -> None:
-    """Process one request from standard input."""
+    """Entry point of the build process: read a request from standard input, and write the reply."""
     answers = os.dup(1)
     os.dup2(2, 1)  # output of libraries must not mix with the reply
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -135,7 +136,7 @@ def main() -> None:
 
 
 def _limit(model: OnnxModel) -> None:
-    """Limit time and memory from here on. Memory allocated by libraries does not count."""
+    """Limit this process's CPU time, and the memory that it allocates after this call."""
     _set_limit(resource.RLIMIT_CPU, int(model.build_s_max * (os.cpu_count() or 1)) + 1)
     bytes_max = _bytes_max(model)
     with contextlib.suppress(OSError), open("/proc/self/statm", encoding="ascii") as sizes:  # noqa: PTH123
@@ -144,7 +145,7 @@ def _limit(model: OnnxModel) -> None:
 
 
 def _set_limit(kind: int, wanted: int) -> None:
-    """Lower a limit of this process, unless it is lower already."""
+    """Lower a resource limit of this process, unless the limit is already lower."""
     _, hard = resource.getrlimit(kind)
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(kind, (limit, limit))

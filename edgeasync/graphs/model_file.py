@@ -1,4 +1,4 @@
-"""Reads and writes a run's model as a safetensors file. Devices do not import this module."""
+"""Reads and writes a run's model as a safetensors file. Not imported on devices."""
 
 import os
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ DIVERGED = "training has diverged: values of the model are not finite"
 
 
 class SavedModel(msgspec.Struct, frozen=True):
-    """A model's named arrays, lineage and version, its evaluation, and when it was saved."""
+    """A saved model: named arrays, lineage, version, evaluation, and the time it was saved."""
 
     arrays: dict[str, npt.NDArray[np.float32]]
     lineage: str
@@ -41,7 +41,7 @@ def save_model(
     evaluation: Evaluated | None = None,
     private: bool = True,
 ) -> None:
-    """Write the model's named arrays to a safetensors file.
+    """Write a model's named arrays and metadata to a safetensors file.
 
     Raises `StorageError`.
     """
@@ -55,18 +55,18 @@ def save_model(
 
 
 def check_finite(path: Path, vector: Vector, *, diverged: bool = False) -> None:
-    """Raise `StorageError` if values of the model are not finite, or training has `diverged`."""
+    """Raise `StorageError` if `diverged` is true or a value of the model is not finite."""
     if diverged or not np.isfinite(vector).all():
         raise StorageError(f"{path}: not written, because {DIVERGED}")
 
 
 def read_model(path: Path) -> SavedModel:
-    """Read a model from `save_model` or another program. Raises `StorageError`."""
+    """Read a model that `save_model` or another program wrote. Raises `StorageError`."""
     return _read(path, arrays=True)
 
 
 def read_header(path: Path) -> SavedModel:
-    """Read a model without its arrays. Raises `StorageError`."""
+    """Read the metadata of a model without its arrays. Raises `StorageError`."""
     return _read(path, arrays=False)
 
 
@@ -97,14 +97,14 @@ def _read(path: Path, *, arrays: bool) -> SavedModel:
 
 
 def load_kept(path: Path, spec: ParameterSpec, initial: Vector) -> tuple[Vector, int]:
-    """Return the model and version of a file, or `initial` and 0 if there is no file."""
+    """Return the model and version in a file, or `initial` and 0 if the file does not exist."""
     return load_model(path, spec) if os.path.lexists(path) else (initial, 0)
 
 
 def load_model(path: Path, spec: ParameterSpec) -> tuple[Vector, int]:
-    """Read a model and its version number, which is 0 for files of other programs.
+    """Read a model and its version number. The version is 0 if another program wrote the file.
 
-    Raises `StorageError` if the file is not readable, `ModelMismatchError` if its arrays do not
+    Raises `StorageError` if the file cannot be read, and `ModelMismatchError` if its arrays do not
     match the spec.
     """
     saved = read_model(path)

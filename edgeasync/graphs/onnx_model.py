@@ -1,6 +1,6 @@
 """Settings of an ONNX model.
 
-The code that reads the file is separate, as most agents do not need it.
+The code that reads the file is in other modules, because most agents do not need it.
 """
 
 from typing import Annotated
@@ -12,26 +12,28 @@ from edgeasync.config import ByteCount, FilePath
 from edgeasync.training.local_parameters import Patterns
 
 BUILD_S = 300.0
-"""Default time limit to build the training graph of an untrusted model."""
+"""Default time limit, in seconds, for building the training graph of an untrusted model."""
 
 
 class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_only=True):
-    """A model from an ONNX file: a forward model, or a training graph built from one.
+    """A model in an ONNX file: either a forward model, or a training graph built from one.
 
-    The limits apply if the graph is built in a separate process, as the commands do
-    (`graph_process.py`).
+    The limits of time and memory apply only if the graph is built in a separate process
+    (`graph_process.py`), as all commands do.
     """
 
     file: FilePath
     """ONNX model to train, or a training graph built from one. The initial values of a training
-    graph are in a `.safetensors` file of the same name beside it; the keys above must then be
-    omitted.
+    graph are read from a `.safetensors` file of the same name in the same folder; the keys above
+    must then be omitted.
     """
     build_s_max: Annotated[float, Meta(gt=0, le=86_400)] = BUILD_S
-    """Longest time to build the training graph in a separate process. More ends in exit code 10."""
+    """Time limit for building the training graph in a separate process. Exceeding it ends in exit
+    code 10.
+    """
     build_memory_bytes_max: ByteCount | None = None
-    """Memory limit of that process beyond its libraries; by default half of the machine's. More
-    ends in exit code 10.
+    """Memory limit of that process, not counting libraries; by default, half of the machine's
+    memory. Exceeding it ends in exit code 10.
     """
     local: Patterns | UnsetType = UNSET
     """Names of arrays that stay on each device, as listed by `edgeasync model inspect`. See [Local

@@ -1,7 +1,7 @@
-"""Loads user code named by `package.module:factory`: a device's trainer, or a hub's model.
+"""Loads user code specified as `package.module:factory`: a device's trainer, or a hub's model.
 
-The code is imported from this process's module path. Peers cannot name code: the protocol has no
-field for it.
+The code is imported from this process's module path. Peers cannot specify code, because the
+protocol has no field for it.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,10 @@ from edgeasync.training.trainer import Trainer
 
 
 class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=True):
-    """A model defined by a function on the hub's machine. Every agent needs its own trainer."""
+    """A model that a user-defined function on the hub returns.
+
+    Every agent needs its own trainer.
+    """
 
     factory: str
     """Function that returns the model, `"package.module:function"`. The hub calls it without
@@ -37,7 +40,7 @@ class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=
         check_name(self.factory, "factory")
 
     def load(self) -> tuple[ParameterSpec, Vector]:
-        """Call the factory, and return the model's layout and initial values.
+        """Call the factory, and return the model's parameter layout and initial values.
 
         Raises `ConfigError` if the factory is missing or does not return a model.
         """
@@ -62,7 +65,7 @@ class CustomModel(Section, frozen=True, tag_field="kind", tag="custom", kw_only=
 
 
 def make_trainer(name: str, welcome: Welcome, dataset: Dataset | None) -> Trainer:
-    """Call a trainer factory. Raises `ConfigError` unless it returns a trainer."""
+    """Call the trainer factory `name`. Raises `ConfigError` unless it returns a trainer."""
     where = f"trainer {name}"
     trainer = find_code(name, where)(welcome, dataset)
     is_trainer = isinstance(getattr(trainer, "spec", None), ParameterSpec)
@@ -75,9 +78,9 @@ def make_trainer(name: str, welcome: Welcome, dataset: Dataset | None) -> Traine
 
 
 def flatten(parameters: Mapping[str, npt.ArrayLike], where: str) -> tuple[ParameterSpec, Vector]:
-    """Return layout and values of named arrays.
+    """Convert named arrays to a parameter layout and a flat vector.
 
-    Raises `ConfigError` unless they are finite floats.
+    Raises `ConfigError` unless all values are finite floats.
     """
     arrays = {name: as_array(given, name, where) for name, given in parameters.items()}
     if not arrays:
@@ -87,9 +90,9 @@ def flatten(parameters: Mapping[str, npt.ArrayLike], where: str) -> tuple[Parame
 
 
 def as_array(given: npt.ArrayLike, name: str, where: str) -> npt.NDArray[np.float32]:
-    """Return a parameter's values as float32.
+    """Convert the values of a parameter to float32.
 
-    Raises `ConfigError` unless they are finite floats.
+    Raises `ConfigError` unless all values are finite floats.
     """
     try:
         array = np.asarray(given)

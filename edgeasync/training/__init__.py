@@ -1,1 +1,1 @@
-"""Training on devices: trainers, numpy models, and the vectors that a device keeps."""
+"""Training on devices: trainers, models in numpy, and evaluation."""

@@ -1,8 +1,8 @@
-"""Evaluates a model on held-out data: loss and accuracy of a flat vector of parameters.
+"""Evaluates a flat vector of parameters on held-out data: its loss and accuracy.
 
-Examples are processed in order and in batches of bounded size, so the same vector gives the same
-result. An evaluator may be called from any thread, but only from one at a time. It does not change
-the vector.
+Examples are processed in order and in batches of bounded size, so evaluating the same vector twice
+yields the same result. An evaluator may be called from any thread, but only from one thread at a
+time. It does not change the vector.
 """
 
 import operator
@@ -20,18 +20,19 @@ from edgeasync.training.losses import LossSum, cross_entropy
 from edgeasync.training.numpy_models import Model
 
 ROWS_MAX = 256
-"""Largest batch of an evaluation; larger batches are not faster."""
+"""Largest number of examples per batch of an evaluation. Larger batches are not faster."""
 
 VALUES_MAX = 1 << 20
-"""Largest size of a batch's widest array in values, 4 MiB; larger examples come in smaller batches.
+"""Largest number of values in the widest array of a batch: 4 MiB. Batches of large examples are
+smaller.
 """
 
 
 class EvaluationResult(msgspec.Struct, frozen=True):
-    """The mean loss over a data set, and the share of correct labels.
+    """The mean loss over a dataset, and the fraction of labels that were predicted correctly.
 
-    `accuracy` is `None` unless the targets are labels. If the model diverged, the loss is not
-    finite.
+    `accuracy` is `None` unless the targets are class labels. If the model has diverged, the loss is
+    not finite.
     """
 
     loss: float
@@ -40,9 +41,9 @@ class EvaluationResult(msgspec.Struct, frozen=True):
 
 
 def plain(found: EvaluationResult) -> EvaluationResult:
-    """Convert the numbers of an evaluation to plain Python numbers.
+    """Convert the numbers in an evaluation result to Python numbers.
 
-    Raises `DataError` if it is invalid.
+    Raises `DataError` if the result is invalid.
     """
     try:
         accuracy = None if found.accuracy is None else float(found.accuracy)
@@ -55,16 +56,16 @@ def plain(found: EvaluationResult) -> EvaluationResult:
 
 
 class Evaluator(Protocol):
-    """Evaluates parameter vectors of one model on one data set."""
+    """A function that evaluates parameter vectors of one model on one dataset."""
 
     def __call__(self, parameters: Vector) -> EvaluationResult:
         """Evaluate the vector. Raises `ModelMismatchError` if it does not match the model."""
 
 
 class NumpyEvaluator:
-    """An `Evaluator` of a numpy model: one forward pass for loss and accuracy.
+    """An `Evaluator` of a numpy model. One forward pass yields both loss and accuracy.
 
-    Raises `DataError` for data that does not match the model.
+    Raises `DataError` if the data does not match the model.
     """
 
     def __init__(self, model: Model, dataset: Dataset) -> None:
@@ -83,16 +84,16 @@ class NumpyEvaluator:
 
 
 def rows_at_once(values: int) -> int:
-    """Return the batch size if the widest array has `values` values per example."""
+    """Return the batch size for a model whose widest array has `values` values per example."""
     return max(1, min(ROWS_MAX, VALUES_MAX // values))
 
 
 def add_up(
     x: Features, targets: npt.NDArray[Any], rows: int, loss_of: Callable[[Any, Any], LossSum]
 ) -> EvaluationResult:
-    """Evaluate in batches of `rows`: sum up `loss_of(x, targets)`.
+    """Evaluate in batches of `rows` examples, and add up the results of `loss_of(x, targets)`.
 
-    The last batch may be smaller.
+    The last batch may be smaller than the others.
     """
     total = weight = 0.0
     right = labels = 0
@@ -117,11 +118,11 @@ def mean_of(
     *,
     ignored_label: int | None = None,
 ) -> LossSum:
-    """Return the mean loss of some examples as a sum, with the number of correct labels.
+    """Convert the mean loss of some examples to a `LossSum`, and count the correct labels.
 
-    `classes` contains the most likely class for each label; an example may have several labels.
-    Without it there is no accuracy. Labels may be (n, 1) for classes (n,). Ignored labels do not
-    count. Raises `DataError` if classes and labels differ in shape.
+    `classes` contains the most likely class for each label; an example may have several labels. If
+    it is `None`, no correct labels are counted. Ignored labels are not counted. Raises `DataError`
+    if classes and labels differ in shape; axes of size 1 do not count as a difference.
     """
     if classes is not None and _sizes(classes) == _sizes(labels):
         labels = labels.reshape(classes.shape)

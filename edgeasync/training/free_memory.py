@@ -15,7 +15,7 @@ class MemoryGroup(NamedTuple):
 
 
 def free_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that this process can still allocate, 0 if unknown."""
+    """Return the number of bytes that this process can still allocate, or 0 if unknown."""
     free = [group.limit_bytes - group.used_bytes for group in memory_groups(root)]
     if (available := field_bytes(root / "proc/meminfo", "MemAvailable:")) > 0:
         free.append(available)
@@ -26,7 +26,7 @@ def free_bytes(root: Path = Path("/")) -> int:
 
 
 def memory_groups(root: Path = Path("/")) -> Iterator[MemoryGroup]:
-    """Yield the cgroups that limit this process's memory: its own, and its ancestors."""
+    """Yield the cgroups that limit this process's memory: its own cgroup and all ancestors."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -43,7 +43,7 @@ def memory_groups(root: Path = Path("/")) -> Iterator[MemoryGroup]:
 
 
 def field_bytes(path: Path, name: str) -> int:
-    """Return a value of one of Linux's memory files in bytes, 0 if it is missing."""
+    """Return a field of a memory file in Linux's /proc in bytes, or 0 if the field is missing."""
     try:
         text = path.read_text(encoding="ascii")
         return int(text.partition(name)[2].split(None, 1)[0]) << 10
@@ -65,7 +65,7 @@ def _groups(mount: Path, path: str, limit: str, usage: str, cached: str) -> Iter
 
 
 def _statistic(path: Path, name: str) -> int:
-    """Return a value of `memory.stat`, here the page cache that the kernel can drop."""
+    """Return a value from `memory.stat`, such as the page cache that the kernel can reclaim."""
     for line in path.read_text(encoding="ascii").splitlines():
         key, _, value = line.partition(" ")
         if key == name:

@@ -1,4 +1,4 @@
-"""Computes a checksum of frozen arrays: parameters that are not trained, and integer tables."""
+"""Computes a checksum over frozen arrays: parameters that are not trained, and integer tables."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
@@ -12,12 +12,13 @@ import xxhash
 from edgeasync.protocol.messages import Framework, Frozen
 
 PIECE = 1 << 15
-"""Number of values read at a time. They fit into the cache, and torch converts them on one thread.
+"""Number of values per read: few enough to fit into the cache, and for torch to use only one thread
+to convert them.
 """
 
 
 class FrozenArray(NamedTuple):
-    """An array that is not trained. Its values come in pieces, in row-major order."""
+    """An array that is not trained. `pieces` yields its values in row-major order."""
 
     name: str
     shape: Sequence[int]
@@ -25,10 +26,10 @@ class FrozenArray(NamedTuple):
 
 
 def frozen_checksum(framework: Framework, arrays: Iterable[FrozenArray]) -> Frozen | None:
-    """Return the checksum of arrays in any order, or `None` if there are none.
+    """Return a checksum over `arrays`, or `None` if there are no arrays.
 
-    Floating-point values are hashed as float32, integers unchanged. `docs/reference/wire`
-    defines the format.
+    The order of the arrays does not matter. Floating-point values are converted to float32 before
+    hashing; integers are not converted. `docs/reference/wire` defines the format.
     """
     rows = sorted([(name, tuple(shape), *_digest(pieces)) for name, shape, pieces in arrays])
     if not rows:
@@ -37,14 +38,14 @@ def frozen_checksum(framework: Framework, arrays: Iterable[FrozenArray]) -> Froz
 
 
 def pieces_of(array: npt.ArrayLike) -> Iterator[npt.NDArray[Any]]:
-    """Yield an array's values in pieces."""
+    """Yield an array's values in pieces of at most `PIECE` values."""
     flat = np.asarray(array).reshape(-1)
     for start in range(0, flat.size, PIECE):
         yield flat[start : start + PIECE]
 
 
 def _digest(pieces: Iterable[npt.NDArray[Any]]) -> tuple[str, bytes]:
-    """Return the type as which values are hashed, and the XXH3-128 of their bytes."""
+    """Return the dtype that values are converted to, and the XXH3-128 of the converted bytes."""
     digest, dtype = xxhash.xxh3_128(), "float32"
     for piece in pieces:
         kind = piece.dtype.kind

@@ -1,4 +1,4 @@
-"""Trains with a gradient function, an optimizer and batches, within the available memory."""
+"""Trains with a gradient function, an optimizer and a stream of batches, within free memory."""
 
 import logging
 import math
@@ -19,55 +19,58 @@ from edgeasync.training.micro_batches import Machine, MicroBatch, MicroBatchSize
 from edgeasync.training.trainer import StepResult
 
 Gradient = Callable[[Vector, npt.NDArray[np.float32], Any, Vector], float | None]
-"""`gradient(parameters, x, y, out)` writes the mean loss's gradient to `out` and returns the loss,
-if any.
+"""`gradient(parameters, x, y, out)` writes the gradient of the mean loss to `out`, and returns the
+mean loss or `None`.
 """
 
 
 @runtime_checkable
 class WeighingGradient(Protocol):
-    """A `Gradient` that reports the weight of its batches, and whether they can be split."""
+    """A `Gradient` that reports the weight of each batch, and whether batches can be split."""
 
     @property
     def weight(self) -> float:
-        """The weight of the last batch relative to others."""
+        """The weight of the last batch, relative to other batches, when gradients are averaged."""
 
     @property
     def whole(self) -> bool:
-        """Whether a batch must be computed at once."""
+        """Whether a batch must be computed as a whole, instead of in parts."""
 
     def __call__(self, parameters: Vector, x: Any, y: Any, out: Vector) -> float | None:
-        """Write the gradient of the batch's mean loss to `out`, and return the loss, if any."""
+        """Write the gradient of the batch's mean loss to `out`, and return the loss or `None`."""
 
 
 Drawn = tuple[int, Callable[[slice], Batch]]
-"""A batch: the number of its examples, and a function that returns a slice of them."""
+"""A batch: the number of its examples, and a function that returns a slice of these examples."""
 
 _log = logging.getLogger(__name__)
 
 
 class GradientTrainer:
-    """A `Trainer` from a gradient function, an optimizer and a stream of batches.
+    """A `Trainer` that combines a gradient function, an optimizer and a stream of batches.
 
     `gradient(parameters, x, y, out)` writes the gradient of the batch's mean loss into `out`, a
     flat vector like `parameters`. It returns the loss, or `None`. The `optimizer` is a sequence of
-    stages such as `SGD`. Only trained entries pass through the optimizer; the gradient function
-    updates statistics itself. The trainer allocates one vector for the gradient, and the vectors of
-    the optimizer's state.
+    stages such as `SGD`. Only trained entries of the vector pass through the optimizer; the
+    gradient function updates running statistics itself. The trainer allocates one vector for the
+    gradient, and the vectors that the optimizer needs for its state.
 
-    A local step uses one batch, or `accumulation_steps` batches. With `micro_batch_size`, a batch
-    is split into parts of at most that many examples; `"auto"` chooses the size by measurements of
-    `machine`. The gradients of the parts are summed in one more vector. Their weight is the number
-    of examples, or that of a `WeighingGradient`. The result equals that of the whole batch, except
-    for rounding. Raises `ConfigError` for a spec with statistics, because batch norms depend on the
-    size of the parts, and for a stage of the optimizer with a number out of range.
+    A local step uses one batch, or `accumulation_steps` batches. If `micro_batch_size` is set, a
+    batch is split into parts of at most that many examples; `"auto"` chooses the size from
+    measurements of `machine`. The gradients of the parts are added up in one more vector. Each part
+    is weighted by its number of examples, or by the `weight` of a `WeighingGradient`. Except for
+    rounding, the result equals the gradient of the whole batch.
 
-    If a batch does not fit into memory, it is split in halves, down to single examples. If the spec
-    has statistics or the gradient function cannot be split, the trainer raises `NoMemoryError`
-    instead.
+    Raises `ConfigError` if batches would be combined or split although the spec has running
+    statistics, because batch norms depend on the size of the parts. Also raises `ConfigError` if a
+    number in a stage of the optimizer is out of range.
 
-    A gradient function that computes scores may add them to a `meter`, whose metrics are sent with
-    the updates.
+    If a batch does not fit into memory, it is split into halves repeatedly, down to single
+    examples. If the spec has running statistics, or the gradient function needs whole batches, the
+    trainer raises `NoMemoryError` instead.
+
+    A gradient function that computes scores may add them to `meter`. The agent sends the metrics of
+    this meter to the hub with each update.
 
     >>> import numpy as np
     >>> from edgeasync import SGD, Dataset, GradientTrainer
@@ -107,11 +110,11 @@ class GradientTrainer:
         self._parameters: Vector | None = None
 
     def begin(self, parameters: Vector) -> None:
-        """Start an assignment: train this vector in place from now on.
+        """Start an assignment: from now on, train the vector `parameters` in place.
 
-        The stream of batches continues. The optimizer's state is reset, because momentum of another
-        model has the wrong direction; `keep_optimizer_state` prevents this. Raises
-        `ModelMismatchError` if the vector does not match the spec.
+        The stream of batches continues. The optimizer's state is reset unless
+        `keep_optimizer_state` is set, because the momentum of another model has the wrong
+        direction. Raises `ModelMismatchError` if the vector does not match the spec.
         """
         self.spec.check(parameters)
         self._parameters = parameters
@@ -123,7 +126,7 @@ class GradientTrainer:
         self._optimizer.reset()
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply all later steps by this factor."""
+        """Multiply all later steps by `factor`."""
         self._optimizer.factor = np.float32(factor)
 
     def step(self) -> StepResult:
@@ -138,9 +141,9 @@ class GradientTrainer:
         return result
 
     def _draw(self) -> Drawn:
-        """Draw a batch, and return its length and a function for slices of it.
+        """Draw a batch. Return its length, and a function that returns slices of the batch.
 
-        A whole batch may not fit into memory.
+        Slices are necessary because the whole batch may not fit into memory.
         """
         if isinstance(self._batches, Batches):
             drawn, take = self._batches.draw(), self._batches.take
@@ -154,15 +157,19 @@ class GradientTrainer:
         return {} if self._meter is None else self._meter.take()
 
     def state(self) -> TrainerState:
-        """Return the position in the data, if it has one, and the optimizer's state if kept."""
+        """Return the arrays that `restore` needs.
+
+        They are the position in the stream of batches, if the stream has one, and the optimizer's
+        state if it is kept between assignments.
+        """
         place: dict[str, npt.NDArray[Any]]
         place = {"batches": self._batches.state()} if isinstance(self._batches, Batches) else {}
         return place | self._optimizer.state() if self._keep_optimizer_state else place
 
     def restore(self, state: TrainerState) -> None:
-        """Resume from a state.
+        """Resume from a saved state.
 
-        Raises `ValueError` if it belongs to another trainer or other data.
+        Raises `ValueError` if the state belongs to another trainer or other data.
         """
         ours, theirs = ({name: array.shape for name, array in each.items()} for each in (self.state(), state))
         if ours != theirs:
@@ -173,7 +180,7 @@ class GradientTrainer:
             self._optimizer.restore(state)
 
     def compute_at_most(self, rows: int) -> None:
-        """Limit the examples computed at once.
+        """Limit the number of examples that are computed at once to `rows`.
 
         Raises `NoMemoryError` if batches cannot be split.
         """
@@ -183,7 +190,7 @@ class GradientTrainer:
 def _next_pair(batches: Iterator[Any]) -> Batch:
     """Return the next batch.
 
-    Raises `DataError` if it is not a pair of examples and targets, or missing.
+    Raises `DataError` if there is no further batch, or if it is not a pair of examples and targets.
     """
     try:
         batch = next(batches)
@@ -200,9 +207,9 @@ def _next_pair(batches: Iterator[Any]) -> Batch:
 
 
 class LocalOptimizer:
-    """The stages of a device's optimizer, their state vectors, and the number of steps taken.
+    """A device's optimizer: its stages, their state vectors, and the number of steps taken.
 
-    Raises `ConfigError` for a stage with a number out of range.
+    Raises `ConfigError` if a number in a stage is out of range.
     """
 
     def __init__(self, stages: Sequence[Transform], spec: ParameterSpec) -> None:
@@ -210,7 +217,7 @@ class LocalOptimizer:
             if isinstance(stage, Section):
                 convert(to_table(stage), type(stage), where=type(stage).__name__)
         self.factor = np.float32(1.0)
-        """Factor of all steps."""
+        """Factor by which all steps are multiplied."""
         self._stages = tuple(stages)
         self._vectors = [np.zeros(spec.length, np.float32) for _ in range(state_vectors(self._stages))]
         self._count = 0
@@ -218,13 +225,13 @@ class LocalOptimizer:
         self._chunks = [slice(at, min(at + CHUNK, trained)) for at in range(0, trained, CHUNK)]
 
     def reset(self) -> None:
-        """Reset the state to that before the first step."""
+        """Reset the state to what it was before the first step."""
         self._count = 0
         for vector in self._vectors:
             vector.fill(0.0)
 
     def update(self, parameters: Vector, gradient: Vector) -> None:
-        """Take a step, chunk by chunk. Overwrites the gradient."""
+        """Take a step, processing the vectors chunk by chunk. Overwrites `gradient`."""
         # One more pass over the gradient, cheap compared to computing it, so that stages can clip
         # by norm.
         squares = sum(float(np.vdot(gradient[chunk], gradient[chunk])) for chunk in self._chunks)
@@ -238,21 +245,21 @@ class LocalOptimizer:
         self._count += 1
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the number of steps, and the vectors without copying."""
+        """Return the number of steps, and the state vectors without copying them."""
         vectors = {f"optimizer.{number}": vector for number, vector in enumerate(self._vectors)}
         return {"count": np.array([self._count], np.int64), **vectors}
 
     def restore(self, state: TrainerState) -> None:
-        """Resume from such a state."""
+        """Resume from a state that `state` returned."""
         self._count = int(state["count"][0])
         for number, vector in enumerate(self._vectors):
             vector[:] = state[f"optimizer.{number}"]
 
 
 class GradientInParts:
-    """Computes gradients of batches, at once or in parts that fit into memory.
+    """Computes gradients of whole batches, or in parts that fit into memory.
 
-    `adds_up` tells whether several batches are summed.
+    Set `adds_up` if the gradients of several batches will be combined.
     """
 
     def __init__(
@@ -265,7 +272,7 @@ class GradientInParts:
         adds_up: bool,
     ) -> None:
         self.values = np.zeros(spec.length, np.float32)
-        """The last gradient."""
+        """The gradient that was computed last."""
         self._function = function
         self._weighing = function if isinstance(function, WeighingGradient) else None
         self._has_statistics = spec.trained_length < spec.length
@@ -276,7 +283,10 @@ class GradientInParts:
         self._sum = np.zeros_like(self.values) if adds_up or micro_batch_size is not None else None
 
     def compute(self, parameters: Vector, batches: Iterable[Drawn]) -> StepResult:
-        """Compute the gradient of the mean loss over batches; several only if `adds_up` was set."""
+        """Compute the gradient of the mean loss over `batches`.
+
+        There may be several batches only if `adds_up` was set.
+        """
         if self._sum is None:
             (drawn,) = batches
             length, part_of = drawn
@@ -308,9 +318,10 @@ class GradientInParts:
         return StepResult(losses / weights if has_loss else None, examples)
 
     def _parts(self, parameters: Vector, batches: Iterable[Drawn]) -> Iterator[tuple[Any, Targets, float | None]]:
-        """Compute the gradients part by part. Yield each part and its loss.
+        """Compute the gradient of each part into `values`. Yield each part's data and its loss.
 
-        Raises `NoMemoryError` if a single example does not fit, or batches cannot be split.
+        Raises `NoMemoryError` if a single example does not fit into memory, or if batches cannot be
+        split.
         """
         for length, part_of in batches:
             start = 0
@@ -331,7 +342,7 @@ class GradientInParts:
                 start = end
 
     def compute_at_most(self, rows: int, error: Exception | None) -> MicroBatchSize:
-        """Limit the examples computed at once.
+        """Limit the number of examples that are computed at once to `rows`.
 
         Raises `NoMemoryError` if batches cannot be split.
         """
@@ -349,7 +360,7 @@ class GradientInParts:
         return self._size
 
     def _halve(self, rows: int, error: Exception) -> None:
-        """Halve the number of examples computed at once, after `rows` exhausted memory."""
+        """Halve the number of examples computed at once, after `rows` of them exhausted memory."""
         size = self._size or self.compute_at_most(rows, error)
         if not size.failed(rows):
             raise NoMemoryError(

@@ -1,16 +1,19 @@
-"""Screens a graph from a hub before onnxruntime loads it on a device.
+"""Screens a graph that a device received from a hub, before onnxruntime loads it.
 
 A small parser of protobuf's wire format walks the whole message, without the `onnx` package and
-without copying tensors. It is strict where protobuf is lenient: it rejects unknown fields, wrong
-wire types and repeated values of single fields. So onnxruntime cannot read anything from the bytes
-that was not checked here. Field numbers are those of `onnx/onnx.proto`.
+without copying tensors. The parser is strict where protobuf is lenient: it rejects unknown fields,
+wrong wire types, and singular fields that occur more than once. Therefore, onnxruntime cannot read
+anything from the bytes that was not checked here. Field numbers are those of `onnx/onnx.proto`.
 
-The screen rejects code and files: foreign operators and those not on a list, functions, tensors
-outside the graph, control flow except `Scan`, and messages that would exhaust their parser. It also
-limits loops whose length is part of the graph (`scan_lengths.py`). It does not limit what allowed
-operators compute: an `Expand` or a `ConstantOfShape` may allocate any amount of memory. It does not
-check types and shapes, which onnxruntime does, and does not protect against bugs in onnxruntime's
-operators. So a device trusts its hub with time and memory, but not with more.
+The screen rejects everything that could run code or read files: operators that are not on the list
+of allowed ones, functions, tensors stored outside the graph, and control flow except `Scan`. It
+also rejects messages that would exhaust the parser's memory, and limits loops whose length is part
+of the graph (`scan_lengths.py`).
+
+The screen does not limit what allowed operators compute: an `Expand` or a `ConstantOfShape` may
+allocate any amount of memory. It does not check types and shapes, because onnxruntime does, and it
+does not protect against bugs in onnxruntime's operators. So a malicious hub can use up a device's
+time and memory, but should not be able to do more.
 """
 
 import math
@@ -24,10 +27,12 @@ from edgeasync.training.scan_lengths import check_scans
 
 NODES_MAX = 20_000
 DEPTH_MAX = 4
-"""Largest nesting of graphs: the model's own, and bodies of Scan."""
+"""Maximum nesting depth of graphs: the model's graph, and the bodies of Scan nodes within it."""
 
 FIELDS_MAX = 2_000_000
-"""Most fields of a message. A real graph has a few per node; more would only waste time."""
+"""Maximum number of fields in a message. A real graph has a few per node; parsing more would only
+waste time.
+"""
 
 OPSET_MIN, OPSET_MAX = 13, 28
 DIMS_MAX = 32
@@ -41,7 +46,7 @@ _DIVISORS = frozenset(
 
 _ITEM_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16,
               21: 4, 22: 4}  # fmt: skip
-"""Bits per value by TensorProto.DataType, for numbers and booleans."""
+"""Number of bits per value, by TensorProto.DataType, for numbers and booleans."""
 
 _MEND = "use a self-contained model of standard operators at the hub"
 
@@ -87,7 +92,7 @@ _DIM: _Schema = {1: ("dim_value", (VARINT,)), 2: ("dim_param", _ONE), 3: ("denot
 _ENTRY: _Schema = {1: ("key", _ONE), 2: ("value", _ONE)}
 
 _SKIMMED = {"type": _TYPE, "tensor_type": _TENSOR_TYPE, "shape": _SHAPE, "dim": _DIM}
-"""Messages inside the type of a value, whose content onnxruntime checks."""
+"""Messages within the type of a value. onnxruntime checks their content."""
 
 _FOREIGN = {
     "functions": "functions of its own",
@@ -106,16 +111,17 @@ _FOREIGN = {
     "external_data": "values in another file",
     "data_location": "values in another file",
 }
-"""Fields that no training graph needs, with their names in messages."""
+"""Fields that no training graph needs, with the names that error messages use for them."""
 
 _EMPTY_IS_ABSENT = frozenset({"ref_attr_name", "overload", "data_location"})
-"""Fields whose default value means that they are absent."""
+"""Fields that count as absent if they have their default value."""
 
 
 def check_graph(model: Buffer, *, bytes_max: int) -> None:
-    """Screen a serialized ONNX model of arbitrary bytes. Raises `GraphError`.
+    """Screen a serialized ONNX model, which may be arbitrary bytes.
 
-    `bytes_max` limits the message, including its constants.
+    `bytes_max` limits the size of the message, including its constants. Raises `GraphError` if the
+    model is rejected.
     """
     view = memoryview(model).cast("B")
     if len(view) > bytes_max:
@@ -124,7 +130,7 @@ def check_graph(model: Buffer, *, bytes_max: int) -> None:
 
 
 class _Screen:
-    """One walk through one message, with counters for its limits."""
+    """Walks through one message once, with counters for everything that has a limit."""
 
     def __init__(self) -> None:
         self._nodes = self._fields = 0
@@ -152,7 +158,7 @@ class _Screen:
             check_scans(graph)
 
     def _opset(self, view: memoryview) -> bool:
-        """Check an import. Return whether it is of onnxruntime's own operators."""
+        """Check an opset import. Return whether it imports onnxruntime's own operators."""
         domain, version = b"", 0
         for name, value in self._walk(view, _OPSET, "an opset_import"):
             if name == "domain":
@@ -268,7 +274,7 @@ class _Screen:
                 self._skim(_bytes(value), inner)
 
     def _walk(self, view: memoryview, schema: _Schema, where: str) -> Iterator[tuple[str, int | memoryview]]:
-        """Yield the name and value of every field: an integer, or a view of its bytes."""
+        """Yield the name and value of every field. A value is an integer or a view of bytes."""
         at, end = 0, len(view)
         seen: set[str] = set()
         while at < end:

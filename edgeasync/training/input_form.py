@@ -1,4 +1,4 @@
-"""The form of a graph's data inputs, and conversion of examples and targets to it."""
+"""Dtype and shape of a graph's data inputs, and conversion of examples and targets to these."""
 
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {"tensor(float)": np.dtype(np.float32), "ten
 
 
 class InputForm(msgspec.Struct, frozen=True):
-    """A graph input: name, dtype and shape of one example, and the fixed batch size, if any."""
+    """A graph input: its name, dtype and fixed batch size, if any, and the shape of one example."""
 
     name: str
     dtype: np.dtype[Any]
@@ -26,7 +26,7 @@ class InputForm(msgspec.Struct, frozen=True):
     def of(cls, entry: Any) -> Self:
         """Return the form of a session's input.
 
-        Raises `GraphError` if data cannot have this form.
+        Raises `GraphError` if a dataset cannot be converted to this form.
         """
         rows, *features = entry.shape or [0]
         fixed = all(isinstance(size, int) and size > 0 for size in features)
@@ -46,5 +46,5 @@ class InputForm(msgspec.Struct, frozen=True):
             )
 
     def bring(self, values: Array) -> Array:
-        """Convert values to this form, contiguous; not copied if they have it already."""
+        """Convert values to a contiguous array of this form. Copies them only if necessary."""
         return np.ascontiguousarray(values, self.dtype).reshape(len(values), *self.shape)

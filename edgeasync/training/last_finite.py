@@ -1,4 +1,4 @@
-"""Keeps the last finite model of a device without a hub, to restore it when training diverges."""
+"""Backs up the last finite model in a hub-less run, to restore it if training diverges."""
 
 import numpy as np
 
@@ -6,17 +6,17 @@ from edgeasync.parameters import Vector
 
 
 class LastFinite:
-    """A copy of the model after the last local step that left all values finite.
+    """Keeps a copy of the model from after a local step that left all values finite.
 
-    Call `note_step` after each step, `note_mean` after each mean, and `keep` and `restore` between
-    steps, all on the training thread.
+    Call `note_step` after each local step and `note_mean` after each averaging with peers. Call
+    `keep` and `restore` between steps. All calls must be made on the training thread.
     """
 
     def __init__(self) -> None:
         self.copy: tuple[Vector, int] | None = None
-        """The model, and the number of steps it was trained for."""
+        """The copied model, and the number of steps for which it was trained."""
         self.is_restored = False
-        """Whether the model was restored, and no step has followed."""
+        """Whether the model was restored and no step has been taken since."""
         self._is_of_step = True
 
     def note_step(self) -> None:
@@ -24,21 +24,24 @@ class LastFinite:
         self._is_of_step, self.is_restored = True, False
 
     def note_mean(self) -> None:
-        """Record that the model is a new mean.
+        """Record that the model was replaced by an average with peers.
 
-        It is not kept, because training may diverge from it.
+        `keep` does not copy such a model, because training may diverge in the next step.
         """
         self._is_of_step = False
 
     def keep(self, parameters: Vector, steps: int) -> bool:
-        """Copy the model if a step has left it finite. Return whether it was copied."""
+        """Copy the model if a local step has left all its values finite.
+
+        Return whether it was copied.
+        """
         if not self._is_of_step or not np.isfinite(parameters).all():
             return False
         self.copy = parameters.copy(), steps
         return True
 
     def restore(self, parameters: Vector) -> bool:
-        """Replace a model that is not finite by the copy. Return whether it was replaced."""
+        """Replace the model by the copy if it is not finite. Return whether it was replaced."""
         if self.copy is None or np.isfinite(parameters).all():
             return False
         parameters[:] = self.copy[0]

@@ -1,7 +1,8 @@
 """Local parameters: arrays that are part of the model only while a device's trainer runs.
 
-All other code on the device sees the hub's values in their place: updates, residuals, and the model
-kept for a restart. So messages never contain local values, and updates do not change these arrays.
+All other code on the device works with the hub's values of these arrays: updates, residuals, and
+the model that is stored for a restart. So messages never contain local values, and updates do not
+change these arrays.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,25 +19,25 @@ from edgeasync.errors import ConfigError, ProtocolError, StorageError
 from edgeasync.parameters import ParameterSpec, Vector
 
 Patterns = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=64)]
-"""Shell patterns for names of arrays."""
+"""Shell patterns that select arrays by name."""
 
 Arrays = dict[str, npt.NDArray[np.float32]]
 
 
 class KeptLocal(Protocol):
-    """Storage of a device's local values, such as `durable.local_file.LocalFile`."""
+    """Storage for a device's local values, such as `durable.local_file.LocalFile`."""
 
     def read(self) -> Arrays:
         """Return the stored values.
 
-        Raises `StorageError`, or `ProtocolError` if they are invalid.
+        Raises `StorageError` if the values cannot be read, and `ProtocolError` if they are invalid.
         """
 
     def write(self, arrays: Arrays) -> None:
         """Replace the stored values. Raises `StorageError`."""
 
     def put_aside(self) -> object:
-        """Rename the stored values and return their new location. Raises `StorageError`."""
+        """Rename the stored file and return its new location. Raises `StorageError`."""
 
 
 def hubs_patterns(settings: Mapping[str, object]) -> tuple[str, ...]:
@@ -47,7 +48,7 @@ def hubs_patterns(settings: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def choose_local(spec: ParameterSpec, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the arrays that patterns match.
+    """Return the names of the arrays that at least one pattern matches.
 
     Raises `ConfigError` if a pattern matches no array, or if all arrays would be local.
     """
@@ -68,9 +69,9 @@ def _listed(names: Sequence[str]) -> str:
 class LocalParameters:
     """A device's own values of some arrays of the model.
 
-    The arrays match `patterns` of the device, or those of the hub. Their initial values are the
-    hub's. `open_kept` returns the storage that keeps the values over a restart; without it they are
-    lost.
+    An array is local if its name matches one of the device's `patterns` or one of the hub's. The
+    hub provides the initial values. `open_kept` opens the storage that preserves the local values
+    across restarts; without it, a restart discards them.
     """
 
     def __init__(self, patterns: Sequence[str] = (), open_kept: Callable[[], KeptLocal] | None = None) -> None:
@@ -85,8 +86,8 @@ class LocalParameters:
     def begin(self, spec: ParameterSpec, settings: Mapping[str, object], warn: Callable[[str], None]) -> None:
         """Choose the local arrays of this model, and load their stored values.
 
-        `warn` receives sentences for the user. Raises `ConfigError` for patterns that do not match
-        the model.
+        `warn` is called with messages for the user. Raises `ConfigError` if the patterns do not
+        match the model.
         """
         patterns = (*hubs_patterns(settings), *self._patterns)
         self._spec, self._warn = spec, warn
@@ -100,7 +101,7 @@ class LocalParameters:
         self._values = {name: array for name, array in self._values.items() if shapes.get(name) == array.shape}
 
     def _recall(self, kept: KeptLocal) -> Arrays:
-        """Return the stored values from before a restart. Unusable ones cause a warning."""
+        """Return the values stored before a restart. If they are unusable, warn and return none."""
         try:
             return kept.read()
         except StorageError as error:
@@ -111,7 +112,7 @@ class LocalParameters:
 
     @contextmanager
     def in_place(self, parameters: Vector) -> Iterator[None]:
-        """Insert the local values into the model while the trainer runs, then remove them."""
+        """Context manager: insert the local values, and restore the hub's values on exit."""
         if not self._names:
             yield
             return
@@ -128,14 +129,14 @@ class LocalParameters:
                 self._values = trained
 
     def overlay(self, parameters: Vector) -> None:
-        """Insert the local values into a copy of the hub's model, for an evaluation."""
+        """Write the local values into `parameters`, a copy of the hub's model for evaluation."""
         values = self._values  # the training thread replaces the whole dict
         for name, view in self._views(parameters).items():
             if name in values:
                 view[...] = values[name]
 
     def keep(self) -> None:
-        """Store the values for the next start. Raises `StorageError`."""
+        """Store the local values for the next start. Raises `StorageError`."""
         if self._kept is not None and self._names:
             self._kept.write(self._values)
 

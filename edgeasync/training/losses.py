@@ -1,7 +1,8 @@
-"""The losses of training graphs in numpy, as sums over examples, so that batches can be added up.
+"""Losses of training graphs in numpy, as sums over examples that can be added across batches.
 
-`docs/reference/training_graph.md` defines them. Scores and targets are float32 arrays of the same
-shape. Only `cross_entropy` has scores (n, classes, ...) and int64 class numbers (n, ...).
+`docs/reference/training_graph.md` defines the losses. Scores and targets are float32 arrays of the
+same shape, except for `cross_entropy`, which expects scores (n, classes, ...) and int64 class
+numbers (n, ...).
 """
 
 from collections.abc import Sequence
@@ -16,9 +17,10 @@ Labels = npt.NDArray[np.int64]
 
 
 class LossSum(msgspec.Struct, frozen=True):
-    """The loss of some examples before the division: `total / weight` is the mean.
+    """The summed loss of some examples. The mean loss is `total / weight`.
 
-    `right` counts the correct ones among `labels` class numbers; both are 0 for other targets.
+    If the targets are class numbers, `labels` is their number, and `right` is the number of
+    correctly predicted ones. Otherwise, both are 0.
     """
 
     total: float
@@ -35,7 +37,10 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     ignored_label: int | None = None,
 ) -> LossSum:
-    """Sum the softmax cross-entropy. With `class_weights`, loss and divisor are weighted."""
+    """Sum the softmax cross-entropy.
+
+    If set, `class_weights` scale both the loss and its divisor.
+    """
     classes = scores.shape[1]
     if ignored_label is not None:
         counts = labels != ignored_label
@@ -77,7 +82,7 @@ def absolute_error(scores: Array, targets: Array) -> LossSum:
 
 
 def huber(scores: Array, targets: Array, *, delta: float) -> LossSum:
-    """Sum half the squared differences up to `delta`, and linear terms beyond."""
+    """Sum half the squared differences up to `delta`, and a linear term for larger differences."""
     difference = scores - targets
     clipped = np.clip(difference, np.float32(-delta), np.float32(delta))
     return LossSum(_sum(clipped * (difference - clipped * np.float32(0.5))), targets.size)

@@ -1,4 +1,4 @@
-"""Finds how many examples of a batch fit into free memory, by trying ever more before training."""
+"""Finds how many examples of a batch fit into free memory, by trial runs before training."""
 
 import logging
 from collections.abc import Callable
@@ -7,24 +7,27 @@ from edgeasync.errors import NoMemoryError
 from edgeasync.training.micro_batches import ROWS_FIRST, Machine
 
 PLENTY_BYTES = 4 << 30
-"""With this much free memory nothing is tried; the first step will show whether it suffices."""
+"""With at least this much free memory, no trial runs are made. The first step then shows whether
+the memory suffices.
+"""
 
 SHARE_MAX = 0.9
-"""Largest share of the free memory that a step may need."""
+"""Largest fraction of the free memory that a step may use."""
 
 FAR = 4.0
-"""Safety factor when extrapolating to more than twice the examples, because few examples need
-little memory.
+"""Safety factor when extrapolating to more than twice the number of examples, because measurements
+with few examples underestimate the memory per example.
 """
 
 _log = logging.getLogger(__name__)
 
 
 def fitting_rows(run: Callable[[int], object], rows: int, machine: Machine) -> int:
-    """Return how many of `rows` examples to compute at once, at least 1.
+    """Return how many of `rows` examples can be computed at once, at least 1.
 
-    `run` computes a given number of examples, after which the process keeps the memory. The memory
-    for twice as many is extrapolated.
+    `run` computes a given number of examples. The process does not release the memory afterwards,
+    so the memory that was needed can be measured then. The first run computes a few examples, and
+    each further run twice as many. Before each run, the memory that it needs is extrapolated.
     """
     allowed_bytes = SHARE_MAX * machine.free_bytes()
     if machine.free_bytes() >= PLENTY_BYTES or not allowed_bytes:

@@ -1,8 +1,8 @@
-"""Chooses how many examples of a batch to compute at once, by measured speed and memory.
+"""Chooses how many examples of a batch to compute at once, from measured speed and memory.
 
-The gradient of a batch is the weighted mean of the gradients of its parts, so the choice changes
-results only by rounding. It depends only on measurements of `Machine`: the same measurements give
-the same sizes.
+A batch's gradient is the weighted mean of its parts' gradients. Therefore, apart from rounding,
+results do not depend on the size of the parts. The size depends only on the measurements of
+`Machine`.
 """
 
 import resource
@@ -17,54 +17,58 @@ from edgeasync.parameters import ParameterSpec
 from edgeasync.training.free_memory import field_bytes, free_bytes
 
 MicroBatch = Annotated[int, Meta(ge=1, le=1_000_000)] | Literal["auto"]
-"""The largest number of examples to compute at once; `auto` chooses it."""
+"""Largest number of examples to compute at once, or `auto` to choose it automatically."""
 
 AccumulationSteps = Annotated[int, Meta(ge=1, le=10_000)]
 """Number of batches per local step."""
 
 ROWS_FIRST = 8
-"""Examples in the first parts, few enough for any device."""
+"""Number of examples in the first parts. It is small enough for any device."""
 
 LOOKS = 3
-"""Number of parts measured per size. The fastest counts, because other programs slow down some."""
+"""Number of parts measured per size. Only the fastest part counts, because other programs may slow
+down the rest.
+"""
 
 GAIN_MIN = 0.05
-"""Smallest relative speedup per example for which doubling the size is worth the memory."""
+"""Minimum relative speedup per example that justifies the additional memory for a doubled size."""
 
 SECONDS_MAX = 1.0
-"""Parts that take half of this are not doubled, because stopping an agent waits for the running
-part.
+"""Maximum duration of a part. Larger parts would delay the agent's shutdown, which waits for the
+running part. The size is not doubled if a part takes more than half of this.
 """
 
 FREE_SHARE_MAX = 0.5
-"""Share of the free memory that doubled parts may need. The rest is for other programs."""
+"""Fraction of the free memory that parts of doubled size may use. The rest is left to other
+programs.
+"""
 
 
 class Machine:
-    """Measurements of this machine: its clock, and its memory from Linux's /proc."""
+    """Measures time, and the memory of this process as reported by Linux's /proc."""
 
     def now_s(self) -> float:
-        """Return the time of a monotonic clock."""
+        """Return the time of a monotonic clock in seconds."""
         return time.perf_counter()
 
     def free_bytes(self) -> int:
-        """Return the memory that this process can still allocate."""
+        """Return the number of bytes that this process can still allocate."""
         return free_bytes()
 
     def resident_bytes(self) -> int:
-        """Return the memory that this process uses now."""
+        """Return the number of bytes that this process uses now."""
         return field_bytes(Path("/proc/self/status"), "VmRSS:")
 
     def peak_bytes(self) -> int:
-        """Return the peak memory of this process so far."""
+        """Return the peak memory of this process so far, in bytes."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 class MicroBatchSize:
-    """Finds a size: starts small, and doubles while that is faster and fits into memory.
+    """Finds the best size of parts, by doubling while that is faster and fits into memory.
 
-    With `rows`, starts with that size and never exceeds it. Call `begin` before a part, then
-    `done`, or `failed` if memory was exhausted.
+    If `rows` is set, the size is `rows` instead, and is reduced only if memory is exhausted. Call
+    `begin` before each part. Afterwards, call `done`, or `failed` if memory was exhausted.
     """
 
     def __init__(self, machine: Machine, rows: int | None = None) -> None:
@@ -80,15 +84,15 @@ class MicroBatchSize:
         self._resident_bytes = 0
 
     def begin(self) -> None:
-        """Record time and memory before a part."""
+        """Record the time and the memory use before a part."""
         if not self._settled:
             self._resident_bytes = self._machine.resident_bytes()
             self._began_s = self._machine.now_s()
 
     def done(self, rows: int, of: int) -> None:
-        """Record a part of a batch of `of` examples.
+        """Record that a part of `rows` examples has been computed. Its batch has `of` examples.
 
-        A batch's last part may be too short to measure.
+        Parts with fewer examples than requested, such as the last one of a batch, are not measured.
         """
         self._batch = max(self._batch, of)
         if self._settled or rows != self.rows:
@@ -100,7 +104,10 @@ class MicroBatchSize:
             self._choose()
 
     def failed(self, rows: int) -> bool:
-        """Halve the size that exhausted memory. Return whether it is still at least 1."""
+        """Set the size to half of `rows`, which exhausted memory.
+
+        Return False if the new size is less than 1.
+        """
         self._settled = True
         self.rows = rows // 2
         return self.rows > 0
@@ -125,9 +132,10 @@ class MicroBatchSize:
 
 
 def check_accumulation(spec: ParameterSpec, accumulation_steps: int, micro_batch_size: MicroBatch | None) -> None:
-    """Raise `ConfigError` if steps would be computed in parts although the result differs.
+    """Raise `ConfigError` if a step is computed in parts although this changes its result.
 
-    A batch norm uses mean and variance of the examples that are computed at once.
+    The result changes if the model has batch norms, because these use the mean and variance of the
+    examples that are computed at once.
     """
     if (accumulation_steps > 1 or micro_batch_size is not None) and spec.trained_length < spec.length:
         name = next(parameter.name for parameter in spec.parameters if parameter.role == "statistic")
@@ -138,6 +146,6 @@ def check_accumulation(spec: ParameterSpec, accumulation_steps: int, micro_batch
 
 
 def worth_splitting(micro_batch_size: MicroBatch | None, batch_size: int) -> MicroBatch | None:
-    """Return the size of parts for batches of this size, or `None` if a batch is one part."""
+    """Return `micro_batch_size`, or `None` if batches of this size need not be split."""
     whole = micro_batch_size not in (None, "auto") and int(micro_batch_size or 0) >= batch_size
     return None if whole else micro_batch_size

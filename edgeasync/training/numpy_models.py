@@ -1,7 +1,7 @@
 """Classifiers in plain numpy, for small devices and simulations.
 
-A softmax regression is a multilayer perceptron without hidden layers, so both share code. The loss
-is the mean softmax cross-entropy; hidden layers use ReLU. Arrays are float32.
+A softmax regression is a multilayer perceptron without hidden layers, so the two models share their
+code. The loss is the mean softmax cross-entropy. Hidden layers use ReLU. Arrays are float32.
 """
 
 import math
@@ -24,18 +24,18 @@ from edgeasync.training.local_parameters import Patterns
 Array = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 Layers = list[tuple[Array, Array]]
-"""Weight and bias of each layer, in order."""
+"""Weight and bias of each layer, in the order of the layers."""
 
 _Width = Annotated[int, Meta(ge=1, le=2**24)]
 _Classes = Annotated[int, Meta(ge=2, le=2**24)]
 
 
 class _Classifier(Section, frozen=True, dict=True):
-    """Layers from `widths[0]` features to `widths[-1]` classes."""
+    """A stack of layers that maps `widths[0]` features to the scores of `widths[-1]` classes."""
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Number of features, widths of the hidden layers, number of classes."""
+        """The number of features, the widths of the hidden layers, and the number of classes."""
         raise NotImplementedError
 
     @cached_property
@@ -47,9 +47,10 @@ class _Classifier(Section, frozen=True, dict=True):
         return ParameterSpec(tuple(parameters))
 
     def initial(self, seed: int) -> Vector:
-        """Return normal weights scaled as by He et al. 2015 (arXiv:1502.01852), and zero biases.
+        """Return initial parameters: normally distributed weights and zero biases.
 
-        Without hidden layers, all values are zero, because the loss is convex.
+        Weights are scaled as in He et al. 2015 (arXiv:1502.01852). Without hidden layers, all
+        values are zero, which is sufficient because the loss is convex.
         """
         vector = np.zeros(self.spec.length, np.float32)
         if len(self.widths) > 2:
@@ -76,7 +77,7 @@ class _Classifier(Section, frozen=True, dict=True):
     def gradient(self, parameters: Vector, x: Array, y: Labels, out: Vector, meter: Meter | None = None) -> float:
         """Write the gradient of the batch's mean loss to `out` and return the loss.
 
-        The scores are added to `meter`.
+        If `meter` is set, add the scores to it.
         """
         layers = self._layers(parameters)
         try:
@@ -110,9 +111,9 @@ class SoftmaxModel(_Classifier, frozen=True, tag_field="kind", tag="softmax", di
     """Softmax regression: one linear layer from `inputs` features to `classes` scores."""
 
     inputs: _Width
-    """Features per example: the product of its dimensions."""
+    """Number of features per example: the product of the example's dimensions."""
     classes: _Classes
-    """Labels are 0 to `classes` - 1."""
+    """Number of classes. Labels are from 0 to `classes` - 1."""
     local: Patterns | UnsetType = UNSET
     """Names of arrays that stay on each device: `layer0.weight`, `layer0.bias`. See [Local
     parameters](/train/local.md).
@@ -120,7 +121,7 @@ class SoftmaxModel(_Classifier, frozen=True, tag_field="kind", tag="softmax", di
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Features and classes."""
+        """The number of features and the number of classes."""
         return self.inputs, self.classes
 
 
@@ -128,11 +129,11 @@ class MlpModel(_Classifier, frozen=True, tag_field="kind", tag="mlp", dict=True,
     """A multilayer perceptron with ReLU layers of the widths `hidden`."""
 
     inputs: _Width
-    """Features per example: the product of its dimensions."""
+    """Number of features per example: the product of the example's dimensions."""
     hidden: Annotated[tuple[_Width, ...], Meta(min_length=1, max_length=8)] = (64,)
     """Widths of the hidden layers."""
     classes: _Classes
-    """Labels are 0 to `classes` - 1."""
+    """Number of classes. Labels are from 0 to `classes` - 1."""
     local: Patterns | UnsetType = UNSET
     """Names of arrays that stay on each device: `layer0.weight`, `layer0.bias`, `layer1.weight` and
     so on. `["layer1.*"]` is the head of a network with one hidden layer. See [Local
@@ -141,7 +142,7 @@ class MlpModel(_Classifier, frozen=True, tag_field="kind", tag="mlp", dict=True,
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Features, hidden layers and classes."""
+        """The number of features, the widths of the hidden layers, and the number of classes."""
         return self.inputs, *self.hidden, self.classes
 
 
@@ -150,7 +151,7 @@ Model = SoftmaxModel | MlpModel
 
 
 def layers_of(arrays: Mapping[str, npt.NDArray[Any]]) -> Layers:
-    """Return the layers of named arrays, in order."""
+    """Group named arrays by layer: return the weight and bias of each layer, in order."""
     values = list(arrays.values())
     return list(zip(values[::2], values[1::2], strict=True))
 
@@ -166,7 +167,7 @@ def draw_weights(layers: Layers, seed: int) -> None:
 
 
 def forward(layers: Layers, x: Array) -> list[Array]:
-    """Return the input of every layer, and last the scores (n, classes)."""
+    """Return the inputs of all layers, followed by the scores (n, classes)."""
     arrays = [x.reshape(len(x), -1)]
     for position, (weight, bias) in enumerate(layers):
         product = arrays[-1] @ weight
@@ -193,7 +194,10 @@ def softmax_slope(scores: Array, y: Labels) -> float:
 
 
 def backward(layers: Layers, inputs: list[Array], slope: Array, gradients: Layers) -> None:
-    """Write the gradients of the layers. `slope` is the loss's gradient at the scores."""
+    """Write the layers' gradients.
+
+    `slope` is the gradient of the loss with respect to the scores.
+    """
     for position in reversed(range(len(layers))):
         weight_gradient, bias_gradient = gradients[position]
         np.matmul(inputs[position].T, slope, out=weight_gradient)

@@ -1,4 +1,4 @@
-"""onnxruntime sessions for small devices: execution providers and error messages."""
+"""Opens onnxruntime sessions on small devices, and explains onnxruntime's errors."""
 
 import logging
 from typing import Literal
@@ -19,16 +19,16 @@ SMALLEST_GRAPH = bytes.fromhex(
     "080812003a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801"
     "620f0a0179120a0a08080112040a02080142040a001011"
 )
-"""`y = Identity(x)`, to test whether a provider starts."""
+"""The serialized model `y = Identity(x)`, for testing whether a provider starts."""
 
 _log = logging.getLogger(__name__)
 
 
 def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.InferenceSession:
-    """Return a session for small devices: `threads` cores, idle between steps.
+    """Return a session that uses `threads` cores and no CPU time between steps.
 
-    A provider that is missing or fails to start is replaced by the CPU, with a warning in the log.
-    So boards that differ can share a settings file.
+    If the provider is missing or fails to start, log a warning and use the CPU instead. So boards
+    with and without a GPU can share a settings file.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -54,7 +54,7 @@ def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.
 
 
 def providers_that_start(provider: Provider, threads: int) -> list[str]:
-    """Return the execution providers of a session, or an empty list if no session starts."""
+    """Return the execution providers of a test session, or an empty list if it does not start."""
     try:
         return list(open_session(SMALLEST_GRAPH, threads, provider).get_providers())
     except GraphError:
@@ -77,7 +77,10 @@ def _providers(provider: Provider, available: list[str]) -> list[str]:
 
 
 def explain(error: Exception) -> DataError | GraphError | NoMemoryError:
-    """Convert an error of a run: an index out of range is an error in the data."""
+    """Convert an exception of onnxruntime to one of edgeasync.
+
+    An index out of range is an error in the data.
+    """
     sentence = " ".join(str(error).split())
     if "out of data bounds" in sentence:
         detail = sentence.rpartition("Status Message: ")[2]

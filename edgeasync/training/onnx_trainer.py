@@ -1,8 +1,8 @@
-"""Trains a training graph on stock onnxruntime; parameters and gradients are views of flat vectors.
+"""Runs training graphs on stock onnxruntime, with parameters and gradients in flat vectors.
 
-The graph follows the contract in `docs/reference/training_graph.md`. A step copies only running
-statistics: onnxruntime reads parameters in place, and writes gradients where the optimizer reads
-them.
+The graph follows the contract in `docs/reference/training_graph.md`. onnxruntime reads parameters
+in place, and writes gradients directly to the vector that the optimizer reads. So a step copies
+only running statistics.
 """
 
 import math
@@ -39,22 +39,22 @@ from edgeasync.training.trainer import StepResult
 TARGET, LOSS, WEIGHT, GRADIENT, NEXT = "target", "loss", "loss_weight", ".grad", ".new"
 
 SCORES_AT = 2
-"""Position of the model's output among the bound outputs: after the loss and its weight."""
+"""Position of the model's scores among the bound outputs. The loss and its weight precede them."""
 
 EVALUATED_ROWS = 256
-"""Batch size of evaluations."""
+"""Batch size for evaluations, unless the graph has a fixed batch size."""
 
 
 class OnnxTrainer(GradientTrainer):
     """A `Trainer` that runs a training graph on this device's data.
 
-    `graph` is a training graph from `edgeasync model build`. `local` contains the training
-    settings, the keys of `[local]` in a settings file. A fixed batch size of the graph overrides
-    `local.batch_size`. `threads` is the number of cores that a step may use.
+    `graph` is a training graph built by `edgeasync model build`. `local` contains the training
+    settings that a settings file has in `[local]`. If the graph has a fixed batch size, it
+    overrides `local.batch_size`. `threads` is the number of cores that a step may use.
 
     Raises `GraphError` if the graph cannot be loaded or violates the contract, `ModelMismatchError`
-    if it does not train the arrays of `spec`, `DataError` if the data does not match, and
-    `ConfigError` if batches would be split although the graph does not allow it.
+    if it does not train the arrays of `spec`, `DataError` if the data does not match the graph, and
+    `ConfigError` if batches would be split although the graph does not allow that.
 
     >>> import numpy as np
     >>> from edgeasync import SGD, Dataset, OnnxTrainer, nn
@@ -107,14 +107,16 @@ class OnnxTrainer(GradientTrainer):
             machine=self._machine,
         )
         self._untried_rows: int | None = None
-        """Number of examples to compute at once, until it is known whether they fit into memory."""
+        """Number of examples to compute at once; `None` after the memory for them has been
+        checked.
+        """
         if fixed is None and micro_batch_size != "auto":  # otherwise it is fixed, or chosen step by step
             self._untried_rows = micro_batch_size or drawn.batch_size
 
     def begin(self, parameters: Vector) -> None:
-        """Start an assignment: train this vector in place from now on.
+        """Start an assignment: from now on, train the vector `parameters` in place.
 
-        The first call tries how many examples fit into memory, and splits batches that do not.
+        The first call tests how many examples fit into memory. Batches that do not fit are split.
         Raises `NoMemoryError` if such a batch must not be split.
         """
         if (wanted := self._untried_rows) is not None:
@@ -125,33 +127,34 @@ class OnnxTrainer(GradientTrainer):
         super().begin(parameters)
 
     def _try(self, parameters: Vector, rows: int) -> None:
-        """Run the computation of a step on the first examples, without changing anything."""
+        """Run the graph on the first `rows` examples without changing the parameters."""
         self._graph.evaluate_batch(parameters, self._dataset.take(np.arange(min(rows, len(self._dataset)))), None)
 
     def step(self) -> StepResult:
         """Take one local step on one batch.
 
-        The graph's random numbers are seeded by the position in the data, so a resumed trainer
-        repeats them. onnxruntime has one generator per process.
+        The position in the data is the seed for the graph's random numbers, so a resumed trainer
+        draws the same numbers. The seed applies to the whole process, because onnxruntime has only
+        one generator.
         """
         onnxruntime.set_seed(zlib.crc32(self._place.state().tobytes()))
         return super().step()
 
     @property
     def batch_size(self) -> int | None:
-        """The fixed batch size of the graph, or `None` if it accepts any."""
+        """The fixed batch size of the graph, or `None` if the graph accepts any batch size."""
         return self._graph.batch_size
 
     @property
     def loss(self) -> str:
-        """The kind of the graph's loss."""
+        """The kind of the graph's loss, such as `cross_entropy`."""
         return self._graph.loss
 
     def evaluate(self, parameters: Vector, dataset: Dataset) -> EvaluationResult:
-        """Return loss and accuracy of any parameters on any data, using the training graph.
+        """Evaluate `parameters` on `dataset` with the training graph. Return loss and accuracy.
 
         May be called from any thread. Batch norms use the batch's statistics and dropouts are
-        active, as in training. Raises `DataError` if the data does not match.
+        active, as in training. Raises `DataError` if the data does not match the graph.
         """
         self._graph.check_data(dataset)
         rows = self._graph.batch_size or EVALUATED_ROWS
@@ -170,7 +173,7 @@ class OnnxTrainer(GradientTrainer):
         return EvaluationResult(total / counted if counted else math.nan, accuracy, count)
 
     def interrupt(self) -> None:
-        """Interrupt the running step, because a graph may contain an endless loop."""
+        """Interrupt the running step, in case the graph contains an endless loop."""
         self._graph.interrupt()
 
     @staticmethod
@@ -184,7 +187,7 @@ class OnnxTrainer(GradientTrainer):
 class GraphGradient:
     """A training graph as a gradient function: `gradient(parameters, x, y, out) -> loss`.
 
-    Running statistics that the batch updates are written to `parameters`.
+    Each call also writes the updated running statistics to `parameters`.
     """
 
     def __init__(
@@ -196,7 +199,7 @@ class GraphGradient:
         inputs = {entry.name: entry for entry in self._session.get_inputs()}
         outputs = {entry.name: entry for entry in self._session.get_outputs()}
         self._output = str(self._metadata.get("edgeasync.output", "edgeasync.output"))
-        """The name of the graph's output with the model's scores."""
+        """Name of the graph output that contains the model's scores."""
         _check_contract(spec, inputs, outputs, self._output)
         data = [name for name in inputs if name != TARGET and name not in {p.name for p in spec.parameters}]
         self._x = tuple([InputForm.of(inputs[name]) for name in data])
@@ -214,28 +217,36 @@ class GraphGradient:
 
     @property
     def weight(self) -> float:
-        """The weight of the last batch: the divisor of its sum of losses."""
+        """The weight of the last batch: the number by which its sum of losses was divided."""
         return float(self._weight)
 
     @property
     def batch_size(self) -> int | None:
-        """The fixed batch size of the graph, or `None` if it accepts any."""
+        """The fixed batch size of the graph, or `None` if the graph accepts any batch size."""
         return self._x[0].rows
 
     @property
     def whole(self) -> bool:
-        """Whether batches cannot be split: fixed size, or parts do not add up."""
+        """Whether batches must not be split.
+
+        Batches must not be split if the graph has a fixed batch size, or if the results of parts do
+        not add up to the result of the whole batch.
+        """
         return self.batch_size is not None or self._smooths_zeros
 
     @property
     def _smooths_zeros(self) -> bool:
-        """Whether smooth labels of a class with weight 0 contribute only next to other examples."""
+        """Whether the loss combines label smoothing with a class weight of 0.
+
+        In this case, an example of that class contributes to the loss only in a batch with examples
+        of other classes, so the results of parts do not add up to the result of the whole batch.
+        """
         loss = self._loss_settings
         return bool(loss.get("label_smoothing")) and 0.0 in (loss.get("class_weights") or ())
 
     @property
     def _loss_settings(self) -> dict[str, Any]:
-        """The loss as a table, empty if the graph does not contain it."""
+        """The loss's settings from the graph's metadata, or an empty table if they are missing."""
         try:
             return parse_json(self._metadata.get("edgeasync.loss", "{}"), dict[str, Any])
         except ValueError as error:
@@ -243,7 +254,7 @@ class GraphGradient:
 
     @property
     def loss(self) -> str:
-        """The kind of the graph's loss."""
+        """The kind of the graph's loss, such as `cross_entropy`."""
         return str(self._loss_settings["kind"])
 
     def __call__(self, parameters: Vector, x: Features, y: npt.NDArray[Any], out: Vector) -> float | None:
@@ -251,8 +262,8 @@ class GraphGradient:
 
         The loss is `None` if the batch has weight 0.
 
-        Raises `DataError` for an index out of range in the data, and `GraphError` if the graph
-        fails otherwise.
+        Raises `DataError` if an index in the data is out of range, and `GraphError` if the graph
+        fails for another reason.
         """
         if parameters is not self._parameters or out is not self._out:
             self._bind(parameters, out)
@@ -273,9 +284,10 @@ class GraphGradient:
         return float(self._loss) if self._weight > 0.0 else None
 
     def evaluate_batch(self, parameters: Vector, batch: Dataset, meter: Meter | None) -> tuple[float, float]:
-        """Return a batch's mean loss and weight, and add its scores to the meter, if there is one.
+        """Return the mean loss and the weight of a batch. If `meter` is set, add the scores to it.
 
-        Changes nothing, and may be called from any thread. Raises the errors of `__call__`.
+        Does not change the parameters, and may be called from any thread. Raises the same errors as
+        `__call__`.
         """
         fed = {each.name: each.bring(input_of(batch.features, each.name)) for each in self._x}
         target = self._y.bring(next(iter(fed.values())) if self.own_target else batch.y)
@@ -289,13 +301,16 @@ class GraphGradient:
         return float(found[0]), float(found[1])
 
     def accuracy_meter(self) -> Meter | None:
-        """Return a meter of the accuracy, or `None` if the loss has no classes."""
+        """Return a meter for the accuracy, or `None` if the loss is not for classification."""
         if self.loss != "cross_entropy":
             return None
         return Meter([Accuracy()], ignored_label=self._ignored_label)
 
     def interrupt(self) -> None:
-        """Abort a run between two operators, and all later ones. May be called from any thread."""
+        """Abort the current run after the running operator, and all later runs.
+
+        May be called from any thread.
+        """
         self._options.terminate = True
 
     @property
@@ -304,7 +319,10 @@ class GraphGradient:
         return bool(self._metadata.get("edgeasync.target") == "input")
 
     def _feed(self, form: InputForm, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Bind an input of a batch. The returned array must outlive the run."""
+        """Bind `values` to a graph input.
+
+        The caller must keep the returned array until the run ends.
+        """
         fed = form.bring(values)
         self._binding.bind_input(form.name, "cpu", 0, form.dtype.type, fed.shape, fed.ctypes.data)
         return fed
@@ -319,9 +337,9 @@ class GraphGradient:
         self._parameters, self._out = parameters, out
 
     def measure(self, metrics: Sequence[MetricSetting]) -> Meter:
-        """Return a meter that sums these metrics.
+        """Create a meter for `metrics`, to which later calls add their scores, and return it.
 
-        Raises `ConfigError` if they do not match the loss.
+        Raises `ConfigError` if a metric does not match the loss.
         """
         self._meter = Meter(find_metrics(metrics, self.loss), ignored_label=self._ignored_label)
         self._binding.bind_output(self._output, "cpu")  # before the gradients, which the first run binds
@@ -333,7 +351,7 @@ class GraphGradient:
         return None if ignored is None else int(ignored)
 
     def check_parts(self, micro_batch_size: MicroBatch | None) -> None:
-        """Raise `ConfigError` if batches cannot be combined, or split into parts of this size."""
+        """Raise `ConfigError` if batches cannot be combined, or cannot be split into such parts."""
         if self._smooths_zeros:
             raise ConfigError(
                 "the loss has label_smoothing and a class weight of 0, so parts of a batch do not add up to the "
@@ -346,7 +364,7 @@ class GraphGradient:
             )
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise `DataError` unless the examples and targets match the graph."""
+        """Raise `DataError` unless the dataset's examples and targets match the graph."""
         check_names(dataset.features, [form.name for form in self._x])
         for form in self._x:
             form.check(input_of(dataset.features, form.name), "examples")

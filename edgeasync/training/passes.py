@@ -1,4 +1,4 @@
-"""A trainer that stops after a given number of passes over its data."""
+"""A wrapper that stops a trainer after a given number of passes over its data."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from edgeasync.training.trainer import ResumableTrainer, StepResult, StepsEndedE
 _OWN, _TRAINER = "examples", "trainer."
 
 _OPTIONAL = ("flush", "interrupt", "metrics", "reset", "scale_learning_rate", "score")
-"""Methods that mark a trainer as implementing an optional protocol."""
+"""Methods of optional protocols, which are forwarded if the inner trainer has them."""
 
 
 class PassesTrainer:
-    """Delegates to another trainer until that has processed a number of examples.
+    """Delegates to another trainer until that trainer has processed a number of examples.
 
-    The count is part of the state, so a resumed trainer continues it.
+    The count is part of the saved state, so a resumed trainer continues to count from it.
     """
 
     def __init__(self, trainer: Trainer, examples_max: int) -> None:
@@ -33,11 +33,11 @@ class PassesTrainer:
 
     @property
     def spec(self) -> ParameterSpec:
-        """The arrays of the model."""
+        """Names, shapes and roles of the model's arrays."""
         return self._trainer.spec
 
     def begin(self, parameters: Vector) -> None:
-        """Start an assignment."""
+        """Start an assignment with the inner trainer."""
         self._trainer.begin(parameters)
 
     def step(self) -> StepResult:
@@ -49,15 +49,15 @@ class PassesTrainer:
         return result
 
     def state(self) -> TrainerState:
-        """Return the number of examples, and the state of the inner trainer."""
+        """Return the number of processed examples, and the state of the inner trainer."""
         inner = self._trainer.state() if isinstance(self._trainer, ResumableTrainer) else {}
         own = {_OWN: np.array([self._examples], np.int64)}
         return own | {_TRAINER + name: array for name, array in inner.items()}
 
     def restore(self, state: TrainerState) -> None:
-        """Resume from a state.
+        """Resume from a saved state.
 
-        Raises `ValueError` if it belongs to another trainer or other data.
+        Raises `ValueError` if the state belongs to another trainer or other data.
         """
         inner = {name.removeprefix(_TRAINER): array for name, array in state.items() if name != _OWN}
         if _OWN not in state or state[_OWN].shape != (1,):

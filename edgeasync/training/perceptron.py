@@ -1,4 +1,4 @@
-"""A perceptron as a user-defined model for `train`, for classification or regression."""
+"""A multilayer perceptron whose gradient function can be passed to `train`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,9 +12,10 @@ from edgeasync.training.numpy_models import Array, backward, draw_weights, forwa
 
 
 class Perceptron:
-    """ReLU layers of these `widths`, from features to outputs.
+    """A multilayer perceptron with ReLU layers.
 
-    With one output, it is a regression.
+    `widths` contains the number of features, the widths of the hidden layers, and the number of
+    outputs. With one output, the model is a regression; otherwise, it is a classifier.
     """
 
     def __init__(self, widths: Sequence[int], seed: int) -> None:
@@ -27,7 +28,11 @@ class Perceptron:
             draw_weights(layers_of(self.parameters), seed)
 
     def gradient(self, arrays: Arrays, x: Array, y: Any) -> tuple[float, Arrays]:
-        """Return the mean loss, cross-entropy or half the squared error, and its gradients."""
+        """Return the mean loss and its gradients.
+
+        The loss of a classifier is the cross-entropy. That of a regression is half the squared
+        error.
+        """
         layers = layers_of(arrays)
         *inputs, scores = forward(layers, x)
         if self._classifies:
@@ -42,5 +47,5 @@ class Perceptron:
 
 
 def scores_of(arrays: Mapping[str, npt.NDArray[Any]], x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the outputs of a perceptron for each example, before a softmax, (n, outputs)."""
+    """Return the outputs for each example, before any softmax, with shape (n, outputs)."""
     return forward(layers_of(arrays), x)[-1]

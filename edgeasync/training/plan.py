@@ -1,4 +1,4 @@
-"""Training settings that a hub sends to its devices: model, batches and local optimizer."""
+"""Training settings that a hub sends to its devices: the model, batches and local optimizer."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LocalTraining(Section, frozen=True):
-    """Settings for training on a device between two exchanges."""
+    """Settings for local training on a device between two exchanges with the hub."""
 
     batch_size: Annotated[int, Meta(ge=1, le=1_000_000)] = 32
     """Examples per batch; a device with fewer examples uses all of them."""
@@ -39,9 +39,10 @@ class LocalTraining(Section, frozen=True):
     devices](/train/optimizer.md#large-batches-on-small-devices).
     """
     micro_batch_size: MicroBatch | None = None
-    """Largest number of examples computed at once, or `auto`. The device sums the gradients of the
-    parts, with the same result as for the whole batch. `auto` chooses a size by speed and memory of
-    each device. Not for models with batch norms. A device may override this key in `[agent]`.
+    """Largest number of examples computed at once, or `auto`. The device adds up the gradients of
+    the parts, with the same result as for the whole batch. `auto` chooses a size from the speed and
+    memory of each device. Not for models with batch norms. A device may override this key in
+    `[agent]`.
     """
     metrics: MetricSettings = ()
     """Metrics that devices measure on training batches besides the loss: `accuracy`, `top_k`,
@@ -52,7 +53,7 @@ class LocalTraining(Section, frozen=True):
         check_chain(self.optimizer)
 
     def steps_of(self, epochs: float, examples: int) -> int:
-        """Return the number of local steps for `epochs` passes over this number of examples."""
+        """Return the number of local steps in `epochs` passes over this number of examples."""
         return math.ceil(epochs * examples / min(self.batch_size * self.accumulation_steps, examples))
 
     def make_trainer(
@@ -63,7 +64,10 @@ class LocalTraining(Section, frozen=True):
         seed: int,
         meter: Meter | None = None,
     ) -> GradientTrainer:
-        """Return a trainer with a gradient function, to which `meter` is passed if given."""
+        """Return a trainer for this gradient function.
+
+        If `meter` is set, the function adds scores to it.
+        """
         drawn = batches(dataset, self.batch_size, seed)
         if meter is not None:
             gradient = partial(gradient, meter=meter)
@@ -79,13 +83,13 @@ class LocalTraining(Section, frozen=True):
         )
 
     def make_meter(self, loss: str, *, ignored_label: int | None = None) -> Meter | None:
-        """Return a meter for the metrics with this kind of loss, or `None` without metrics."""
+        """Return a meter for the configured metrics, or `None` if no metrics are configured."""
         return Meter(find_metrics(self.metrics, loss), ignored_label=ignored_label) if self.metrics else None
 
     def check_model(self, spec: ParameterSpec, loss: str | None) -> None:
-        """Raise `ConfigError` if devices would reject this model.
+        """Raise `ConfigError` if devices with these settings would reject this model.
 
-        `loss` is None if its kind is unknown.
+        `loss` is the kind of the loss, or `None` if unknown.
         """
         check_accumulation(spec, self.accumulation_steps, worth_splitting(self.micro_batch_size, self.batch_size))
         if loss is not None:
@@ -93,19 +97,19 @@ class LocalTraining(Section, frozen=True):
 
 
 class ShippedModel(Section, frozen=True, tag_field="kind", tag="graph"):
-    """The training graph that the hub's welcome announces. It describes the model completely."""
+    """A model that the hub sends as a training graph, which describes the model completely."""
 
     local: Patterns | UnsetType = UNSET
 
 
 class CodeModel(Section, frozen=True, tag_field="kind", tag="custom"):
-    """A model defined by the hub's own code. Devices need their own trainer for it."""
+    """A model that is defined by code on the hub. Each device needs its own trainer for it."""
 
     local: Patterns | UnsetType = UNSET
 
 
 class ReceivedGraph(msgspec.Struct, frozen=True):
-    """A screened training graph on a device, with the device's settings for running it."""
+    """A screened training graph on a device, and the device's settings for running the graph."""
 
     graph: bytes
     spec: ParameterSpec
@@ -114,7 +118,7 @@ class ReceivedGraph(msgspec.Struct, frozen=True):
 
 
 class TrainingPlan(Section, frozen=True):
-    """A model and its training settings, sent in the hub's welcome as plain tables."""
+    """A model and its training settings. The hub's welcome message contains both as tables."""
 
     model: Model | ShippedModel | CodeModel
     local: LocalTraining = LocalTraining()
@@ -127,12 +131,14 @@ class TrainingPlan(Section, frozen=True):
         *,
         spec: ParameterSpec | None = None,
     ) -> Trainer:
-        """Return a trainer on this device's data.
+        """Return a trainer that trains the model on `dataset`.
 
-        A plan with a graph needs `received`. Raises `DataError` if the data does not match the
-        model, `ConfigError` for a model defined by the hub's code, and `GraphError` if the graph
-        cannot be run. A model in the plan itself must match `spec`, if that is given; otherwise it
-        raises `ModelMismatchError` before it allocates memory.
+        If the model is a training graph, `received` must contain it. If the plan itself defines the
+        model and `spec` is set, the model is compared with `spec` before memory is allocated, and
+        `ModelMismatchError` is raised if they differ.
+
+        Raises `DataError` if the data does not match the model, `ConfigError` if the model is
+        defined by the hub's code, and `GraphError` if the graph cannot be run.
         """
         if isinstance(self.model, ShippedModel):
             if received is None:
@@ -167,8 +173,8 @@ class TrainingPlan(Section, frozen=True):
 
 
 def read_plan(settings: Mapping[str, object]) -> TrainingPlan:
-    """Check the settings in a hub's welcome.
+    """Parse and check the training settings in a hub's welcome message.
 
-    Raises `ConfigError` if they are unknown or invalid.
+    Raises `ConfigError` if a setting is unknown or invalid.
     """
     return convert(dict(settings), TrainingPlan, where="the hub's settings")

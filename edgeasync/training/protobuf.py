@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from edgeasync.errors import GraphError
 
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
-"""Wire types."""
+"""Wire types of protobuf."""
 
 
 def fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yield number and value of every field of a message that has been screened."""
+    """Yield the number and value of every field of a message that has already been screened."""
     at = 0
     while at < len(view):
         tag, at = varint(view, at)
@@ -18,7 +18,7 @@ def fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def field(view: memoryview, at: int, wire_type: int) -> tuple[int | memoryview, int]:
-    """Read a field's value. Return it and its end, which may exceed the length of the view."""
+    """Return the value of a field, and its end position, which may be beyond the end of `view`."""
     if wire_type == VARINT:
         return varint(view, at)
     length = 8 if wire_type == EIGHT else 4
@@ -30,7 +30,7 @@ def field(view: memoryview, at: int, wire_type: int) -> tuple[int | memoryview, 
 def varint(view: memoryview, at: int) -> tuple[int, int]:
     """Read a varint of up to 64 bits.
 
-    Return it and its end. Raises `GraphError` if it is incomplete.
+    Return the value and the position after it. Raises `GraphError` if the varint is incomplete.
     """
     value = shift = 0
     while at < len(view) and shift < 70:
@@ -44,7 +44,10 @@ def varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def packed(value: int | memoryview, count_max: int) -> list[int]:
-    """Return the integers of a field, single or packed; reads at most one more than `count_max`."""
+    """Return the integers of a field, which may be a single value or packed.
+
+    Reads at most `count_max` + 1 integers.
+    """
     if isinstance(value, int):
         return [value]
     values: list[int] = []
@@ -56,5 +59,5 @@ def packed(value: int | memoryview, count_max: int) -> list[int]:
 
 
 def signed(number: int) -> int:
-    """Convert a 64-bit pattern to a signed integer."""
+    """Convert an unsigned 64-bit integer to the signed integer with the same bits."""
     return number - (1 << 64) if number >> 63 else number

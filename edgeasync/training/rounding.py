@@ -1,4 +1,4 @@
-"""Removes rounding errors of low-precision models, such as bfloat16, from their updates."""
+"""Removes from updates the rounding errors of models in low precision, such as bfloat16."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,11 @@ from edgeasync.parameters import Vector
 
 
 class Rounding:
-    """The rounding error of a model that has loaded a float32 vector.
+    """The rounding error of a low-precision model that was loaded from a float32 vector.
 
-    An update should contain only changes by local steps. Without this class, it would also contain
-    the rounding error, and steps that change nothing would change the hub's model.
+    An update should contain only the changes made by local steps. Without this class, an update
+    would also contain the rounding error, so even steps that change nothing would change the hub's
+    model.
 
     >>> import numpy as np
     >>> held = np.zeros(2, np.float16)
@@ -25,13 +26,20 @@ class Rounding:
     """
 
     def __init__(self, vector: Vector, read: Callable[[Vector], None]) -> None:
-        """Compare a vector, float32 (n,), with the values that `read` copies from the model."""
+        """Compute the difference between the loaded `vector`, float32 (n,), and the model.
+
+        `read` copies the model's values to a float32 vector.
+        """
         held = np.empty_like(vector)
         read(held)
         self._both = None if np.array_equal(held, vector) else (vector.copy(), held)
 
     def undo(self, vector: Vector) -> None:
-        """Convert values read from the model, in place, to the loaded vector plus later changes."""
+        """Remove the rounding error from `vector`, which was read from the model, in place.
+
+        Afterwards, `vector` equals the loaded vector plus all changes that the model has made
+        since.
+        """
         if self._both is None:
             return
         loaded, held = self._both

@@ -1,9 +1,9 @@
-"""Limits how often a graph runs the bodies of its Scans, as far as the graph shows it.
+"""Limits how often a graph runs the bodies of its Scan nodes, if this can be read from the graph.
 
-A Scan runs its body once per slice of its scan inputs. Their sizes are known for inputs,
-initializers, constants and declared values, and for results of ConstantOfShape and Expand with a
-constant shape. Other Scans must be interrupted while they run. Field numbers are those of
-`onnx/onnx.proto`.
+A Scan runs its body once per slice of its scan inputs. The size of a scan input is known if it is a
+graph input, an initializer, a constant or a value with a declared shape, or if ConstantOfShape or
+Expand computed it from a constant shape. Scans over other tensors are not limited here, but can be
+interrupted while they run. Field numbers are those of `onnx/onnx.proto`.
 """
 
 import struct
@@ -16,34 +16,37 @@ from edgeasync.errors import GraphError
 from edgeasync.training.protobuf import fields, packed, signed
 
 SCAN_STEPS_MAX = 1 << 20
-"""Most runs of a body, including nested ones, per run of the graph; more would take over ten
-seconds.
+"""Maximum number of times that a body may run per run of the graph, counting nested bodies. More
+would take over ten seconds.
 """
 
 _RANK_MAX = 32
 _INT64 = 7
 _SHAPED_BY = {b"ConstantOfShape": 0, b"Expand": 1}
-"""Operators whose output shape is given by an input, with that input's position."""
+"""Operators with an input that contains the output's shape, and the position of that input."""
 
 _Dims = list[int]
 _View = int | memoryview
 
 
 class _Sizes(msgspec.Struct):
-    """Known sizes of a graph's tensors by name, including outer graphs; 0 for unknown sizes."""
+    """Known sizes of tensors by name, in a graph and its outer graphs.
+
+    A size of 0 means unknown.
+    """
 
     dims: MutableMapping[bytes, _Dims]
     values: MutableMapping[bytes, list[int]]
-    """Values of integer vectors that may be shapes."""
+    """Values of integer vectors that may be used as shapes."""
     shapes: MutableMapping[bytes, bytes]
-    """Tensors that contain the shape of a tensor, by that tensor."""
+    """For each tensor that is shaped by an input: the name of the input that contains its shape."""
 
     def inside(self) -> "_Sizes":
         """Return a scope for a graph nested in this one."""
         return _Sizes(ChainMap({}, self.dims), ChainMap({}, self.values), ChainMap({}, self.shapes))
 
     def of(self, name: bytes) -> list[_Dims]:
-        """Return all known sizes of a tensor."""
+        """Return every shape that is known for a tensor."""
         said = [self.dims.get(name), self.values.get(self.shapes.get(name, b""))]
         return [dims for dims in said if dims is not None]
 
@@ -56,7 +59,7 @@ class _Scan(msgspec.Struct):
     body: memoryview = memoryview(b"")
 
     def steps(self, sizes: _Sizes) -> int:
-        """Return how often the body runs, 1 if unknown."""
+        """Return how often the body runs, or 1 if this is unknown."""
         scanned = self.inputs[-self.count :] if 0 < self.count <= len(self.inputs) else []
         axes = self.axes if len(self.axes) == len(scanned) else [0] * len(scanned)
         lengths = [1]
@@ -71,7 +74,7 @@ def check_scans(graph: memoryview) -> None:
 
 
 def _check(graph: memoryview, sizes: _Sizes, times: int) -> None:
-    """Check a graph that runs `times` times."""
+    """Check a graph that is itself run `times` times."""
     scans = []
     for number, value in fields(graph):
         match number:
@@ -93,7 +96,7 @@ def _check(graph: memoryview, sizes: _Sizes, times: int) -> None:
 
 
 def _node(node: memoryview, sizes: _Sizes) -> list[_Scan]:
-    """Record the output size of a node. Return the node if it is a Scan."""
+    """Record the output shape of a node. Return the node if it is a Scan."""
     parts: dict[int, list[memoryview]] = {}
     for number, value in fields(node):
         parts.setdefault(number, []).append(_bytes(value))
@@ -129,7 +132,7 @@ def _read_scan(inputs: list[bytes], name: bytes, attributes: list[memoryview]) -
 
 
 def _tensor(tensor: memoryview, sizes: _Sizes, name: bytes = b"") -> None:
-    """Record a constant's size, and its values if they may be a shape."""
+    """Record the shape of a constant, and also its values if they may be used as a shape."""
     dims: list[int] = []
     values: list[int] = []
     kind = 0
@@ -151,7 +154,7 @@ def _tensor(tensor: memoryview, sizes: _Sizes, name: bytes = b"") -> None:
 
 
 def _value(declared: memoryview, sizes: _Sizes) -> None:
-    """Record the declared size of a value from its ValueInfoProto."""
+    """Record the declared shape of a value from its ValueInfoProto."""
     name = b""
     dims: list[int] | None = None
     for number, value in fields(declared):
@@ -166,7 +169,7 @@ def _value(declared: memoryview, sizes: _Sizes) -> None:
 
 
 def _dim(dim: memoryview) -> int:
-    """Return a dimension's size, 0 if it is free."""
+    """Return the size of a dimension, or 0 if it is dynamic."""
     return next((signed(value) for number, value in fields(dim) if number == 1 and isinstance(value, int)), 0)
 
 

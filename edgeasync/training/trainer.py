@@ -17,7 +17,7 @@ from edgeasync.protocol.messages import METRIC_PATTERN, METRICS_MAX
 
 
 class StepResult(msgspec.Struct, frozen=True, gc=False):
-    """Result of a local step: its mean loss, or `None`, and the number of examples.
+    """Result of a local step: its mean loss, if known, and the number of examples it used.
 
     >>> from edgeasync import StepResult
     >>> StepResult(loss=0.25, examples=32).examples
@@ -29,16 +29,16 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepsEndedError(EdgeAsyncError):
-    """A trainer takes no more steps.
+    """Raised by a trainer that cannot take further steps.
 
-    The assignment ends early; without any step, the agent ends.
+    The current assignment ends early. If it has no completed steps, the agent exits.
     """
 
 
 class Trainer(Protocol):
     """Trains a model on a device. A custom trainer needs `spec`, `begin` and `step`.
 
-    It chooses its data, loss and optimizer, and may use any library.
+    The trainer chooses its data, loss and optimizer, and may use any library.
 
     >>> from edgeasync import Parameter, ParameterSpec, StepResult, Stop, train
     >>> class Halve:
@@ -57,19 +57,19 @@ class Trainer(Protocol):
 
     @property
     def spec(self) -> ParameterSpec:
-        """The arrays of the model."""
+        """Names, shapes and roles of the model's arrays."""
 
     def begin(self, parameters: Vector) -> None:
-        """Start an assignment: train this vector in place from now on.
+        """Start an assignment: from now on, train the vector `parameters` in place.
 
-        The trainer updates running statistics in the same vector. It decides whether to reset the
-        optimizer's state.
+        The trainer also updates running statistics in this vector. It may reset the optimizer's
+        state.
         """
 
     def step(self) -> StepResult:
         """Take one local step on one batch.
 
-        An agent awaits an `async def step` on its event loop.
+        If `step` is an `async def`, the agent awaits it on its event loop.
         """
 
 
@@ -78,10 +78,10 @@ class CoroutineTrainer(Protocol):
 
     @property
     def spec(self) -> ParameterSpec:
-        """The arrays of the model."""
+        """Names, shapes and roles of the model's arrays."""
 
     def begin(self, parameters: Vector) -> None:
-        """Start an assignment: train this vector in place from now on."""
+        """Start an assignment: from now on, train the vector `parameters` in place."""
 
     async def step(self) -> StepResult:
         """Take one local step on one batch."""
@@ -92,25 +92,26 @@ class BufferedTrainer(Trainer, Protocol):
     """A `Trainer` whose parameters are stored elsewhere, such as on a GPU."""
 
     def flush(self) -> None:
-        """Copy the parameters to the vector. Called at least after the last step of an assignment.
+        """Copy the parameters to the vector that was passed to `begin`.
 
-        Raises `StepsEndedError` if they are not accessible; the steps are then discarded.
+        The agent calls this at least once, after the last step of an assignment. Raises
+        `StepsEndedError` if the parameters are not accessible; the agent then discards the steps.
         """
 
 
 @runtime_checkable
 class MeasuringTrainer(Trainer, Protocol):
-    """A `Trainer` that measures more than the loss."""
+    """A `Trainer` that measures further metrics besides the loss."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the metrics of the steps since the last call, by name.
+        """Return the metrics, by name, of the steps since the last call.
 
-        They are sent to the hub.
+        The agent sends them to the hub.
         """
 
 
 class ScoringTrainer(Trainer, Protocol):
-    """A `Trainer` that can evaluate parameters, for policies that compare devices."""
+    """A `Trainer` that can evaluate its parameters, for policies that compare devices."""
 
     def score(self) -> float:
         """Return the loss of the current parameters on held-out examples; lower is better."""
@@ -118,23 +119,33 @@ class ScoringTrainer(Trainer, Protocol):
 
 @runtime_checkable
 class ResumableTrainer(Trainer, Protocol):
-    """A `Trainer` that resumes after a power cut. The hub provides the parameters."""
+    """A `Trainer` that can resume after a power failure. The hub provides the parameters."""
 
     def state(self) -> TrainerState:
-        """Return the arrays to resume from. Called between two steps, and saved before the next."""
+        """Return the arrays that `restore` needs in order to resume.
+
+        The agent calls this between two steps, and saves the arrays before the next step.
+        """
 
     def restore(self, state: TrainerState) -> None:
-        """Resume from a state before `begin`. Raises `ValueError` if trainer or data differ."""
+        """Resume from a saved state.
+
+        The agent calls this before `begin`. Raises `ValueError` if the state was saved by another
+        trainer or with other data.
+        """
 
 
 @runtime_checkable
 class ResettableTrainer(Trainer, Protocol):
-    """A `Trainer` that can start over, after the hub found its parameters far worse than others."""
+    """A `Trainer` that can be reset when the device starts over from the hub's model.
+
+    The hub requests this if the device's training went wrong.
+    """
 
     def reset(self) -> None:
-        """Discard state of earlier steps except the parameters, such as momentum.
+        """Discard all state of earlier steps, such as momentum, except the parameters.
 
-        `begin` follows.
+        The agent then calls `begin`.
         """
 
 
@@ -143,17 +154,20 @@ class ScalableTrainer(Trainer, Protocol):
     """A `Trainer` whose learning rate the hub can reduce if training diverges."""
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the configured learning rate by `factor`, at most 1, from the next step on."""
+        """Use the configured learning rate times `factor` for all following steps.
+
+        `factor` is at most 1.
+        """
 
 
 @runtime_checkable
 class InterruptibleTrainer(Trainer, Protocol):
-    """A `Trainer` whose running step can be interrupted, because it might never return."""
+    """A `Trainer` whose running step can be interrupted, in case it never returns."""
 
     def interrupt(self) -> None:
-        """Make the running step raise an exception soon, and later steps at once.
+        """Abort the running step soon, and later steps immediately.
 
-        May be called from any thread.
+        Aborted steps raise an exception. May be called from any thread.
         """
 
 
@@ -172,17 +186,20 @@ def take_local_steps(
 ) -> Trained | None:
     """Take `local_steps` steps, or return `None` as soon as `should_stop` is true.
 
-    With `continues`, the steps continue those of an earlier call, so the result has no score and no
-    base loss. A step that raises `StepsEndedError` ends the loop. The result then covers the steps
-    before it, or is `None` if there were none. After the last step, a `BufferedTrainer` copies its
-    parameters to the vector.
+    If `continues` is true, the steps continue those of an earlier call, so the result contains
+    neither a score nor a base loss. If a step raises `StepsEndedError`, the loop ends. The result
+    then covers the completed steps, or is `None` if there are none. After the last step, a
+    `BufferedTrainer` copies its parameters to the vector.
 
-    `wait(remaining_s)` extends every step to `step_s_min`, which simulates a slower device, and so
-    that steps take only a `share` of the time, above 0. `step_s` of the result is the mean time of
-    a step including these waits and the copy. `on_step` is called after each step. Mean and
-    (population) variance are over the steps that have a loss. `step` replaces the trainer's own if
-    that must be awaited. For 0 steps the result has no loss. Raises `ValueError` if `local_steps`
-    is negative, and `DataError` if a step does not return a loss and a number of examples.
+    After a step, `wait(remaining_s)` is called in two cases: if the step took less than
+    `step_s_min`, which simulates a slower device, and if computation may use only the fraction
+    `share()` of the time. `step_s` of the result is the mean duration of a step, including these
+    waits and the copy. `on_step` is called after each step.
+
+    The mean and the (population) variance of the loss cover the steps that returned a loss. If the
+    trainer's own step must be awaited, `step` is called instead of it. If `local_steps` is 0, the
+    result has no loss. Raises `ValueError` if `local_steps` is negative, and `DataError` if a step
+    does not return a loss and a number of examples.
     """
     if local_steps < 0:
         raise ValueError(f"local_steps is {local_steps}; pass 0 or more")
@@ -212,9 +229,9 @@ def take_local_steps(
 
 
 class _StepTotals:
-    """Sums up steps: examples, seconds, and mean and variance of their losses (Welford 1962).
+    """Totals over steps: examples, seconds, and mean and variance of the loss (Welford 1962).
 
-    Sums of squares would lose precision if the losses are almost equal.
+    A plain sum of squares would lose precision if the losses were almost equal.
     """
 
     def __init__(self) -> None:
@@ -239,7 +256,7 @@ class _StepTotals:
     def trained(
         self, score: float | None, flushed_s: float, metrics: dict[str, float] | None, *, continues: bool
     ) -> Trained:
-        """Return the result of all steps. `flushed_s` is the time to copy the parameters."""
+        """Return the result of all steps. Copying the parameters took `flushed_s` seconds."""
         return Trained(
             self.count,
             self._examples,
@@ -253,7 +270,7 @@ class _StepTotals:
 
 
 def _flush(trainer: Trainer | CoroutineTrainer) -> bool:
-    """Copy a trainer's parameters to the vector. Return whether this succeeded."""
+    """Flush the parameters of a `BufferedTrainer`. Return False if they are not accessible."""
     if isinstance(trainer, BufferedTrainer):
         try:
             trainer.flush()
@@ -263,7 +280,7 @@ def _flush(trainer: Trainer | CoroutineTrainer) -> bool:
 
 
 def _numbers(result: Any) -> tuple[float | None, int]:
-    """Return a step's loss and examples as plain numbers; they may be numpy or torch scalars."""
+    """Return a step's loss and number of examples, converted from numpy or torch scalars."""
     try:
         loss, examples = None if result.loss is None else float(result.loss), operator.index(result.examples)
     except (AttributeError, TypeError, ValueError):
@@ -277,9 +294,9 @@ def _numbers(result: Any) -> tuple[float | None, int]:
 
 
 def _metrics(found: Mapping[str, float]) -> dict[str, float] | None:
-    """Return a trainer's finite metrics as plain numbers.
+    """Return the finite metrics of a trainer as Python floats.
 
-    Raises `DataError` if they are invalid.
+    Raises `DataError` if the metrics are invalid.
     """
     try:
         plain = {name: float(value) for name, value in found.items()}

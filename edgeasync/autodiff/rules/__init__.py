@@ -1,4 +1,4 @@
-"""Gradient rules, one per trainable operator. Importing this package registers them."""
+"""Gradient rules, one per differentiable operator. Importing this package registers the rules."""
 
 from edgeasync.autodiff.rules import (
     convolution,

@@ -19,7 +19,7 @@ def _conv(step: Step) -> Gradients:
 
 @rule("ConvTranspose")
 def _conv_transpose(step: Step) -> Gradients:
-    """Swap input and output of a convolution."""
+    """Gradients of a transposed convolution: those of a convolution with both sides swapped."""
     if step.attribute("output_shape", None) or step.attribute("auto_pad", "NOTSET").startswith("SAME"):
         raise step.refused("its padding is automatic; export it with numbers in `pads`")
     layer = Convolution.of(step, step.output_shape, step.shape(0))
@@ -58,7 +58,7 @@ def _input_gradient(layer: Convolution, gradient: str, weight: str) -> str:
 
 
 def _turned(layer: Convolution, weight: str) -> str:
-    """Swap a kernel's input and output channels within each group, and flip it spatially."""
+    """Swap a kernel's input and output channels within each group, and flip its spatial axes."""
     graph, op, group = layer.graph, layer.graph.op, layer.group
     outs, ins, *kernel = layer.shape
     spatial = range(2, len(layer.shape))

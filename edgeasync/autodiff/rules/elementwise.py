@@ -1,4 +1,4 @@
-"""Gradients of element-wise operators, with broadcasting."""
+"""Gradients of elementwise operators, including broadcasting."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from edgeasync.autodiff.graph import Graph
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 STEEP = 3e38
-"""Close to the largest float32. Times the smallest normal float32, it exceeds 1."""
+"""A slope close to the largest float32. Multiplied by the smallest normal float32, it exceeds 1."""
 
 
 @rule("Add", "Sum")
@@ -103,7 +103,7 @@ def _pow(step: Step) -> Gradients:
 
 @rule("Max", "Min")
 def _extreme(step: Step) -> Gradients:
-    """Share the gradient among equal inputs, as torch does for two."""
+    """Divide the gradient among inputs that are equal, as torch does for two inputs."""
     graph, op = step.graph, step.graph.op
     kind = graph.dtypes[step.output()]
     masks = [op("Cast", op("Equal", name, step.output()), to=_onnx_float(kind)) for name in step.node.inputs]
@@ -132,10 +132,11 @@ def _onnx_float(dtype: "np.dtype[np.generic]") -> int:
 
 
 def is_positive(graph: Graph, value: str) -> str:
-    """Return 1.0 where a value is positive, and 0.0 elsewhere.
+    """Return a tensor with 1.0 where `value` is positive, and 0.0 elsewhere.
 
-    A HardSigmoid so steep that no normal float32 lies on its ramp. It takes one pass; Sign takes
-    eight times as long, Greater and Cast take two passes.
+    It is computed by a HardSigmoid that is so steep that no normal float32 is on its ramp.
+    HardSigmoid needs one pass over the values. Sign takes eight times as long, and Greater followed
+    by Cast needs two passes.
     """
     return graph.op("HardSigmoid", value, alpha=STEEP, beta=0.0)
 
@@ -149,7 +150,7 @@ SLOPES: dict[str, Callable[[Graph, str, str], str]] = {
     "Softplus": lambda graph, x, _: graph.op("Sigmoid", x),
     "Tanh": lambda graph, _, y: graph.op("Sub", graph.scalar(1.0), graph.op("Mul", y, y)),
 }
-"""Operators whose derivative depends only on their input and output, and that derivative."""
+"""Derivatives of operators, as functions of the operator's input and output."""
 
 
 @rule(*SLOPES)
@@ -176,7 +177,7 @@ def _elu(step: Step) -> Gradients:
 
 @rule("Clip")
 def _clip(step: Step) -> Gradients:
-    """Pass the gradient where the value is within the bounds, inclusive, as torch does."""
+    """Pass the gradient where the input is within or equal to the bounds, as torch does."""
     graph, op = step.graph, step.graph.op
     gradient = step.gradient
     for position, outside in ((1, "Less"), (2, "Greater")):
@@ -196,7 +197,7 @@ def _hard_sigmoid(step: Step) -> Gradients:
 
 @rule("HardSwish")
 def _hard_swish(step: Step) -> Gradients:
-    """Howard et al. 2019 (arXiv:1905.02244).
+    """Gradient of HardSwish (Howard et al. 2019, arXiv:1905.02244).
 
     The derivative is 0 below -3, 1 above 3, and x / 3 + 1 / 2 in between.
     """
@@ -217,7 +218,10 @@ def _erf(step: Step) -> Gradients:
 
 @rule("Gelu")
 def _gelu(step: Step) -> Gradients:
-    """Hendrycks and Gimpel 2016 (arXiv:1606.08415), exact or with the tanh approximation."""
+    """Gradient of GELU, exact or approximated by tanh.
+
+    See Hendrycks and Gimpel 2016 (arXiv:1606.08415).
+    """
     graph, op, x = step.graph, step.graph.op, step.input(0)
     square = op("Mul", x, x)
     if step.attribute("approximate", "none") == "none":
@@ -252,7 +256,7 @@ def _keep_mask(step: Step) -> None:
 
 @rule("Dropout", forward=_keep_mask)
 def _dropout(step: Step) -> Gradients:
-    """Srivastava et al. 2014: apply the forward mask and scale to the gradient."""
+    """Apply the mask and scale of the forward pass to the gradient (Srivastava et al. 2014)."""
     graph, op = step.graph, step.graph.op
     kept = op("Cast", step.saved["mask"], to=1)
     scaled = op("Div", step.gradient, op("Sub", graph.scalar(1.0), step.saved["ratio"]))

@@ -1,4 +1,4 @@
-"""The geometry of sliding windows, for convolutions and pools."""
+"""The geometry of sliding windows in convolutions and pooling."""
 
 from collections.abc import Sequence
 from typing import Self
@@ -10,7 +10,7 @@ from edgeasync.autodiff.rules.registry import Step
 
 
 class Geometry(msgspec.Struct, frozen=True):
-    """The parameters of a sliding window per spatial dimension, with input and output sizes."""
+    """The parameters of a sliding window, with input and output sizes, per spatial dimension."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -18,17 +18,17 @@ class Geometry(msgspec.Struct, frozen=True):
     before: tuple[int, ...]
     after: tuple[int, ...]
     wide: tuple[int, ...]
-    """Spatial sizes of the larger side: a convolution's input."""
+    """Spatial sizes of the larger side, such as the input of a convolution."""
     narrow: tuple[int, ...]
-    """Spatial sizes of the smaller side: a convolution's output."""
+    """Spatial sizes of the smaller side, such as the output of a convolution."""
 
     @classmethod
     def of(
         cls, step: Step, kernel: tuple[int, ...], wide: tuple[int | None, ...], narrow: tuple[int | None, ...]
     ) -> Self:
-        """Read strides, dilations and padding of a node.
+        """Read the strides, dilations and padding of a node.
 
-        Raises `GraphError` if a spatial size is free.
+        Raises `GraphError` if a spatial size is dynamic.
         """
         if None in wide or None in narrow:
             raise step.refused("its spatial sizes depend on the batch size")
@@ -50,12 +50,15 @@ class Geometry(msgspec.Struct, frozen=True):
 
     @property
     def pads(self) -> list[int]:
-        """Padding in ONNX's order."""
+        """Padding in the order that ONNX uses."""
         return [*self.before, *self.after]
 
     @property
     def rest(self) -> list[int]:
-        """Values at the end of the wide side that no window covers; negative for the opposite."""
+        """Number of values at the end of the wide side that no window covers.
+
+        A negative number means that windows extend beyond the end.
+        """
         return [
             wide - ((narrow - 1) * stride - before - after + dilation * (kernel - 1) + 1)
             for wide, narrow, stride, before, after, dilation, kernel in zip(
@@ -77,7 +80,7 @@ class Geometry(msgspec.Struct, frozen=True):
 
 
 class Convolution(msgspec.Struct, frozen=True):
-    """A convolution in a graph: its kernel's shape, its geometry and its groups."""
+    """A convolution in a graph: kernel shape, geometry and number of groups."""
 
     graph: Graph
     shape: tuple[int, ...]
@@ -86,7 +89,10 @@ class Convolution(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, step: Step, wide: Shape, narrow: Shape) -> Self:
-        """Read a node whose second input is the kernel. Raises `GraphError` if a size is free."""
+        """Read a node whose second input is the kernel.
+
+        Raises `GraphError` if a spatial size is dynamic.
+        """
         shape = step.graph.static_shape(step.input(1), step.node.where)
         geometry = Geometry.of(step, shape[2:], wide[2:], narrow[2:])
         return cls(step.graph, shape, geometry, step.attribute("group", 1))

@@ -1,8 +1,9 @@
 """The gradient of gated recurrent units (Cho et al. 2014, arXiv:1406.1078), in both ONNX variants.
 
 At each time step, h' = (1 - z) n + z h. The gates z and r are sigmoids of linear maps of x and h.
-The candidate n is tanh of a map of x plus, as in torch, r times a map of h, or, as in the paper, a
-map of r times h.
+The candidate n is the tanh of a sum. The first term is a linear map of x. The second term depends
+on the variant: in torch, it is r times a linear map of h; in the paper, it is a linear map of r
+times h.
 """
 
 import msgspec
@@ -18,16 +19,16 @@ def _gru(step: Step) -> Gradients:
 
 
 class _Parts(msgspec.Struct, frozen=True):
-    """Tensors of a GRU that both variants use, as rows of all time steps."""
+    """Tensors that both variants of a GRU use. Each row belongs to one time step of one example."""
 
     previous: str
     states: str
     z: str
     r: str
     candidate: str
-    """The input's contribution to the argument of the candidate's tanh, with its bias."""
+    """The first term in the candidate's tanh: the linear map of the input, including its bias."""
     state_weight: str
-    """The candidate's weights for the state."""
+    """The candidate's recurrent weights, by which the state is multiplied."""
     state_bias: list[str]
 
 
@@ -57,7 +58,10 @@ def _parts(direction: RecurrentDirection) -> _Parts:
 
 
 def _shared_slopes(direction: RecurrentDirection, parts: _Parts, n: str) -> tuple[str, str]:
-    """Return the derivatives z (1 - z) (h - n) for z and (1 - z) (1 - n^2) for n."""
+    """Return the derivatives of the new state h' inside the functions that compute z and n.
+
+    They are z (1 - z) (h - n) inside the sigmoid of z, and (1 - z) (1 - n^2) inside the tanh of n.
+    """
     graph, op = direction.graph, direction.graph.op
     change = op("Sub", parts.states, n)
     rest = op("Sub", graph.scalar(1.0), parts.z)
@@ -66,7 +70,10 @@ def _shared_slopes(direction: RecurrentDirection, parts: _Parts, n: str) -> tupl
 
 
 def _reset_after(direction: RecurrentDirection) -> Local:
-    """Return the gradient for n = tanh(a + r q), where q is a map of h with its own bias."""
+    """Return the gradients for n = tanh(a + r q).
+
+    q is a linear map of h with its own bias.
+    """
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
     parts = _parts(direction)
     q = op("Gemm", parts.previous, parts.state_weight, *parts.state_bias, transB=1)
@@ -99,7 +106,10 @@ def _reset_after(direction: RecurrentDirection) -> Local:
 
 
 def _reset_before(direction: RecurrentDirection) -> Local:
-    """Return the gradient for n = tanh(a + map of (r h)), with another product for r and h."""
+    """Return the gradients for n = tanh(a + q).
+
+    q is a linear map of r h.
+    """
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
     parts = _parts(direction)
     reset = op("Mul", parts.r, parts.previous)

@@ -1,9 +1,10 @@
-"""Computes the gradient of a convolution's kernel in one of four ways.
+"""Computes the gradient of a convolution's kernel by one of four methods.
 
-onnxruntime's own convolution is slow at it.
+onnxruntime's own convolution operator would be slow for this.
 
-Each correlates the wide side of a convolution (its input) with the gradient at its narrow side (its
-output). Which is fastest was measured on x86-64 with `python -m benchmarks.train_step`.
+Each method correlates the input of a convolution (the wide side) with the gradient at its output
+(the narrow side). The choice of the method is based on measurements on x86-64 with `python -m
+benchmarks.train_step`.
 """
 
 import math
@@ -14,21 +15,24 @@ from edgeasync.autodiff.graph import Graph
 from edgeasync.autodiff.rules.geometry import Convolution, as_two
 
 DEEP = 6
-"""Number of input channels from which moving channels last is faster."""
+"""Minimum number of input channels for which it is faster to move the channel axis to the end."""
 
 PLACES_MAX = 9
-"""Largest kernel for which the input is copied once per kernel position; larger ones use too much
-memory.
+"""Maximum number of kernel positions for which the input is copied once per position. More copies
+would use too much memory.
 """
 
 COLUMNS_MAX = 64
-"""Largest output width for which a depthwise kernel's gradient uses products of all pairs of
-columns.
+"""Maximum output width for which the gradient of a depthwise kernel is computed by multiplying all
+pairs of columns.
 """
 
 
 def kernel_gradient(layer: Convolution, wide: str, narrow: str) -> str:
-    """Return the kernel's gradient from the convolution's input and the gradient of its output."""
+    """Return the gradient of a convolution's kernel.
+
+    `wide` is the input of the convolution, and `narrow` is the gradient at its output.
+    """
     geometry, (outs, ins) = layer.geometry, layer.shape[:2]
     flat = len(geometry.kernel) <= 2
     if flat and layer.group > 1 and ins == 1 and outs == layer.group and geometry.narrow[-1] <= COLUMNS_MAX:
@@ -42,10 +46,11 @@ def kernel_gradient(layer: Convolution, wide: str, narrow: str) -> str:
 
 
 def _by_shifts(layer: Convolution, wide: str, narrow: str) -> str:
-    """Stride 1: one matrix product for all kernel positions.
+    """For stride 1: use one matrix product for all kernel positions.
 
-    With rows padded to one width, a shift in space is a shift in the flattened values. Values that
-    cross the end of a row meet a zero on the other side.
+    If the rows of both sides are padded to the same width, a spatial shift is a shift of the
+    flattened values. Values that are shifted beyond the end of a row are multiplied by zeros of the
+    padding.
     """
     graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
     outs, ins, *kernel = layer.shape
@@ -77,7 +82,10 @@ def _by_shifts(layer: Convolution, wide: str, narrow: str) -> str:
 
 
 def _by_columns(layer: Convolution, wide: str, narrow: str) -> str:
-    """Stride 1, many channels or a large kernel: one product per kernel row, with channels last."""
+    """For stride 1 and many channels or a large kernel: use one matrix product per kernel row.
+
+    The channel axis is moved to the end.
+    """
     graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
     outs, ins, *kernel = layer.shape
     (high, width), (rows, columns) = as_two(kernel), as_two(geometry.wide)
@@ -102,10 +110,12 @@ def _by_columns(layer: Convolution, wide: str, narrow: str) -> str:
 
 
 def _by_rows(layer: Convolution, wide: str, narrow: str) -> str:
-    """Depthwise: for each kernel row, multiply all pairs of columns and select those of the kernel.
+    """For depthwise convolutions: for each kernel row, multiply all pairs of columns.
 
-    This does more arithmetic than needed, but in large matrix products, which take a fifth of the
-    time of one pass over all values per kernel position.
+    Of these products, only those that belong to a kernel column are added up.
+
+    This does more arithmetic than necessary. However, large matrix products take only a fifth of
+    the time that separate passes over all values, one per kernel position, would take.
     """
     graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
     channels = layer.shape[0]
@@ -141,7 +151,7 @@ def _by_rows(layer: Convolution, wide: str, narrow: str) -> str:
 
 
 def _rows(graph: Graph, value: str, rows: tuple[int, int, int, int]) -> str:
-    """Return every `stride`-th of `count` rows, from the first to the last inclusive."""
+    """Return every `stride`-th of `count` rows, from the first to the last, inclusive."""
     count, first, last, stride = rows
     if first == 0 and last == count - 1 and stride == 1:
         return value
@@ -149,7 +159,7 @@ def _rows(graph: Graph, value: str, rows: tuple[int, int, int, int]) -> str:
 
 
 def _by_convolution(layer: Convolution, wide: str, narrow: str) -> str:
-    """Any stride: a convolution over the batch, with strides and dilations swapped."""
+    """For any stride: use a convolution over the batch, with strides and dilations swapped."""
     graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
     _, ins, *kernel = layer.shape
     spatial = list(range(2, len(layer.shape)))

@@ -5,7 +5,7 @@ from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 @rule("Gemm")
 def _gemm(step: Step) -> Gradients:
-    """Y = alpha A' B' + beta C, where A' and B' may be transposed."""
+    """Gradients of Y = alpha A' B' + beta C, where A' is A or its transpose, and B' likewise."""
     op, gradient, a, b = step.graph.op, step.gradient, step.input(0), step.input(1)
     alpha = step.attribute("alpha", 1.0)
     trans_a, trans_b = step.attribute("transA", 0), step.attribute("transB", 0)
@@ -43,7 +43,7 @@ def _matmul(step: Step) -> Gradients:
 
 
 def _by_matrix(step: Step) -> Gradients:
-    """Multiply by a matrix: flatten all leading dimensions into rows of one product."""
+    """Gradients of a product with a matrix: flatten all leading axes to the rows of one product."""
     graph, op = step.graph, step.graph.op
     a, b, gradient = step.input(0), step.input(1), step.gradient
     if len(step.shape(0)) > 2:
@@ -57,9 +57,9 @@ def _by_matrix(step: Step) -> Gradients:
 
 
 def _with_vectors(step: Step) -> Gradients:
-    """Treat a vector as a row on the left and a column on the right.
+    """Gradients of a product with a vector, which is a row on the left or a column on the right.
 
-    The result lacks that dimension.
+    The result of the product lacks the axis of the vector.
     """
     graph, op = step.graph, step.graph.op
     a, b, gradient = step.input(0), step.input(1), step.gradient

@@ -10,10 +10,10 @@ def _lstm(step: Step) -> Gradients:
 
 
 def _cell(direction: RecurrentDirection) -> Local:
-    """Return the gradient. At each time step, c' = f c + i g and h' = o tanh(c').
+    """Return the gradients of an LSTM cell, with c' = f c + i g and h' = o tanh(c') at each step.
 
-    The gates i, o and f are sigmoids of linear maps of x and h, and g is the tanh of one. The
-    derivatives use values that are already known, for example o (1 - tanh^2) = o - h' tanh.
+    The gates i, o and f are sigmoids of linear maps of x and h, and g is the tanh of such a map.
+    The derivatives reuse values that are already known, for example o (1 - tanh^2) = o - h' tanh.
     """
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
     previous, states = direction.rows(direction.previous), direction.rows(direction.states)
@@ -51,9 +51,9 @@ def _cell(direction: RecurrentDirection) -> Local:
 
 
 def _sums(direction: RecurrentDirection, previous: str) -> list[str]:
-    """Return the weighted sums of each gate as rows.
+    """Return the linear maps of all gates, as rows.
 
-    Separate products avoid splitting a joint one.
+    There is one product per gate, because a joint product would have to be split.
     """
     op, bias = direction.graph.op, direction.bias()
     biases = [[name] for name in direction.gates(bias, 4)] if bias else [[]] * 4
@@ -65,9 +65,9 @@ def _sums(direction: RecurrentDirection, previous: str) -> list[str]:
 
 
 def _kept_cells(direction: RecurrentDirection, forget: str, new: str) -> str:
-    """Return the part of the previous cells that each time step keeps.
+    """Return f c for all time steps, the part of the previous cells that remains.
 
-    Only this is recomputed forward.
+    This is the only recurrence that is computed forward again.
     """
     op = direction.graph.op
 

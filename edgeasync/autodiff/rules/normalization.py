@@ -1,6 +1,6 @@
 """Gradients of normalizations.
 
-Trained batch norms use the batch's statistics and update running ones.
+Trained batch norms use the statistics of the batch and update the running statistics.
 """
 
 from edgeasync.autodiff.rules.reduction import count_of
@@ -8,11 +8,11 @@ from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 
 def _batch_norm_forward(step: Step) -> None:
-    """Normalize by the batch if the running statistics are updated, otherwise by them.
+    """Normalize by the batch's statistics if running statistics are updated, or else by the latter.
 
-    BatchNormalization's own training mode is not usable. It overwrites its inputs if the statistics
-    stay inside the graph, and it does not output the batch's mean and variance, which the gradient
-    needs.
+    The training mode of the BatchNormalization operator cannot be used. It overwrites its inputs if
+    the statistics are not outputs of the graph. Also, it does not output the mean and variance of
+    the batch, which the gradient needs.
     """
     graph, op, node = step.graph, step.graph.op, step.node
     momentum = step.attribute("momentum", 0.9)
@@ -46,7 +46,10 @@ def _batch_norm_forward(step: Step) -> None:
 
 @rule("BatchNormalization", forward=_batch_norm_forward)
 def _batch_norm(step: Step) -> Gradients:
-    """Ioffe and Szegedy 2015 (arXiv:1502.03167): dx = a (dy - mean(dy) - xhat mean(dy xhat))."""
+    """Compute dx = a (dy - mean(dy) - xhat mean(dy xhat)).
+
+    See Ioffe and Szegedy 2015 (arXiv:1502.03167).
+    """
     graph, op, gradient = step.graph, step.graph.op, step.gradient
     rank = len(step.shape(0))
     axes = graph.ints(*[axis for axis in range(rank) if axis != 1])
@@ -78,9 +81,9 @@ def _layer_norm_forward(step: Step) -> None:
 
 @rule("LayerNormalization", forward=_layer_norm_forward)
 def _layer_norm(step: Step) -> Gradients:
-    """Ba et al. 2016 (arXiv:1607.06450).
+    """Gradient of layer normalization (Ba et al. 2016, arXiv:1607.06450).
 
-    Mean and inverse deviation are outputs of the forward operator.
+    The forward operator outputs the mean and the inverse standard deviation.
     """
     graph, op = step.graph, step.graph.op
     if any(step.gradients[1:]):
@@ -99,7 +102,10 @@ def _layer_norm(step: Step) -> Gradients:
 
 @rule("InstanceNormalization")
 def _instance_norm(step: Step) -> Gradients:
-    """Ulyanov et al. 2016 (arXiv:1607.08022): normalize each channel of each example on its own."""
+    """Gradient of instance normalization (Ulyanov et al. 2016, arXiv:1607.08022).
+
+    It normalizes each channel of each example separately.
+    """
     graph, op, gradient, x = step.graph, step.graph.op, step.gradient, step.input(0)
     rank = len(step.shape(0))
     inner = graph.ints(*range(2, rank))

@@ -10,11 +10,16 @@ from edgeasync.autodiff.rules.geometry import Geometry
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 WINDOW_MAX = 16
-"""Largest window for which comparisons with the maximum are faster than onnxruntime's indices."""
+"""Maximum number of values per window for which comparing each value with the window's maximum is
+faster than requesting the indices of the maxima from onnxruntime.
+"""
 
 
 def _max_pool_forward(step: Step) -> None:
-    """Request the indices of the maxima only if necessary, because this takes ten times as long."""
+    """Request the indices of the maxima only if necessary.
+
+    With indices, the operator takes ten times as long.
+    """
     kernel = step.attribute("kernel_shape", [])
     fixed = None not in (*step.shape(0)[2:], *step.output_shape[2:])
     if not fixed or math.prod(kernel) > WINDOW_MAX or any(d != 1 for d in step.attribute("dilations", [1])):
@@ -24,7 +29,7 @@ def _max_pool_forward(step: Step) -> None:
 
 @rule("MaxPool", forward=_max_pool_forward)
 def _max_pool(step: Step) -> Gradients:
-    """Pass the gradient of each window to its maximum, or to the first of several."""
+    """Pass each window's gradient to its maximum, or to the first maximum if there are several."""
     if step.attribute("storage_order", 0):
         raise step.refused("storage_order is 1; export it in row-major order")
     if "indices" in step.saved:
@@ -44,9 +49,9 @@ def _by_indices(step: Step) -> str:
 
 
 def _by_tiles(step: Step, geometry: Geometry) -> str:
-    """Windows that tile the input: compare the input with the upsampled result.
+    """For windows that tile the input: compare the input with the upsampled output.
 
-    Among equal values of a window, the first has the highest rank.
+    If several values of a window equal the maximum, ranks select the first one.
     """
     graph, op = step.graph, step.graph.op
     kernel = list(geometry.kernel)
@@ -79,7 +84,10 @@ def _spread_tiles(step: Step, value: str, kernel: list[int]) -> str:
 
 
 def _by_places(step: Step, geometry: Geometry) -> str:
-    """Overlapping windows: pass the remaining gradient to matching values, by position."""
+    """For overlapping windows: compare the values at each window position with the maximum.
+
+    The first match of a window receives the gradient.
+    """
     op = step.graph.op
     look = _phases(step, geometry) if _has_phases(geometry) else _windows(step, geometry)
     left, given = step.gradient, {}
@@ -92,10 +100,11 @@ def _by_places(step: Step, geometry: Geometry) -> str:
 
 
 def _put_back(step: Step, geometry: Geometry, given: dict[tuple[int, ...], str]) -> str:
-    """Sum the shares of all window positions, where windows overlap.
+    """Sum the gradients from all window positions, because windows may overlap.
 
-    Values with the same position modulo the stride form a grid, on which positions differ by whole
-    steps. A transposed convolution with non-overlapping windows then interleaves the grids.
+    Values whose positions are equal modulo the stride form a grid. If a window is moved by one
+    stride, each of its positions moves to the next value on the same grid. Finally, a transposed
+    convolution with non-overlapping windows interleaves the grids.
     """
     graph, op = step.graph, step.graph.op
     grid = [-(-wide // stride) for wide, stride in zip(geometry.wide, geometry.strides, strict=True)]
@@ -121,7 +130,7 @@ def _put_back(step: Step, geometry: Geometry, given: dict[tuple[int, ...], str])
 
 
 Look = Callable[[tuple[int, ...]], str]
-"""Function from a position in the window to the values of all windows there."""
+"""A function that maps a position in the window to a tensor with each window's value there."""
 
 
 def _windows(step: Step, geometry: Geometry) -> Look:
@@ -145,9 +154,9 @@ def _has_phases(geometry: Geometry) -> bool:
 
 
 def _phases(step: Step, geometry: Geometry) -> Look:
-    """Sort values by position modulo the stride.
+    """Group values by their position modulo the stride.
 
-    Selecting every second value would take seven times as long.
+    Slices with a step, such as every second value, would take seven times as long.
     """
     graph, op = step.graph, step.graph.op
     channels = step.shape(0)[1]
@@ -177,7 +186,10 @@ def _phases(step: Step, geometry: Geometry) -> Look:
 
 @rule("AveragePool")
 def _average_pool(step: Step) -> Gradients:
-    """Spread the gradient of each window evenly over it, treating all channels as one."""
+    """Distribute the gradient of each window evenly over the window.
+
+    Channels are treated as additional examples.
+    """
     graph, op = step.graph, step.graph.op
     kernel = tuple(step.attribute("kernel_shape", []))
     geometry = Geometry.of(step, kernel, step.shape(0)[2:], step.output_shape[2:])
@@ -198,7 +210,10 @@ def _average_pool(step: Step) -> Gradients:
 
 
 def _window_sizes(geometry: Geometry, *, padded: bool) -> Array:
-    """Return the number of values averaged per window, float32 (spatial sizes of the output)."""
+    """Return the number of values that each window averages.
+
+    The result is float32 and has the spatial shape of the output.
+    """
     total: Array = np.ones((), np.float32)
     for axis, kernel in enumerate(geometry.kernel):
         first = np.arange(geometry.narrow[axis]) * geometry.strides[axis] - geometry.before[axis]
@@ -221,7 +236,7 @@ def _global_average_pool(step: Step) -> Gradients:
 
 @rule("GlobalMaxPool")
 def _global_max_pool(step: Step) -> Gradients:
-    """Share the gradient evenly among equal values, as torch's amax does."""
+    """Divide the gradient evenly among values that equal the maximum, as torch's amax does."""
     graph, op = step.graph, step.graph.op
     axes = graph.ints(*range(2, len(step.shape(0))))
     mask = op("Cast", op("Equal", step.input(0), step.output()), to=1)
@@ -230,9 +245,9 @@ def _global_max_pool(step: Step) -> Gradients:
 
 @rule("Resize")
 def _resize(step: Step) -> Gradients:
-    """Sum the gradients of each value's copies.
+    """Sum the gradients of all copies of each value.
 
-    Supports nearest neighbours with integer factors only.
+    Supports only nearest-neighbour resizing by integer factors.
     """
     graph, op = step.graph, step.graph.op
     if step.attribute("mode", "nearest") != "nearest":
@@ -262,7 +277,7 @@ def _resize(step: Step) -> Gradients:
 
 
 def _scales(step: Step) -> dict[int, float]:
-    """Return the node's scales by axis; empty if the node uses sizes."""
+    """Return the scale of each axis, or an empty list if the node specifies sizes instead."""
     given = step.constant(2)
     if given is None or not given.size:
         return {}
@@ -272,7 +287,7 @@ def _scales(step: Step) -> dict[int, float]:
 
 
 def _repeats(step: Step, size: int, out: int) -> bool:
-    """Return whether the node's coordinate mode selects `place // factor`."""
+    """Return whether the node's coordinate mode maps `place` in the output to `place // factor`."""
     factor = out // size
     places = np.arange(out, dtype=np.float64)
     mode = step.attribute("coordinate_transformation_mode", "half_pixel")

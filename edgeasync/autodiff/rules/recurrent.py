@@ -1,9 +1,9 @@
-"""Common parts of the gradients of recurrent layers: backpropagation through time (Werbos 1990).
+"""Backpropagation through time (Werbos 1990), the common part for all recurrent layers.
 
-The forward operator is kept and also outputs the state at every time step. From all states, the
-gates of all time steps are computed at once, by the same products as in the forward pass. Only the
-gradient of the state is computed step by step, in a Scan. Those of weights and input are single
-products over all time steps.
+The forward operator remains in the graph, and also outputs the state at every time step. From these
+states, the gates of all time steps are computed at once, by the same products as in the forward
+pass. Only the gradient of the state is computed step by step, in a Scan. The gradients of the
+weights and of the input are single products over all time steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,33 +16,34 @@ from edgeasync.autodiff.graph import Graph, write_nodes
 from edgeasync.autodiff.rules.registry import Gradients, Step, TrainingGraphBuilder
 
 X, W, R, B, LENGTHS, INITIAL_H, INITIAL_C, PEEPHOLES = range(8)
-"""Input positions of an LSTM. A GRU has the first six."""
+"""Positions of the inputs of an LSTM. A GRU has only the first six inputs."""
 
 
 class RecurrentDirection(msgspec.Struct, frozen=True, kw_only=True):
     """One direction of a recurrent layer, with its tensors for all time steps.
 
-    Where a comment says "rows", time and batch are one axis, otherwise two.
+    If a tensor is described as "rows", its time and batch axes are merged; otherwise, they are
+    separate.
     """
 
     graph: TrainingGraphBuilder
     hidden: int
     sizes: tuple[int, int]
-    """Sizes of the time and batch axes for Reshape; -1 for the free one."""
+    """Sizes of the time and batch axes for Reshape, with -1 for the dynamic axis."""
     backwards: bool
     x: str
     """The input, as rows."""
     weights: str
     recurrent: str
     biases: tuple[str, str] | None
-    """The biases of the input's product and of the state's product."""
+    """The bias for the linear map of the input, and the bias for the linear map of the state."""
     states: str
     previous: str
-    """The previous state of each time step."""
+    """The previous state at each time step."""
     initial_c: str
-    """Initial cells, or "" for zeros."""
+    """The initial cell state, or "" if it is zero."""
     gradients: tuple[str | None, str | None, str | None]
-    """Gradients of all states, of the last state and of the last cells."""
+    """Gradients at the outputs: all states, the last state, and the last cell state."""
 
     def rows(self, value: str, width: int | None = None) -> str:
         """Merge the time and batch axes."""
@@ -57,17 +58,17 @@ class RecurrentDirection(msgspec.Struct, frozen=True, kw_only=True):
         return self.graph.add("Split", value, outputs=count, axis=0, num_outputs=count)
 
     def bias(self) -> str:
-        """Return the sum of both biases, for cells that add both in the same place."""
+        """Return the sum of both biases, for cells that add them in the same place."""
         return self.graph.op("Add", *self.biases) if self.biases else ""
 
     def zeros(self) -> str:
-        """Return zeros with the shape of one state."""
+        """Return zeros with the shape of a state."""
         if -1 not in self.sizes:
             return self.graph.constant(np.zeros((self.sizes[1], self.hidden), np.float32))
         return self.graph.op("ConstantOfShape", self.graph.op("Shape", self.states, start=1))
 
     def last_gradient(self) -> str:
-        """Return the gradient of the last state from outside the recurrence."""
+        """Return the part of the last state's gradient that comes from the layer's outputs."""
         graph, (every, last, _) = self.graph, self.gradients
         found = [last] if last else []
         if every:
@@ -76,9 +77,10 @@ class RecurrentDirection(msgspec.Struct, frozen=True, kw_only=True):
         return graph.total(found) if found else self.zeros()
 
     def earlier_gradients(self) -> list[str]:
-        """Return the previous states' gradients from outside the recurrence, in a list.
+        """Return the part of the previous states' gradient that comes from the layer's outputs.
 
-        The list is empty if there are none.
+        The result is a list with one tensor, or an empty list if the output of all states is not
+        used.
         """
         every = self.gradients[0]
         return [] if every is None else [shifted(self.graph, every, backwards=self.backwards)]
@@ -86,33 +88,35 @@ class RecurrentDirection(msgspec.Struct, frozen=True, kw_only=True):
     def scan(self, states: list[str], inputs: list[str], body: "Body", *, reverse: bool) -> list[str]:
         """Append a loop over time, in this direction or in `reverse`.
 
-        Return last states, then outputs.
+        Return the last states, followed by the outputs.
         """
         return scan(self.graph, states, inputs, body, backwards=self.backwards != reverse)
 
 
 class Local(msgspec.Struct, frozen=True, kw_only=True):
-    """The gradients that a cell computes, as tensor names; weights in ONNX's layout."""
+    """Names of the gradients that a cell computes. Gradients of weights have ONNX's layout."""
 
     before_input: str
-    """Gradients at the gates' inputs, as rows, where the input's product is added."""
+    """Gradients, as rows, with respect to the linear map of the input in all gates."""
     recurrent: str
-    """The gradient of the state's weights."""
+    """The gradient of the recurrent weights, by which the state is multiplied."""
     state_bias: str
-    """The gradient of the state's bias, or "" if it equals that of the input's bias."""
+    """The gradient of the bias for the state, or "" if it equals the gradient of the bias for the
+    input.
+    """
     initial: list[str]
-    """The gradients of the initial state and, for an LSTM, of the initial cells."""
+    """The gradients of the initial state and, for an LSTM, of the initial cell state."""
 
 
 Body = Callable[[list[str], list[str]], tuple[list[str], list[str]]]
-"""Function from the states and inputs of a time step to the next states and the outputs."""
+"""A function that maps the states and inputs of a time step to the next states and the outputs."""
 
 
 def scan(graph: Graph, states: list[str], inputs: list[str], body: Body, *, backwards: bool) -> list[str]:
-    """Append a Scan over axis 0, and return its last states, then its outputs.
+    """Append a Scan over axis 0. Return its last states, followed by its outputs.
 
-    `body` adds nodes to the same graph, which are moved into the loop. It can use tensors from
-    outside.
+    `body` adds nodes to `graph`, and these nodes are then moved into the loop. They can use tensors
+    from outside the loop.
     """
     outside, graph.nodes = graph.nodes, []
     before = [graph.new_name("state") for _ in states]
@@ -145,7 +149,7 @@ def _of_any_shape(name: str) -> ValueInfoProto:
 def shifted(graph: Graph, value: str, *, backwards: bool, first: str = "") -> str:
     """Shift a tensor by one time step.
 
-    The first step is `first` or zeros, and the last step is dropped.
+    The value at the first step becomes `first`, or zeros. The value at the last step is dropped.
     """
     if not first:
         pads = [-1, 0, 0, 1, 0, 0] if backwards else [1, 0, 0, -1, 0, 0]
@@ -160,7 +164,7 @@ def differentiate(
 ) -> Gradients:
     """Return the gradients of all inputs of a recurrent layer.
 
-    `cell` supports only these `activations`.
+    `activations` lists the only activation functions that `cell` supports.
     """
     _check(step, activations)
     graph, where = step.graph, step.node.where
@@ -193,7 +197,7 @@ def _stack(graph: Graph, parts: list[str]) -> str:
 
 
 def _check(step: Step, activations: Sequence[str]) -> None:
-    """Reject options that no exporter writes by default."""
+    """Raise `GraphError` for unsupported options, which no exporter writes by default."""
     if step.attribute("layout", 0):
         raise step.refused("layout is 1; export it with time before batch (layout = 0)")
     if step.attribute("clip", None) is not None:
@@ -262,7 +266,7 @@ def _directions(step: Step, x: str) -> list[RecurrentDirection]:
 
 
 def _initial(step: Step, position: int, index: int, count: int) -> str:
-    """Return an initial state of one direction, or "" for zeros."""
+    """Return the initial state of one direction, or "" if it is zero."""
     name = step.input(position)
     if not name or (name in step.graph.constants and not step.graph.constants[name].any()):
         return ""

@@ -15,7 +15,7 @@ def _axes(step: Step) -> list[int]:
 
 
 def _kept(step: Step, value: str, axes: list[int]) -> str:
-    """Restore the reduced dimensions of a tensor, with size 1."""
+    """Restore the axes of a tensor that were removed by a reduction, with size 1."""
     if step.attribute("keepdims", 1) or not axes:
         return value
     return step.graph.op("Unsqueeze", value, step.graph.ints(*axes))
@@ -46,7 +46,10 @@ def _reduce_mean(step: Step) -> Gradients:
 
 @rule("ReduceL2")
 def _reduce_l2(step: Step) -> Gradients:
-    """Each value divided by the norm; 0 if the norm is 0, as in torch."""
+    """Use the derivative of the norm: each value divided by the norm.
+
+    It is 0 if the norm is 0, as in torch.
+    """
     graph, op, axes = step.graph, step.graph.op, _axes(step)
     length = _kept(step, step.output(), axes)
     safe = op("Where", op("Equal", length, graph.scalar(0.0)), graph.scalar(1.0), length)
@@ -67,7 +70,7 @@ def _reduce_sum_square(step: Step) -> Gradients:
 
 @rule("ReduceLogSumExp")
 def _reduce_log_sum_exp(step: Step) -> Gradients:
-    """Each value's share of the sum, which is a softmax."""
+    """Use the derivative: each exponential divided by the sum, which is a softmax."""
     op, axes = step.graph.op, _axes(step)
     shares = op("Exp", op("Sub", step.input(0), _kept(step, step.output(), axes)))
     return [op("Mul", shares, _kept(step, step.gradient, axes))]
@@ -75,7 +78,10 @@ def _reduce_log_sum_exp(step: Step) -> Gradients:
 
 @rule("ReduceProd")
 def _reduce_prod(step: Step) -> Gradients:
-    """Return the product of the other values: the total divided by each value, unless one is 0."""
+    """Use the derivative of a product: the product of all other values.
+
+    It is computed as the total product divided by each value, unless a value is 0.
+    """
     graph, op, axes = step.graph, step.graph.op, _axes(step)
     if not axes:
         return [step.gradient]
@@ -90,7 +96,10 @@ def _reduce_prod(step: Step) -> Gradients:
 
 
 def count_of(step: Step, shape: Shape, axes: list[int]) -> str:
-    """Return the number of values along `axes` of the first input, as a float32 scalar."""
+    """Return the number of values that a reduction over `axes` of the first input combines.
+
+    The result is a float32 scalar.
+    """
     graph, count, follows = step.graph, 1, []
     for axis in axes:
         dim = shape[axis]
@@ -107,7 +116,7 @@ def count_of(step: Step, shape: Shape, axes: list[int]) -> str:
 
 @rule("ReduceMax", "ReduceMin")
 def _reduce_extreme(step: Step) -> Gradients:
-    """Share the gradient evenly among equal values, as torch's amax does."""
+    """Divide the gradient evenly among values that equal the extreme, as torch's amax does."""
     graph, op, axes = step.graph, step.graph.op, _axes(step)
     if not axes:
         return [step.gradient]
@@ -133,7 +142,7 @@ def _log_softmax(step: Step) -> Gradients:
 
 @rule("SoftmaxCrossEntropyLoss")
 def _softmax_cross_entropy(step: Step) -> Gradients:
-    """Return softmax minus label, times the weight of each label."""
+    """Return the gradient of the scores: softmax minus one-hot label, times the label's weight."""
     graph, op = step.graph, step.graph.op
     if any(gradient is not None for gradient in step.gradients[1:]):
         raise step.refused("its second output, the log-probabilities, is used")

@@ -1,4 +1,4 @@
-"""The table of gradient rules, and the objects that rules work with."""
+"""The table of gradient rules, and the classes that rules use."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,19 +9,24 @@ from edgeasync.autodiff.graph import Graph, Node, Shape
 from edgeasync.errors import GraphError
 
 Gradients = Sequence[str | None]
-"""Gradients of the inputs in order; `None`, or omitted at the end, for inputs without one."""
+"""Gradients of a node's inputs, in order. The entry of an input without a gradient is `None`. Such
+entries may be omitted at the end.
+"""
 
 
 class Step:
-    """A node of the forward model while its rule runs. Rules add nodes to `graph`."""
+    """A node of the forward model, as an argument to its gradient rule.
+
+    Rules add nodes to `graph`.
+    """
 
     def __init__(self, graph: "TrainingGraphBuilder", node: Node) -> None:
         self.graph = graph
         self.node = node
         self.gradients: list[str | None] = []
-        """Gradients by output, set when the reverse pass reaches the node."""
+        """The gradient of each output. Set when the reverse pass reaches the node."""
         self.saved: dict[str, str] = {}
-        """Tensors that the forward part of a rule stores for its gradient."""
+        """Tensors that the forward part of a rule stores for the reverse part."""
 
     @property
     def gradient(self) -> str:
@@ -74,7 +79,7 @@ class Step:
         return self.input(position) in self.graph.active
 
     def refused(self, why: str) -> GraphError:
-        """Return the error for a node that cannot be differentiated."""
+        """Return the error that reports why this node cannot be differentiated."""
         return GraphError(f"{self.node.where} has no gradient: {why}")
 
     def unbroadcast(self, gradient: str, position: int) -> str:
@@ -83,16 +88,18 @@ class Step:
 
 
 class TrainingGraphBuilder(Graph):
-    """The graph under construction, with the information that rules need."""
+    """The training graph under construction, with the information that gradient rules need."""
 
     def __init__(self) -> None:
         super().__init__()
         self.active: set[str] = set()
         """Tensors that depend on a trained parameter."""
         self.statistics: dict[str, str] = {}
-        """Tensors with the next values of updated running statistics, by statistic."""
+        """For each updated running statistic, the tensor that contains its next value."""
         self.live_statistics: frozenset[str] = frozenset()
-        """Running statistics to update. Batch norms with other statistics use them unchanged."""
+        """Running statistics to update. Batch norms with other statistics use these without
+        updating them.
+        """
 
 
 GradientRule = Callable[[Step], Gradients]
@@ -100,14 +107,17 @@ ForwardRule = Callable[[Step], None]
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A gradient rule of an operator. `forward` replaces copying the operator into the graph."""
+    """The gradient rule of an operator.
+
+    If set, `forward` adds the operator's nodes in place of a copy.
+    """
 
     gradient: GradientRule
     forward: ForwardRule | None = None
 
 
 RULES: dict[str, Rule] = {}
-"""Rules by operator, registered by `edgeasync.autodiff.rules`."""
+"""Gradient rules by operator. Importing `edgeasync.autodiff.rules` registers them."""
 
 
 def rule(*operators: str, forward: ForwardRule | None = None) -> Callable[[GradientRule], GradientRule]:
@@ -134,7 +144,7 @@ INSTEAD = {
     "Tan": "torch.sin(h) / torch.cos(h)",
     "Trilu": "h * torch.ones(n, n).tril()",
 }
-"""Equivalent torch code for operators without a gradient."""
+"""Equivalent torch code, for error messages about operators without a gradient rule."""
 
 STOPPING = frozenset(
     {
@@ -143,7 +153,7 @@ STOPPING = frozenset(
         "RandomNormalLike", "RandomUniformLike", "Range", "Round", "Shape", "Sign", "Size", "Xor",
     }
 )  # fmt: skip
-"""Operators whose results have no gradient, or zero almost everywhere. Parameters before them are
-not trained through them, as in other libraries. Identity is included because the remaining ones
-stop the gradient.
+"""Operators whose derivative is undefined, or zero almost everywhere. As in other libraries, no
+gradient passes through them to earlier parameters. Identity is included, because preparation
+removes all Identity nodes except those that stop the gradient.
 """

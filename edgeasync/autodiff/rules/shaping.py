@@ -1,4 +1,4 @@
-"""Gradients of operators that move values without changing them."""
+"""Gradients of operators that move or copy values without changing them."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,10 @@ def _expand(step: Step) -> Gradients:
 
 @rule("Tile")
 def _tile(step: Step) -> Gradients:
-    """Sum the copies. A tensor that is repeated per example must have size 1 on that axis."""
+    """Sum the gradients of all copies.
+
+    A tensor that is repeated along the batch axis must have size 1 on that axis.
+    """
     graph, shape, repeated = step.graph, step.shape(0), step.output_shape
     if step.input(1) not in graph.constants:
         if any(dim not in (1, wide) for dim, wide in zip(shape, repeated, strict=True)):
@@ -51,7 +54,7 @@ def _tile(step: Step) -> Gradients:
 
 @rule("DepthToSpace")
 def _depth_to_space(step: Step) -> Gradients:
-    """Move each spatial block back into channels, in the order of the mode (CRD or DCR)."""
+    """Move each spatial block of the gradient back into channels, in CRD or DCR order."""
     graph, size = step.graph, int(step.attribute("blocksize", 1))
     _, channels, rows, columns = [_fixed(step, 0, axis) if axis else 0 for axis in range(4)]
     blocks = [-1, channels // size**2, rows, size, columns, size]
@@ -76,7 +79,7 @@ def _concat(step: Step) -> Gradients:
 
 @rule("Split")
 def _split(step: Step) -> Gradients:
-    """Concatenate the gradients of the parts. An unused part has a gradient of zeros."""
+    """Concatenate the gradients of all parts. If a part is unused, its gradient is zero."""
     op = step.graph.op
     parts = [
         gradient or op("ConstantOfShape", op("Shape", output))
@@ -86,16 +89,17 @@ def _split(step: Step) -> Gradients:
 
 
 _OPEN_END = 1_000_001
-"""A slice that ends here or later covers the whole batch, as batches have at most a million
-examples.
+"""A slice of the batch axis whose end is at least this covers the whole batch, because batches have
+at most a million examples.
 """
 
 
 @rule("Slice")
 def _slice(step: Step) -> Gradients:
-    """Insert the gradient at the sliced positions.
+    """Insert the gradient at the positions that were sliced, and zeros elsewhere.
 
-    Flip it for negative steps, and spread it for steps above 1.
+    If a step is negative, flip the gradient. If its size is above 1, insert zeros between the
+    values.
     """
     graph, gradient = step.graph, step.gradient
     rank = len(step.shape(0))
@@ -127,9 +131,10 @@ def _slice(step: Step) -> Gradients:
 
 
 def _whole(step: Step) -> str:
-    """Return the gradient of a slice that covers the batch, as far as two batch sizes show.
+    """Return the gradient of a slice of the batch axis that seems to cover the whole batch.
 
-    If the slice ends earlier, the rest gets zeros.
+    Only runs at two batch sizes have shown this. If the slice ends earlier for other batch sizes,
+    the remaining gradient is zero.
     """
     if step.constant(1).any() or (step.constant(4, np.ones(1)) != 1).any():
         raise step.refused("it slices the batch axis")
@@ -139,7 +144,10 @@ def _whole(step: Step) -> str:
 
 
 def _end(end: int, size: int, stride: int) -> int | None:
-    """Convert a slice's end to Python, where no number means "before the first"."""
+    """Convert the end of an ONNX slice to Python.
+
+    In Python, only `None` can denote an end before the first value.
+    """
     return None if stride < 0 and end < -size else end
 
 
@@ -149,7 +157,10 @@ def _flip(graph: Graph, value: str, axis: int) -> str:
 
 
 def _stuff(graph: Graph, value: str, axis: int, stride: int, shape: Sequence[int | None]) -> str:
-    """Insert `stride - 1` zeros between the values of a tensor of `shape` along an axis."""
+    """Insert `stride - 1` zeros between adjacent values along an axis.
+
+    `shape` is the shape of the tensor.
+    """
     rank, count = len(shape), shape[axis]
     assert count is not None
     wide = graph.op("Unsqueeze", value, graph.ints(axis + 1))
@@ -186,17 +197,18 @@ def _pad_rule(step: Step) -> Gradients:
 
 
 ONE_HOT_MAX = 128
-"""Largest table whose gradient is computed with one-hot rows; for larger ones, scattering is
-faster.
+"""Maximum number of rows in a table whose gradient is computed by a product with one-hot rows. For
+larger tables, scattering is faster.
 """
 
 
 @rule("Gather")
 def _gather(step: Step) -> Gradients:
-    """Sum the gradients of all positions that read the same row.
+    """Sum the gradients of all indices that selected the same row.
 
-    ScatterND is not used, because it loses additions in a race if indices repeat. Indices into the
-    batch axis must not be constant, because those would select certain examples of any batch.
+    ScatterND is not used, because it has a race condition and may lose additions if indices repeat.
+    Indices into the batch axis must not be constant, because they would select fixed examples of
+    each batch.
     """
     graph, op = step.graph, step.graph.op
     axis, shape, places = step.axis(0), step.shape(0), step.shape(1)
@@ -242,7 +254,10 @@ def _picked(step: Step) -> Gradients:
 
 @rule("GatherND")
 def _gather_nd(step: Step) -> Gradients:
-    """Sum the gradients of all positions that read the same value, as rows of one long table."""
+    """Sum the gradients of all indices that selected the same values.
+
+    For this, the data is flattened to a table in which each index selects a row.
+    """
     graph, op = step.graph, step.graph.op
     depth = step.shape(1)[-1]
     if step.attribute("batch_dims", 0) or depth is None:
@@ -261,7 +276,7 @@ def _gather_nd(step: Step) -> Gradients:
 
 @rule("ScatterND", "ScatterElements")
 def _scatter(step: Step) -> Gradients:
-    """Pass the gradients at the written positions to the updates only."""
+    """At the positions that were written, pass the gradient only to the updates."""
     op, indices, kind = step.graph.op, step.input(1), step.attribute("reduction", "none")
     if kind not in ("none", "add"):
         raise step.refused(f"reduction={kind!r}; only 'none' and 'add' have a gradient")
