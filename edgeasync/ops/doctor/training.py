@@ -20,12 +20,12 @@ from edgeasync.training.trainer import Trainer
 
 STEPS_MAX = 10
 STEPS_S = 2.0
-"""Limits in steps and seconds of the measurement after the first step."""
+"""The measurement after the first step ends after `STEPS_MAX` steps or `STEPS_S` seconds."""
 
 STEP_S_SLOW = 10.0
 
 MOTIONLESS = LocalTraining(optimizer=(SGD(learning_rate=1e-30),))
-"""Training settings of the measured steps; the learning rate leaves the model unchanged."""
+"""Training settings of the measured steps. The learning rate is too small to change the model."""
 
 
 def find_graph(state: Path) -> Path | None:
