@@ -107,7 +107,7 @@ def _mebibytes(nbytes: int) -> str:
 
 
 def run_hub(config: Path | None, start: Start, printer: Printer) -> None:
-    """Run a hub with the settings of a file, flags, or both, or those of a run."""
+    """Run a hub with the settings of a file, flags, or both, or with the settings of a run to resume."""
     settings = _all_settings(config, start)
 
     notifier = find_notifier()
@@ -146,7 +146,7 @@ def _progress_of(hub: HubRuntime, notifier: Notifier, printer: Printer) -> Calla
 
 
 def _print_end(hub: HubRuntime, reason: str, printer: Printer) -> None:
-    """Print why the hub ended, its totals, and where the model is."""
+    """Print why the hub ended, its totals, and the path of the model."""
     core = hub.core
     totals = {
         "reason": reason,

@@ -13,8 +13,8 @@ class Sequential(Layer):
     """A sequence of layers; each layer's output is the next one's input.
 
     Layers are named by position: the third layer of a model is named `2`, and the first layer
-    inside it is named `2.0`. Raises `ConfigError` if it is empty or contains something other than
-    layers.
+    inside it is named `2.0`. Raises `ConfigError` if the sequence is empty or contains an object
+    that is not a layer.
 
     >>> from edgeasync import nn
     >>> nn.Sequential(nn.Linear(64, 32), nn.ReLU())

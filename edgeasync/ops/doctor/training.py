@@ -71,7 +71,7 @@ def _make_trainer(model: Model | Path, dataset: Dataset, provider: Provider, thr
 
 
 def read_spec(graph: bytes, path: Path) -> ParameterSpec:
-    """Return the trained arrays of a training graph, by the names of its outputs.
+    """Return the spec of a training graph, derived from the names of its inputs and outputs.
 
     Raises `GraphError`.
     """
@@ -88,7 +88,7 @@ def read_spec(graph: bytes, path: Path) -> ParameterSpec:
 
 
 def _time_steps(trainer: Trainer) -> float:
-    """Return the mean seconds per step, without the first step, which includes loading."""
+    """Return the mean seconds per step. The first step is left out, because it includes loading."""
     generator = np.random.default_rng(0)
     trainer.begin((0.05 * generator.standard_normal(trainer.spec.length)).astype(np.float32))
     trainer.step()

@@ -121,7 +121,7 @@ def own_source() -> str:
 
 
 def extras_of(kind: Kind) -> str:
-    """Return the extras for the next environment: those of the service, and those installed here.
+    """Return the extras for the next environment: those that the service needs or that are installed.
 
     A hub and an agent on one machine share an environment.
     """

@@ -94,7 +94,7 @@ def find_others(unit: Unit, place: InstallPlace) -> list[Path]:
 
 
 def check_program(*programs: Path) -> None:
-    """Raise `ConfigError` unless the user of the machine's services may run the programs."""
+    """Raise `ConfigError` unless the user that runs the machine's services may execute the programs."""
     for program in programs:
         real = program.resolve()
         for path in (*reversed(real.parents), real):

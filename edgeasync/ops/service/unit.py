@@ -19,8 +19,8 @@ class Unit(msgspec.Struct, frozen=True):
     """A systemd unit: the program, its kind, its folder, and the user that runs it.
 
     Without `user`, the unit belongs to a user's own systemd, which cannot drop privileges. An agent
-    is restarted whenever it exits, because its hub may start another run. A hub or peer that exits
-    normally is not restarted.
+    is restarted even if it exits normally, because its hub may start another run. A hub or peer
+    that exits normally is not restarted.
     """
 
     kind: Kind
