@@ -225,9 +225,7 @@ def _takes_many(kind: types.Type) -> bool:
 
 
 def _read(value: Any, kind: types.Type) -> Any:
-    """Convert a flag's text to a settings value; digits become an int if the key accepts numbers
-    and strings.
-    """
+    """Convert a flag's text to a settings value. Digits become an int if the key also accepts integers."""
     takes_number = isinstance(kind, types.UnionType) or (
         isinstance(kind, types.CustomType) and kind.cls is ByteCount
     )

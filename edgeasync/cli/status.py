@@ -144,7 +144,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: tuple[s
 
 
 def _reason(device: Mapping[str, Any]) -> str:
-    """Return how long a device rests, and why the hub chose its local steps."""
+    """Return how long a device must wait before an exchange, and why the hub chose its number of local steps."""
     resting = f"rests for {_seconds(rest_s)}" if (rest_s := device.get("rest_s", 0.0)) else ""
     return "; ".join(filter(None, (resting, device.get("why", ""))))
 
