@@ -1,7 +1,8 @@
-"""Reads settings from TOML into frozen structs. Errors name the path of a key.
+"""Reads settings from TOML into frozen structs. Error messages contain the path of the key.
 
-A settings class is a frozen `msgspec.Struct` with `forbid_unknown_fields`. This module contains
-what they share: reading, sizes such as `"64 MiB"`, and error messages.
+A settings class is a frozen `msgspec.Struct` with `forbid_unknown_fields`. This module contains the
+code that all settings classes share: it reads files, parses sizes such as `"64 MiB"`, and formats
+error messages.
 """
 
 import re
@@ -23,27 +24,27 @@ Settings = TypeVar("Settings")
 Given = TypeVar("Given")
 
 SIZE_DIGITS_MAX = 19
-"""Most digits of a number of bytes; Python rejects integers with thousands of digits."""
+"""Maximum number of digits in a byte count. Python rejects integers with thousands of digits."""
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 _UNKNOWN_KEY = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING_KIND = "Object missing required field `kind`"
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
-"""A step in msgspec's path: a key, or an index of a list."""
+"""Matches one step of a path in msgspec's messages: a key, or a list index."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of every table in a settings file. It is frozen, and unknown keys are errors."""
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = {}
-    """Advice for keys that users may look for in this table, but that are elsewhere."""
+    """Hints for keys that users may write into this table although they belong to another one."""
 
     GROUPS: ClassVar[Mapping[str, str]] = {}
-    """The title of a group of flags in `--help`, by the group's first key."""
+    """Maps the first key of each group of flags to the group's title in `--help`."""
 
     INSTEAD: ClassVar[Mapping[str, str]] = {}
-    """Keys that exclude each other. A flag of one of them replaces both in the file."""
+    """Mutually exclusive keys. If a flag sets one key, the other key in the file is ignored."""
 
 
 class ByteCount(int):
@@ -62,7 +63,7 @@ class ByteCount(int):
 
     @property
     def words(self) -> str:
-        """The size with the largest unit for which it is an integer.
+        """The size as text, in the largest unit that gives an integer.
 
         >>> ByteCount(1 << 26).words, ByteCount(1_500_000).words
         ('64 MiB', '1500 kB')
@@ -78,7 +79,8 @@ class ByteCount(int):
 class FilePath(str):
     """A path in a settings file.
 
-    It is made absolute when read, so that `chdir` does not change it.
+    A relative path becomes absolute when it is read, so a later `chdir` does not change its
+    meaning.
     """
 
     __slots__ = ()
@@ -95,7 +97,7 @@ class FilePath(str):
 
 
 def whole_path(given: Given) -> Given:
-    """Make a path absolute, also in lists. Return other values unchanged.
+    """Make a path, or each path in a list, absolute. Return other values unchanged.
 
     Call this when a caller passes a path, because the program may change its working directory
     later.
@@ -111,8 +113,8 @@ def whole_path(given: Given) -> Given:
 def expanded(path: str | Path) -> Path:
     """Return an absolute path, with a leading `~` expanded.
 
-    Call this when a caller passes a path, and keep the result. Raises `ConfigError` if the home
-    folder is unknown, or the working directory no longer exists.
+    Call this as soon as a caller passes a path, and store the result. Raises `ConfigError` if the
+    home folder is unknown, or the working directory no longer exists.
     """
     try:
         return Path(path).expanduser().absolute()
@@ -137,7 +139,7 @@ def whole_address(address: str, folder: Path | None = None) -> str:
 
 
 def read_toml(path: Path, settings: type[Settings]) -> Settings:
-    """Read a TOML file into `settings`. Raises `ConfigError` with file, key and remedy."""
+    """Read a TOML file into `settings`. Raises `ConfigError`, which names the file, the key and a remedy."""
     return parse_toml(read_bytes(path), settings, where=str(path))
 
 
@@ -154,7 +156,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_toml(content: bytes, settings: type[Settings], *, where: str) -> Settings:
-    """Parse TOML into `settings`. Raises `ConfigError`, starting with `where`."""
+    """Parse TOML into `settings`. Raises `ConfigError`, whose message starts with `where`."""
     try:
         table = tomllib.loads(content.decode())
         nul = _path_of_nul(table)
@@ -166,7 +168,10 @@ def parse_toml(content: bytes, settings: type[Settings], *, where: str) -> Setti
 
 
 def _path_of_nul(value: object, path: str = "") -> str | None:
-    """Return the path of a text with a NUL, which would truncate a file name, or `None`."""
+    """Return the path of a string that contains a NUL, or `None`.
+
+    A NUL would truncate a file name.
+    """
     if isinstance(value, str):
         return path if "\0" in value else None
     inside: Iterable[tuple[str, object]] = ()
@@ -180,9 +185,10 @@ def _path_of_nul(value: object, path: str = "") -> str | None:
 def convert(
     table: object, settings: type[Settings], *, where: str, find: Callable[[str], type | None] | None = None
 ) -> Settings:
-    """Convert plain tables and values to `settings`. Raises `ConfigError`, starting with `where`.
+    """Convert plain tables and values to `settings`.
 
-    `find` returns the class of a plugin by its kind. By default, any named plugin is imported.
+    `find` returns the plugin class for a kind. By default, every plugin that a table names is
+    imported. Raises `ConfigError`, whose message starts with `where`.
     """
     try:
         return msgspec.convert(table, resolve_type(settings), dec_hook=partial(_decode, find=find), str_keys=True)
@@ -203,9 +209,7 @@ def _encode(value: object) -> int | str:
 
 
 class Kinds(NamedTuple):
-    """The kinds that a key with a protocol as its type may have.
-
-    They are edgeasync's own, and those of plugins.
+    """The valid kinds of a key whose type is a protocol: edgeasync's own kinds, and those of plugins.
 
     `own` is a union of tagged sections. `find` returns the class of a plugin by its `kind`, or
     `None`. `installed` returns the names of installed plugins.
@@ -217,12 +221,12 @@ class Kinds(NamedTuple):
 
 
 class _NoPluginError(ValueError):
-    """A plugin is not available. msgspec adds the path where it is named."""
+    """A plugin is not available. msgspec adds the path of the key that names it."""
 
 
 _KINDS: dict[type, Kinds] = {}
 _EXPLAINED = "\0"
-"""Prefix of a message that contains its own path, relative to where it was raised."""
+"""Marks an error message that already contains a path, relative to the table that was being read."""
 
 
 def declare_kinds(protocol: type, kinds: Kinds) -> None:
@@ -236,7 +240,7 @@ def installed_kinds(protocol: type) -> list[str]:
 
 
 def kinds_of(described: types.Type) -> types.Type:
-    """Return edgeasync's own kinds of a protocol, and any other type unchanged."""
+    """Return edgeasync's own kinds if a type is a protocol, and any other type unchanged."""
     if isinstance(described, types.CustomType) and described.cls in _KINDS:
         return types.type_info(_KINDS[described.cls].own)
     return described
@@ -254,7 +258,7 @@ def _decode(wanted: type, value: object, find: Callable[[str], type | None] | No
 
 
 def _read_kind(kinds: Kinds, table: object) -> object:
-    """Read a table of one of several kinds. Raises `ValueError`."""
+    """Convert a table to the settings class of its `kind`. Raises `ValueError`."""
     kind = table.get("kind") if isinstance(table, Mapping) else None
     settings = kinds.own
     if isinstance(table, Mapping) and isinstance(kind, str) and kind not in _tags(kinds.own):
@@ -283,7 +287,7 @@ def _tags(own: Any) -> frozenset[str]:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return a question with the names nearest to `word`, or "" if none is near."""
+    """Return a question that suggests the names most similar to `word`, or "" if none is similar."""
     near = find_near(word, known)
     return f"did you mean {' or '.join(near)}?" if near else ""
 
@@ -291,14 +295,14 @@ def suggest(word: str, known: Iterable[str]) -> str:
 SUGGESTIONS_MAX = 3
 _WORDS = re.compile("[-_]")
 WORD_MAX = 100
-"""Longer words are not compared, because that would be slow."""
+"""Maximum length of a word for which similar words are searched; longer ones would take too long."""
 
 LETTERS_A_MISTAKE = 4
-"""Number of letters in a word per mistake that is allowed. The first letter must be correct."""
+"""One mistake is allowed per this number of letters in a word. The first letter must be correct."""
 
 
 def find_near(word: str, known: Iterable[str]) -> list[str]:
-    """Return the known words of which `word` is a misspelling or a part, nearest first."""
+    """Return the known words that `word` misspells or is a part of, most similar first."""
     found = []
     if len(word) > WORD_MAX:
         return []
@@ -314,7 +318,7 @@ def find_near(word: str, known: Iterable[str]) -> list[str]:
 
 
 def _count_mistakes(word: str, other: str) -> int:
-    """Return the number of letters that are missing, superfluous, wrong or swapped."""
+    """Return the number of letters in `word` that are missing, superfluous, wrong or swapped."""
     before: list[int] = []
     row = list(range(len(other) + 1))
     for place, letter in enumerate(word, 1):
@@ -328,7 +332,7 @@ def _count_mistakes(word: str, other: str) -> int:
 
 
 def find_tables(key: str, settings: type) -> list[str]:
-    """Return the paths of the tables of a settings file that have a key; "" is the file itself."""
+    """Return the paths of all tables that may contain `key`; "" is the top level of the file."""
     found: dict[str, None] = {}
 
     def look(kind: types.Type, path: str) -> None:
@@ -348,8 +352,8 @@ def find_tables(key: str, settings: type) -> list[str]:
 def _explain(message: str, table: object, settings: type, more: Iterable[str] = ()) -> str:
     """Convert msgspec's ``... - at `$.hub.stop` `` to ``hub.stop: ...``, on one line.
 
-    For an unknown key or kind, adds the nearest names, or all valid ones. `more` are valid kinds
-    that the type does not contain.
+    For an unknown key or kind, adds the most similar names, or all valid ones if none is similar.
+    `more` contains valid kinds that the type does not list.
     """
     path = ""
     if message.endswith("`") and " - at `$" in message:
@@ -397,7 +401,7 @@ def _advice(message: str, path: str, table: object, settings: type, more: Iterab
 
 
 def _known_at(path: str, table: Any, settings: type) -> tuple[object, list[str], Mapping[str, str]]:
-    """Return the value at a path, its valid keys, kinds or words, and advice for keys elsewhere."""
+    """Return the value at a path, the keys, kinds or words that are valid there, and key hints."""
     here = _parts(types.type_info(settings))
     for name, index in _STEP.findall(path):
         tables = [part for part in here if isinstance(part, types.StructType)]
@@ -426,6 +430,6 @@ def _parts(described: types.Type) -> list[types.Type]:
 
 
 def _fields(tables: list[types.StructType], table: Any) -> dict[str, types.Field]:
-    """Return the keys of a table, by its kind if there are several."""
+    """Return the fields of a table by key. If there are several kinds of table, its `kind` selects one."""
     chosen = tables[0] if len(tables) == 1 else next(each for each in tables if each.tag == table["kind"])
     return {field.encode_name: field for field in chosen.fields}

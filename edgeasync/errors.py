@@ -1,4 +1,4 @@
-"""Every error edgeasync raises on purpose, and the exit code the command line gives it.
+"""The errors that edgeasync raises on purpose, and the exit code of the command line for each.
 
     EdgeAsyncError                1
     ├── ConfigError               2   a setting, flag or settings file is wrong
@@ -17,7 +17,8 @@
     ├── NoMemoryError            14   not enough memory for a local step
     └── TransitionError           1   a state machine made an invalid transition: a bug in edgeasync
 
-The codes are a contract: scripts rely on them. Each message says what was wrong, where, and what to do.
+Scripts rely on these codes, so they do not change. Each message states what is wrong, where, and
+what to do.
 """
 
 import ast
@@ -31,7 +32,7 @@ _ARGUMENT = re.compile(rf"\b(output|loss|train|freeze)=({_QUOTED}|\[{_QUOTED}(?:
 def argument(name: str, *values: str) -> str:
     """Format a keyword argument for a message, in Python syntax.
 
-    `with_flags` converts it to a flag.
+    `with_flags` converts the result to a flag.
 
     >>> argument("output", "scores"), argument("train", "head.*")
     ("output='scores'", "train=['head.*']")
@@ -41,7 +42,7 @@ def argument(name: str, *values: str) -> str:
 
 
 def with_flags(sentence: str) -> str:
-    """Return a message in which the arguments are flags.
+    """Convert the Python arguments in a message to command-line flags.
 
     >>> with_flags("give train=['head.*', 'neck.*']")
     "give --train 'head.*' --train 'neck.*'"
@@ -72,7 +73,9 @@ _NATIVE = re.compile(
     r"(?:.* was false\. ?|(?:\w+: )?Assertion .* failed: ?|[A-Z][a-z]\w+[A-Z]\w+(?= ) ?)?"
     r"|\b[A-Z]\w+::(?=[A-Z])"
 )
-"""What libraries in C++ write besides the reason: codes, source lines, functions, scopes and assertions."""
+"""Matches all parts of a C++ library's message except the reason: codes, source lines, functions,
+scopes and assertions.
+"""
 
 _RUNNING = re.compile(
     r"(?:Exception|Non-zero status code returned while) running (\w+) node\. Name:'([^']*)' ?(.*)"
@@ -83,11 +86,11 @@ _INFERRED = re.compile(r"Node ?\(([^)]*)\) Op ?\((\w+)\) \[\w+\] (.*)")
 
 _REASON_MAX = 300
 _LOOKED_AT_MAX = 4000
-"""What follows may be names out of a file, of any length."""
+"""Number of characters of a message that are parsed. The rest may be names from a file, of any length."""
 
 
 def native_reason(error: BaseException) -> str:
-    """Return the reason in an error of onnx or onnxruntime as one line of ours, without what only C++ knows."""
+    """Return the reason for an error of onnx or onnxruntime as one line, without C++ source locations."""
     said = _NATIVE.sub("", " ".join(str(error)[:_LOOKED_AT_MAX].split())).strip(" :.")
     if found := _RUNNING.search(said):
         said = f"{_node(found[2], found[1])} fails: {found[3]}"
@@ -101,9 +104,10 @@ def _node(name: str, operator: str) -> str:
 
 
 class EdgeAsyncError(Exception):
-    """Something failed that has no class of its own.
+    """A failure for which there is no more specific class.
 
-    Every error that edgeasync raises on purpose is an `EdgeAsyncError`, so you can catch them all by this class.
+    Every error that edgeasync raises on purpose is an `EdgeAsyncError`, so `except EdgeAsyncError`
+    catches all of them.
 
     Cause: the message names it. The command line also exits with this code after an unexpected
     exception.
@@ -126,8 +130,8 @@ class ConfigError(EdgeAsyncError):
 
     Cause: a key or argument is misspelt, missing, out of bounds, or contradicts another one; or an
     optional package is missing.
-    Cure: change the key, flag or argument that the message names. For an unknown key, it suggests
-    the nearest one.
+    Cure: change the key, flag or argument that the message names. For an unknown key, the message
+    suggests the most similar one.
     """
 
     exit_code = 2
@@ -136,8 +140,8 @@ class ConfigError(EdgeAsyncError):
 class PluginError(ConfigError):
     """A plugin is missing or misbehaves.
 
-    Cause: the package with your policy, codec or trainer is not installed here, or the code returns
-    what its protocol does not allow.
+    Cause: the package with your policy, codec or trainer is not installed on this machine, or its
+    code returns a value that the protocol does not allow.
     Cure: install the package on this machine, or fix the method that the message names.
     """
 
@@ -169,8 +173,8 @@ class ModelMismatchError(EdgeAsyncError):
 
     Cause: a hub and its run folder, a hub and a device, or two peers disagree about the model, its
     values or its frozen arrays.
-    Cure: for a hub, choose another run folder. On a device, drop `[model]` from its file, or load
-    the base model that the hub has.
+    Cure: for a hub, choose another run folder. On a device, remove the `[model]` table from its
+    settings file, or load the base model that the hub uses.
     """
 
     exit_code = 5
@@ -179,7 +183,8 @@ class ModelMismatchError(EdgeAsyncError):
 class HubUnreachableError(EdgeAsyncError):
     """No hub answers at the address.
 
-    Cause: the hub is not running, the address is wrong, or a network or firewall is in between.
+    Cause: the hub is not running, the address is wrong, or a network fault or firewall blocks the
+    connection.
     Cure: start the hub, correct the address, or raise `--timeout-s`. An agent waits and retries
     instead of raising this.
     """
@@ -190,8 +195,8 @@ class HubUnreachableError(EdgeAsyncError):
 class RefusedError(EdgeAsyncError):
     """The hub refused this device permanently.
 
-    Cause: another live device uses the name, a newer start or state replaced this one, the device
-    is quarantined, or the versions differ.
+    Cause: another connected device uses the same name, a later start or a newer state of this
+    device has replaced this one, the device is quarantined, or its version differs from the hub's.
     Cure: rename the device, delete its state folder, or upgrade, as the message says.
     """
 
@@ -201,20 +206,20 @@ class RefusedError(EdgeAsyncError):
 class AddressError(EdgeAsyncError):
     """An address cannot be parsed, resolved or bound.
 
-    Cause: a typing error, an unknown host name, a port in use, or an address beyond this machine
-    without keys.
-    Cure: correct `--bind` or `--hub`. Beyond this machine use keys, or `--insecure` on a network
-    that you trust.
+    Cause: a typing error, an unknown host name, a port in use, or an address that other machines
+    can reach although no keys are used.
+    Cure: correct `--bind` or `--hub`. For connections between machines, use keys, or use
+    `--insecure` on a network that you trust.
     """
 
     exit_code = 8
 
 
 class StorageError(EdgeAsyncError):
-    """A file of a run, a device's state or keys cannot be read or written.
+    """A file of a run, of a device's state, or of keys cannot be read or written.
 
-    Cause: a full disk, missing permissions, a damaged file, another format, or another process that
-    uses the folder.
+    Cause: a full disk, missing permissions, a damaged file, an unknown file format, or another
+    process that uses the folder.
     Cure: free space, correct the permissions, or restore the file that the message names.
     """
 
@@ -224,10 +229,10 @@ class StorageError(EdgeAsyncError):
 class GraphError(EdgeAsyncError):
     """An ONNX graph cannot be trained, or is unsafe to run.
 
-    Cause: an operator without gradient, an output that does not fit the loss, a file changed by its
-    exporter, or a training graph that uses forbidden operators.
-    Cure: run `edgeasync model inspect`, then export the model or choose the output as the message
-    says.
+    Cause: an operator without a gradient, an output that does not match the loss, a model that its
+    exporter changed, or a training graph that contains forbidden operators.
+    Cure: run `edgeasync model inspect`, then export the model again or choose another output, as
+    the message says.
     """
 
     exit_code = 10
@@ -238,7 +243,7 @@ class AccessError(EdgeAsyncError):
 
     Cause: the hub does not know this device's key, has revoked it, or is not the hub that the token
     named.
-    Cure: enrol the device again, or connect it to the hub that it was enrolled at.
+    Cure: enrol the device again, or connect it to the hub that enrolled it.
     """
 
     exit_code = 11
@@ -258,8 +263,8 @@ class CapacityError(EdgeAsyncError):
 class UnfitError(EdgeAsyncError):
     """`edgeasync doctor` found a problem that prevents training.
 
-    Cause: at least one line of its report has the level `fail`.
-    Cure: follow the cure in each of these lines.
+    Cause: at least one line of the doctor's report has the level `fail`.
+    Cure: apply the remedy in each of these lines.
     """
 
     exit_code = 13

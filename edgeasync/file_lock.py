@@ -41,7 +41,7 @@ class FileLock:
 
 _open: set[FileLock] = set()
 _forking = threading.Lock()
-"""Locked while a file is opened or closed, so that no fork happens in between."""
+"""Locked while a file is opened or closed, so that the process cannot fork in between."""
 
 
 def _close_in_child() -> None:
@@ -58,7 +58,8 @@ os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, a
 class Holders(NamedTuple):
     """The processes that have a locked file open, and the process that locked it.
 
-    `processes` omits those of other users. `owner` is 0 if unknown.
+    `processes` omits processes of other users. `owner` is 0 if the process that locked the file is
+    unknown.
     """
 
     processes: dict[int, str]
@@ -67,7 +68,7 @@ class Holders(NamedTuple):
 
 
 def find_holders(path: Path) -> Holders:
-    """Return the holders of a file's lock; no processes if /proc does not show them."""
+    """Return the holders of a file's lock. `processes` is empty if /proc does not show them."""
     processes: dict[int, str] = {}
     owner, locked = 0, path.stat()
     for process in Path("/proc").glob("[0-9]*"):
@@ -80,7 +81,7 @@ def find_holders(path: Path) -> Holders:
 
 
 def _locker(descriptor: Path) -> int:
-    """Return the process that locked an open file, or 0."""
+    """Return the id of the process that locked an open file, or 0 if unknown."""
     for line in descriptor.read_text().splitlines():
         if line.startswith("lock:") and "FLOCK" in line:
             return int(line.split("FLOCK")[1].split()[2])

@@ -29,10 +29,10 @@ _Label = Annotated[int, Meta(ge=0, le=2**24)]
 class CrossEntropy(Section, frozen=True, tag_field="kind", tag="cross_entropy"):
     """Softmax cross-entropy of raw scores against class numbers.
 
-    With `class_weights`, it is a weighted mean, with the weight of each example's class.
-    `label_smoothing` mixes that share of the uniform distribution into the labels (Szegedy et al.
-    2016, arXiv:1512.00567). Examples with the `ignored_label` do not count; it need not be a class
-    number.
+    With `class_weights`, the loss is a weighted mean: each example has the weight of its class.
+    `label_smoothing` is the weight of the uniform distribution that is mixed into the labels
+    (Szegedy et al. 2016, arXiv:1512.00567). Examples with the label `ignored_label` do not
+    contribute to the loss. This label need not be a class number.
 
     >>> from edgeasync import losses
     >>> losses.CrossEntropy(label_smoothing=0.1, class_weights=[1, 5]).class_weights
@@ -40,11 +40,11 @@ class CrossEntropy(Section, frozen=True, tag_field="kind", tag="cross_entropy"):
     """
 
     class_weights: tuple[_Weight, ...] | None = None
-    """One weight per class, for a weighted mean."""
+    """The weight of each class. The loss is then a weighted mean."""
     label_smoothing: _Share = 0.0
-    """Share of the uniform distribution that is mixed into the labels."""
+    """Weight of the uniform distribution that is mixed into the labels."""
     ignored_label: _Label | None = None
-    """Label of examples, or positions, that do not count. It need not be a class number."""
+    """Label of examples or positions that the loss ignores. It need not be a class number."""
 
     def __post_init__(self) -> None:
         weights = self.class_weights
@@ -74,7 +74,7 @@ class MeanAbsoluteError(Section, frozen=True, tag_field="kind", tag="l1"):
 
 
 class Huber(Section, frozen=True, tag_field="kind", tag="huber"):
-    """Half the squared difference up to `delta`, linear beyond (Huber 1964); the mean.
+    """The mean Huber loss: half the squared difference up to `delta`, linear above it (Huber 1964).
 
     >>> from edgeasync import losses
     >>> losses.Huber(delta=0.5).delta
@@ -82,11 +82,11 @@ class Huber(Section, frozen=True, tag_field="kind", tag="huber"):
     """
 
     delta: Annotated[float, Meta(gt=0.0, le=1e6)] = 1.0
-    """Difference above which the loss is linear."""
+    """Absolute difference above which the loss is linear."""
 
 
 class BinaryCrossEntropy(Section, frozen=True, tag_field="kind", tag="bce_with_logits"):
-    """Mean cross-entropy of independent binary scores before a sigmoid, targets in [0, 1].
+    """Mean binary cross-entropy of raw scores, before a sigmoid. Targets are in [0, 1].
 
     >>> from edgeasync import losses
     >>> losses.find_loss("bce_with_logits") == losses.BinaryCrossEntropy()
@@ -118,7 +118,7 @@ class OnnxLoss(Section, frozen=True, tag_field="kind", tag="onnx"):
 
     @property
     def content(self) -> bytes:
-        """The serialized graph. Raises `ConfigError` if the file was not read yet."""
+        """The serialized graph. Raises `ConfigError` if `file` has not been read yet."""
         if self.graph is None:
             raise ConfigError(f"{self.file}: the file of the loss was not read; pass the graph itself")
         return self.graph

@@ -1,4 +1,4 @@
-"""Metrics that devices measure besides the loss, for `train(metrics=...)` and `Hub`.
+"""Metrics that devices measure in addition to the loss, for `train(metrics=...)` and `Hub`.
 
 A device computes its metrics on its training batches, from the scores that training computes
 anyway, over all local steps between two exchanges. It sends them with the update. Each metric is
@@ -30,11 +30,11 @@ __all__ = ["F1", "MAE", "Accuracy", "Meter", "TopK"]
 Array = npt.NDArray[Any]
 Count = float | npt.NDArray[np.float64]
 Sums = tuple[Count, Count]
-"""A count and its divisor, either numbers or arrays with one entry per class."""
+"""The numerator and denominator of a metric: numbers, or arrays with one entry per class."""
 
 
 class Accuracy(Section, frozen=True, tag_field="kind", tag="accuracy"):
-    """The share of correct answers: the most likely class, or each of several yes-or-no answers.
+    """The fraction of correct predictions. A prediction is the most likely class, or a binary output.
 
     >>> from edgeasync.metrics import Accuracy, Meter
     >>> meter = Meter([Accuracy()])
@@ -49,13 +49,13 @@ class Accuracy(Section, frozen=True, tag_field="kind", tag="accuracy"):
         return "accuracy"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return the number of correct answers, and of all answers."""
+        """Return the number of correct predictions and the number of all predictions."""
         right = scores.argmax(1) == targets if targets.dtype.kind == "i" else (scores > 0.0) == (targets > 0.5)
         return float(right.sum()), float(right.size)
 
 
 class TopK(Section, frozen=True, tag_field="kind", tag="top_k"):
-    """The share of examples whose class is among the `k` most likely ones.
+    """The fraction of examples whose class is among the `k` most likely ones.
 
     >>> from edgeasync.metrics import Meter, TopK
     >>> meter = Meter([TopK(k=2)])
@@ -65,7 +65,7 @@ class TopK(Section, frozen=True, tag_field="kind", tag="top_k"):
     """
 
     k: Annotated[int, Meta(ge=1, le=1000)] = 5
-    """Number of most likely classes that count."""
+    """Number of most likely classes among which the target must be."""
 
     @property
     def name(self) -> str:
@@ -95,14 +95,14 @@ class MAE(Section, frozen=True, tag_field="kind", tag="mae"):
         return "mae"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return the sum of absolute differences, and their number."""
+        """Return the sum of absolute differences, and the number of values."""
         return float(np.abs(scores - targets).sum(dtype=np.float64)), float(scores.size)
 
 
 class F1(Section, frozen=True, tag_field="kind", tag="f1"):
     """The harmonic mean of precision and recall, averaged over the classes that occur.
 
-    For several yes-or-no answers, it is computed over all answers together.
+    If the model has binary outputs, the metric is computed over all outputs together.
 
     >>> from edgeasync.metrics import F1, Meter
     >>> meter = Meter([F1()])
@@ -117,7 +117,7 @@ class F1(Section, frozen=True, tag_field="kind", tag="f1"):
         return "f1"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return twice the true positives, and the same plus all false answers, per class."""
+        """Return, per class, 2 TP and 2 TP + FP + FN, whose quotient is F1."""
         if targets.dtype.kind != "i":
             said, meant = scores > 0.0, targets > 0.5
             return 2.0 * float((said & meant).sum()), float(said.sum() + meant.sum())
@@ -145,13 +145,13 @@ _MEANT_FOR: dict[str, tuple[type, ...]] = {
     "bce_with_logits": (Accuracy, F1),
     "onnx": (),
 }
-"""Metrics that suit each kind of loss; other losses have the mean absolute difference."""
+"""Valid metrics for each kind of loss. For losses that are not listed, only `MAE` is valid."""
 
 
 def find_metrics(settings: Sequence[MetricSetting], loss: str) -> list[Metric]:
     """Return the metrics for settings and a kind of loss.
 
-    Raises `ConfigError` if they do not match.
+    Raises `ConfigError` if a metric is not valid for this kind of loss.
 
     >>> from edgeasync.metrics import find_metrics
     >>> [metric.name for metric in find_metrics(["f1", "top_k"], "cross_entropy")]
@@ -194,7 +194,7 @@ class _Given(Section, frozen=True):
 class Meter:
     """Sums up metrics over batches. A custom trainer may use one.
 
-    `ignored_label` is that of the loss; examples with it do not count.
+    Examples with the label `ignored_label` are skipped, as in the loss.
 
     >>> from edgeasync.metrics import Accuracy, Meter
     >>> meter = Meter([Accuracy()], ignored_label=9)
@@ -239,6 +239,6 @@ class Meter:
 
 
 def _quotient(count: Count, of: Count) -> float:
-    """Return the mean quotient of the classes that occur."""
+    """Divide `count` by `of`; for arrays, return the mean over the classes that occur."""
     occurs = np.asarray(of) > 0.0
     return float(np.mean(np.asarray(count)[occurs] / np.asarray(of)[occurs]))

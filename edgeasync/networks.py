@@ -1,4 +1,4 @@
-"""Networks with values, for custom training loops without torch: scores, losses and gradients.
+"""Computes scores, losses and gradients of a model, for custom training loops without torch.
 
 >>> import numpy as np
 >>> from edgeasync import networks, nn
@@ -38,9 +38,9 @@ Examples = npt.ArrayLike | Mapping[str, npt.ArrayLike]
 class BatchGradient(NamedTuple):
     """The gradient of a batch's mean loss.
 
-    `weight` is the weight of the batch relative to others, the number of its values that have a
-    loss. To add batches up, multiply each gradient by it. `vector` is valid until the next gradient
-    of the same loss.
+    `weight` is the weight of the batch relative to other batches: the number of its values that
+    contribute to the loss. To sum the gradients of several batches, multiply each by its `weight`.
+    `vector` is valid until the next call of `gradient` with the same loss.
 
     >>> import numpy as np
     >>> from edgeasync import networks, nn
@@ -54,17 +54,18 @@ class BatchGradient(NamedTuple):
 
 
 class Network:
-    """A model with values: `network(x)` returns scores, `network.gradient(x, y)` a gradient.
+    """A model and its values. `network(x)` returns scores, `network.gradient(x, y)` a gradient.
 
     - `model`: layers of `edgeasync.nn`, an `onnx.ModelProto`, or the path of an ONNX file.
-    - `input_shape`: the shape of one example, for layers.
-    - `seed`: the seed of the initial values, for layers.
+    - `input_shape`: the shape of one example; required for layers.
+    - `seed`: the seed of the initial values of layers.
     - `threads`: the number of cores to use.
-    - `provider`: onnxruntime's execution provider, as for an agent.
+    - `provider`: onnxruntime's execution provider, as in the settings of an agent.
 
-    A network can replace an `onnx.ModelProto` in `train` and `Hub`, with its current values.
+    `train` and `Hub` accept a network in place of an `onnx.ModelProto`, and start with its current
+    values.
 
-    Raises `ConfigError`, and `GraphError` if the model cannot be trained.
+    Raises `ConfigError` for invalid arguments, and `GraphError` if the model cannot be trained.
 
     >>> import numpy as np
     >>> from edgeasync import networks, nn
@@ -97,7 +98,7 @@ class Network:
         self._fed = {entry.name: entry for entry in self._session.get_inputs()}
 
     def __call__(self, x: Examples) -> npt.NDArray[np.float32]:
-        """Return the scores of examples, as in evaluation mode.
+        """Return the scores of examples in evaluation mode.
 
         Batch norms use running statistics, and dropout is inactive.
 
@@ -119,8 +120,8 @@ class Network:
         """Return the mean loss of a batch and its gradient.
 
         `loss` is a name or an object of `edgeasync.losses`. As in training, batch norms use the
-        batch's statistics and update the running ones. Raises `DataError` for a batch that does not
-        match the network.
+        batch's statistics and update their running statistics. Raises `DataError` for a batch that
+        does not match the network.
         """
         loss = find_loss(check_loss(loss, "gradient"))
         batch = Dataset.of(x, y, where="the batch")
@@ -135,9 +136,9 @@ class Network:
         return BatchGradient(0.0 if found is None else found, gradient.weight, out)
 
     def share(self, other: "Network") -> None:
-        """Share the memory of another network's values, so that both always have the same values.
+        """Use the memory of another network's values, so that both networks always have the same values.
 
-        Raises `ModelMismatchError` if its arrays differ.
+        Raises `ModelMismatchError` if the other network has different arrays.
 
         >>> from edgeasync import networks, nn
         >>> small, large = (
@@ -160,7 +161,9 @@ class Network:
 
 
 def mean_loss(loss: LossSetting, scores: npt.ArrayLike, targets: npt.ArrayLike) -> float:
-    """Return the mean loss of scores, as in training. Raises `ConfigError` for an `OnnxLoss`.
+    """Return the mean loss of scores against targets, as in training.
+
+    Raises `ConfigError` for an `OnnxLoss`.
 
     >>> from edgeasync import networks
     >>> networks.mean_loss("mse", [[1.0], [2.0]], [[1.0], [4.0]])

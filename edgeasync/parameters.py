@@ -24,16 +24,14 @@ Arrays = Mapping[str, npt.NDArray[np.float32]]
 """The arrays of a model by name."""
 
 PARAMETERS_MAX = 250_000_000
-"""Most values of a model, 1 GB. Larger models are rejected."""
+"""Maximum number of values in a model (1 GB). Larger models are rejected."""
 
 CHUNK = 1 << 16
-"""Number of values processed at a time. Three such arrays fit into the L2 cache of small machines.
+"""Number of values processed at a time. Three arrays of this length fit into the L2 cache of small machines.
 """
 
 Role = Literal["trained", "statistic"]
-"""`trained` entries are changed by updates. `statistic` entries (running values of batch norms) are
-averaged.
-"""
+"""Updates change `trained` arrays. The hub averages `statistic` arrays (running values of batch norms)."""
 
 _ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -108,7 +106,10 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def _places(self) -> list[tuple[str, int, int, tuple[int, ...]]]:
-        """Name, start, end and shape of each array in the vector, cached for every local step."""
+        """Name, start, end and shape of each array in the vector.
+
+        They are cached because every local step needs them.
+        """
         ends = list(accumulate(parameter.size for parameter in self.parameters))
         return [(p.name, end - p.size, end, p.shape) for p, end in zip(self.parameters, ends, strict=True)]
 
@@ -119,7 +120,7 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def layout(self) -> str:
-        """The fingerprint of the same arrays sorted by role and name."""
+        """The fingerprint of the arrays sorted by role and name, so it does not depend on their order."""
         return layout_of(self.parameters)
 
     def __hash__(self) -> int:

@@ -1,4 +1,4 @@
-"""Loads code of other authors by its name in this machine's installation. Peers cannot name code.
+"""Loads user-defined code by name from this machine's installation. Peers cannot name code to load.
 
 A name is `package.module:Name`, or the name of an entry point of an installed package.
 """
@@ -34,7 +34,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class _Named(msgspec.StructMeta):
-    """Sets a struct's tag to its module and name, by which it can be found."""
+    """Sets a struct's tag to its module and name, so that the class can be imported by its tag."""
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
         options.setdefault("tag_field", "kind")
@@ -43,11 +43,11 @@ class _Named(msgspec.StructMeta):
 
 
 class Plugin(Section, frozen=True, metaclass=_Named):
-    """Base of a user-defined policy: a frozen value, whose fields are its keys in a settings file.
+    """Base of a user-defined policy: a frozen struct whose fields are its keys in a settings file.
 
-    It has the methods of a policy's protocol. The hub stores all state, so results must depend only
-    on the keys and the arguments; then a replay makes the same decisions. Annotate keys with
-    `msgspec.Meta` to limit them.
+    A subclass implements the methods of a policy's protocol. Their results must depend only on the
+    keys and the arguments, so that a replay makes the same decisions; the hub stores all state. To
+    limit the values of a key, annotate it with `msgspec.Meta`.
 
     >>> from edgeasync import Policy
     >>> from edgeasync.policies import Plugin, Staleness
@@ -63,8 +63,8 @@ class Plugin(Section, frozen=True, metaclass=_Named):
 class Codec(Protocol):
     """A user-defined codec. The encoded size depends only on the number of float32 values.
 
-    `decode` receives the bytes of `encode` and the same `length`. Results must depend only on the
-    arguments.
+    `decode` receives the bytes that `encode` returned, and the same `length`. Results must depend
+    only on the arguments.
 
     >>> import numpy as np
     >>> class Halves:
@@ -81,10 +81,13 @@ class Codec(Protocol):
 
     @property
     def needs_feedback(self) -> bool:
-        """Whether devices must add the part that the codec drops to their next update."""
+        """Whether devices must add the part that the codec drops to their next update (error feedback)."""
 
     def nbytes(self, length: int) -> int:
-        """Return the size of `length` encoded values: at most 4 bytes each plus 32, monotonic."""
+        """Return the number of bytes of `length` encoded values.
+
+        This may be at most 4 `length` + 32, and must be monotonic in `length`.
+        """
 
     def encode(self, values: Vector) -> bytes:
         """Encode finite values."""
@@ -94,23 +97,22 @@ class Codec(Protocol):
 
 
 def check_name(name: str, key: str) -> None:
-    """Raise `ValueError` unless `name` has the form of a code name."""
+    """Raise `ValueError` unless `name` has the form `package.module:Name`."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{key} {name!r} does not name code; use package.module:factory")
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text has the form of a code name."""
+    """Return whether a text has the form `package.module:Name`."""
     return _NAME.fullmatch(text) is not None
 
 
 def find_code(name: str, where: str) -> Callable[..., Any]:
     """Import a callable by name.
 
-    Raises `ConfigError`, starting with `where`, if it is missing or not callable.
-
-    Raises `PluginError` for a module in a run's folder. Exceptions of the module itself are passed
-    on.
+    Raises `ConfigError`, whose message starts with `where`, if the object is missing or not
+    callable. Raises `PluginError` if the module is in a run's folder. Exceptions that the module
+    itself raises are not caught.
     """
     module_name, _, path = name.partition(":")
     try:
@@ -136,13 +138,13 @@ def find_code(name: str, where: str) -> Callable[..., Any]:
 
 
 _REFUSED: set[str] = set()
-"""Folders of runs that this process has opened."""
+"""Folders of runs that this process has opened, from which it does not import modules."""
 
 _INSTALLATION = [os.path.realpath(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
 
 
 def refuse_modules_in(run: Path) -> None:
-    """Forbid imports from the folder of a run, from now on in this process.
+    """Forbid this process to import modules from the folder of a run.
 
     The folder may come from an untrusted source. Call this before reading anything from it.
     """
@@ -150,7 +152,7 @@ def refuse_modules_in(run: Path) -> None:
 
 
 def _is_refused(place: str) -> bool:
-    """Return whether a file is in the folder of a run, except in an installation inside it."""
+    """Return whether a file is in a run's folder, but not in a Python installation inside that folder."""
     for path in map(Path, (os.path.realpath(place), os.path.abspath(place))):  # noqa: PTH100
         if any(path.is_relative_to(run) for run in _REFUSED):
             return not any(path.is_relative_to(folder) for folder in _INSTALLATION)
@@ -181,17 +183,17 @@ def _import_outside_runs(module_name: str, where: str) -> ModuleType:
 
 @lru_cache(maxsize=8)
 def installed(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name; cached on first use."""
+    """Return the entry points of a group by name. The result is cached."""
     return {point.name: point for point in entry_points(group=group)}
 
 
 def package_of(point: EntryPoint) -> str:
-    """Return name and version of the package that defines an entry point."""
+    """Return the name and version of the package that defines an entry point."""
     return "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
 
 
 def load_class(name: str) -> type:
-    """Return the class with a name. Raises `PluginError`, which contains the name."""
+    """Import a class by name. Raises `PluginError`, whose message contains the name."""
     where = f"plugin {name}"
     if name.startswith("__main__:"):
         raise PluginError(f"{where}: is in the main program; move the class to a module that can be imported")
@@ -209,7 +211,7 @@ def load_class(name: str) -> type:
 
 
 def is_plugin(kind: str) -> bool:
-    """Return whether a kind has the form of a plugin's name, or is an installed plugin."""
+    """Return whether a kind has the form `package.module:Name`, or names an installed plugin."""
     return is_name(kind) or kind in installed(POLICIES)
 
 
@@ -233,8 +235,8 @@ class Trust(msgspec.Struct, frozen=True):
     """Plugins that may be imported although only the folder of a run names them.
 
     - `known`: classes that the caller has imported already, by name.
-    - `installed`: entry points of installed packages.
-    - `code`: everything outside the folder.
+    - `installed`: whether entry points of installed packages may be imported.
+    - `code`: whether any code outside the folder may be imported.
     """
 
     known: Mapping[str, type[Plugin]] = {}
@@ -242,7 +244,7 @@ class Trust(msgspec.Struct, frozen=True):
     code: bool = False
 
     def find_policy(self, kind: str) -> type[Plugin] | None:
-        """Like the function `find_policy`.
+        """Return the class of a policy plugin, or `None` if the kind is not a plugin.
 
         Raises `PluginError` for a plugin that is not trusted.
         """

@@ -1,6 +1,7 @@
 """Opens files from untrusted folders.
 
-A pipe would block until it has a writer, and a device may be endless.
+Only regular files are opened, because a pipe would block until it has a writer, and a device file
+may be endless.
 """
 
 import errno
@@ -11,7 +12,7 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises `OSError`, also if it is not a regular file."""
+    """Open a regular file for reading. Raises `OSError`, also for any other kind of file."""
     file = open(path, "rb", opener=_open)  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -33,7 +34,7 @@ def read_regular(path: Path, offset: int = 0, nbytes: int = -1) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Raise `OSError` unless a file is regular, before a library opens it by path."""
+    """Raise `OSError` unless a file is regular. Call this before a library opens the file by its path."""
     open_regular(path).close()
 
 

@@ -1,7 +1,7 @@
-"""Finds out whether the output of a model can be scores, which must be unbounded.
+"""Detects whether a model outputs scores, which are unbounded, or probabilities.
 
-The model runs with random parameters from small to large. Scores then grow with them. Values that
-stay between 0 and 1 are probabilities, however they are computed.
+The model is run with random parameters of increasing size. Scores grow with the parameters, whereas
+probabilities stay between 0 and 1.
 """
 
 from collections.abc import Iterable
@@ -12,22 +12,21 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float32]
 
 SCALES = (0.1, 1.0, 10.0, 100.0, 1000.0)
-"""Sizes of random parameters relative to their own, because scores of a new model may all be near
-0.
+"""Sizes of the random parameters, relative to those of the model. Several are tried, because the
+scores of a new model may all be near 0.
 """
 
 SIZE_MIN = 0.1
-"""Assumed size of parameters that are all 0."""
+"""Root mean square that is assumed for parameters that are all 0."""
 
 _SPREAD_MIN = 1e-3
-"""Smallest spread of values that is judged, because a model may return a constant on random input.
-"""
+"""Outputs with a smaller range are not classified, because a model may return a constant on random input."""
 
 _ROUNDING = 1e-6
 
 
 def drawn(value: Array, scale: float, generator: np.random.Generator) -> Array:
-    """Return random values of either sign with an array's size, times a scale."""
+    """Return random normal values with the shape of `value`, and `scale` times its root mean square."""
     size = max(float(np.linalg.norm(value)) / np.sqrt(max(value.size, 1)), SIZE_MIN)
     return np.asarray(generator.standard_normal(value.shape, np.float32) * np.float32(scale * size))
 

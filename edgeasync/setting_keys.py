@@ -1,7 +1,7 @@
 """Describes settings: the keys of a table with type, bounds, default and meaning.
 
-A key's meaning is the docstring below its field. It is read from source code when needed: for
-`--help`, the reference in the documentation, and `edgeasync schema`.
+The meaning of a key is the docstring below its field. It is read from the source code only when it
+is needed: for `--help`, for the reference in the documentation, and for `edgeasync schema`.
 """
 
 import ast
@@ -44,7 +44,7 @@ class SettingKey(msgspec.Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """The first sentence of the description, without its period and a link at its end."""
+        """The first sentence of the description, without its period and without a link at its end."""
         return _LINK.sub(r"\1", re.sub(rf"[:;,] {_LINK.pattern}$", "", first_sentence(self.description)))
 
 
@@ -67,7 +67,7 @@ def keys_of(settings: type) -> list[SettingKey]:
 
 
 def describe(field: types.Field, meaning: str) -> SettingKey:
-    """Describe a field. If it has no meaning but several kinds, list these."""
+    """Describe a field. If `meaning` is empty and there are several kinds, the description lists them."""
     kinds = [str(struct.tag) for struct in structs_of(field.type) if struct.tag is not None]
     if kinds and not meaning:
         meaning = f"One of {', '.join(kinds)}."
@@ -88,7 +88,7 @@ def meanings_of(settings: type) -> dict[str, str]:
 
     Docstrings of base classes are included.
 
-    Empty for a class without source code, such as one defined at a prompt.
+    The result is empty for a class without source code, such as one defined at a prompt.
     """
     found: dict[str, str] = {}
     for kind in reversed(settings.__mro__):
@@ -113,7 +113,7 @@ def _docstrings_in(kind: type) -> dict[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """Convert a setting to its shortest form in a file: sizes with unit, kinds without defaults."""
+    """Convert a setting to its shortest form in a file: sizes with a unit, tables without default values."""
     if isinstance(value, ByteCount):
         return value.words
     if isinstance(value, list | tuple):
@@ -132,7 +132,7 @@ def plain(value: Any) -> Any:
 
 
 def to_toml(value: Any) -> str:
-    """Format a plain value as TOML on one line. Keys without value are omitted."""
+    """Format a plain value as TOML on one line. Keys without a value are omitted."""
     if isinstance(value, dict):
         return braces([f"{key} = {to_toml(item)}" for key, item in value.items() if item is not None])
     if isinstance(value, list | tuple):
@@ -172,7 +172,7 @@ def structs_of(kind: types.Type) -> list[types.StructType]:
 
 
 def tables_of(settings: type, path: str = "") -> Iterator[tuple[str, type]]:
-    """Yield every table of a settings file with its path, such as `hub.stop`, or "".
+    """Yield every table of a settings file with its path, such as `hub.stop`; the top level has "".
 
     For a key with several kinds, the path includes the kind: `model.mlp`.
     """
@@ -193,7 +193,7 @@ def default_of(field: types.Field) -> Any:
 
 
 def _words(kind: types.Type) -> tuple[str, str]:
-    """Return type and bounds in words."""
+    """Return the type and bounds of a setting in words."""
     inner = bare(kind)
     if isinstance(inner, types.IntType | types.FloatType):
         return ("integer" if isinstance(inner, types.IntType) else "number"), _range(inner)

@@ -1,4 +1,4 @@
-"""State machines with a table of allowed transitions, which are checked in production too."""
+"""State machines with a table of allowed transitions. Transitions are checked in production too."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -8,8 +8,8 @@ from edgeasync.errors import TransitionError
 Name = TypeVar("Name", bound=str)
 
 Table = Mapping[Name, tuple[Name, ...]]
-"""Every state, the initial one first, with its possible successors. Staying in a state is always
-allowed.
+"""Maps each state to the states that may follow it. The initial state is first. Staying in a state
+is always allowed.
 """
 
 

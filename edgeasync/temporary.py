@@ -1,4 +1,4 @@
-"""Temporary folders. Those of killed programs are deleted when another program creates one."""
+"""Temporary folders. Creating one deletes the folders that killed programs left behind."""
 
 import contextlib
 import fcntl

@@ -1,4 +1,4 @@
-"""Trains torch modules on a fleet: with `model` by `train`, `Hub` and `Agent`, or with `join`.
+"""Trains torch modules on a fleet: `model` is for `train`, `Hub` and `Agent`; `join` accepts a module.
 
 `load` copies a run's trained arrays into a module, and `to_onnx` exports a module for devices
 without torch. This module is imported only on first use.
@@ -55,13 +55,14 @@ def model(
     """Return a module as a model for `train`, `Hub` and `Agent`. The module is copied, not changed.
 
     - `loss`: the mean loss of a batch. By default cross-entropy for integer targets, and mean
-      squared error for others. Torch losses that compare values one by one accept targets (n,) for
-      an output (n, 1). A custom loss receives what the module returns, such as a dict. Unless that
-      is a single tensor of scores for the targets, there is no accuracy and there are no metrics.
-    - `optimizer`: one of `torch.optim` on all parameters of the module that are not frozen. Its
-      groups and current learning rates are used. Or a function that returns an optimizer for given
-      parameters. By default SGD with a learning rate of 0.05.
-    - `device`: where to train, such as "cuda".
+      squared error for others. Element-wise losses of torch accept targets (n,) for an output (n,
+      1). A custom loss receives the output of the module, such as a dict. Accuracy and metrics are
+      computed only if this output is a single tensor of scores for the targets.
+    - `optimizer`: an optimizer of `torch.optim` for all parameters of the module that are not
+      frozen. Its groups and current learning rates are used. Alternatively, a function that
+      receives parameters and returns an optimizer for them. The default is SGD with a learning rate
+      of 0.05.
+    - `device`: the torch device on which to train, such as "cuda".
 
     A module with several inputs receives them by their names in the data.
 
@@ -128,7 +129,7 @@ class TorchModel(Adapted):
         return self.__dict__
 
     def prepare(self, local: LocalTraining) -> Prepared:
-        """Return this model in the form that can be trained."""
+        """Return this model in the form that `train` and agents need."""
         exchanged = exchanged_of(self._module)
         initial = np.empty(self.spec.length, np.float32)
         read_tensors(exchanged, self.spec.views(initial))
@@ -153,9 +154,9 @@ class TorchModel(Adapted):
         )
 
     def _targets_of(self, data: Dataset) -> Dataset:
-        """Convert integer targets to floats if the loss needs floats, as for ONNX.
+        """Convert integer targets to floats if the loss needs floats, as is done for ONNX models.
 
-        Raises `DataError` if the module lacks an input of the data.
+        Raises `DataError` if the inputs in the data have other names than those of the module.
         """
         if isinstance(data.features, Inputs):
             taken = inspect.signature(self._module.forward)

@@ -33,7 +33,7 @@ PROGRESS_S = 10.0
 
 
 def run_agent(config: Path | None, said: Flags, printer: Printer) -> None:
-    """Run an agent by a settings file, flags, or both. Flags override the file."""
+    """Run an agent with the settings of a file, flags, or both. Flags override the file."""
     settings = read_settings(config, AgentSettings, said)
     fingerprint = None if settings.model is None else settings.model.spec.fingerprint
     _Command(settings, fingerprint, printer).run()
@@ -76,7 +76,7 @@ class _Command:
         self._printer.figures("stopped", {"reason": reason, **_figures(agent)}, f"{reason}: {_work_done(agent)}")
 
     def _begin(self) -> AgentRuntime:
-        """Open the state folder for the next start, and create its agent."""
+        """Open the state folder for the next start, and create the agent."""
         self._folder.close()
         identity = self._folder.open(self._device.device_id, Readings().mark())
         for remark in self._folder.remarks:
@@ -132,7 +132,7 @@ def _start(section: AgentSection, profile: Profile | None, examples: int, incarn
 
 
 def _detail(report: DeviceReport, agent: AgentRuntime) -> str:
-    """Return a report's text, with the hub's address where it may have changed."""
+    """Return a report's text, with the hub's address if the address may have changed."""
     of_several = len(agent.addresses) > 1 and report.event in ("joined", "disconnected")
     return f"{agent.address}: {report.detail}" if report.event == "waiting" or of_several else report.detail
 
@@ -151,7 +151,7 @@ def _work_done(agent: AgentRuntime) -> str:
 
 
 def _needed(section: AgentSection) -> Path | None:
-    """Return the device's data file, or None if its own trainer needs no file."""
+    """Return the device's data file, or None if a user-defined trainer needs no file."""
     if section.trainer is not None:
         find_code(section.trainer, f"trainer {section.trainer}")  # report a mistake before connecting to a hub
     if section.data is None and section.trainer is not None:

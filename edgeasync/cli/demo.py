@@ -1,7 +1,7 @@
 """`edgeasync demo`: a hub and unequal agents on this machine; one agent is killed and rejoins.
 
-Nothing is staged. The processes run the commands that a person would type, every device has its own
-non-IID part of the digits, and the hub itself reports who was lost and who joined. The model is a
+The processes run the commands that a person would type, every device has its own non-IID part of
+the digits, and the hub itself reports which devices were lost and which joined. The model is a
 small convolutional network in an ONNX file, which the hub converts into a training graph for the
 agents.
 """
@@ -34,13 +34,15 @@ from edgeasync.net.status import fetch_status
 from edgeasync.ops.trained import newest_model
 
 SLOWNESS = (1, 1, 3, 10)
-"""How many times slower than the first agent each agent is; repeats if there are more agents."""
+"""Factor by which each agent is slower than the first. The sequence repeats if there are more agents."""
 
 STEP_S = 0.004
-"""Seconds per local step of the fastest agent: about that of a small model on a Raspberry Pi 4."""
+"""Seconds per local step of the fastest agent: about as long as a step of a small model takes on a
+Raspberry Pi 4.
+"""
 
 HELD_OUT = 0.2
-"""Share of the digits that is held out for the final evaluation."""
+"""Fraction of the digits that is held out for the final evaluation."""
 
 DIRICHLET_ALPHA = 0.5
 
@@ -49,7 +51,7 @@ EXAMPLES_MIN = 32
 REFRESH_S = 0.25
 
 START_S = 30.0
-"""Longest time for the hub to start."""
+"""Maximum number of seconds that the hub may take to start."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
@@ -214,7 +216,7 @@ class Show:
             self._printer.event(event, **details)
 
     def table(self, status: dict[str, Any], pids: dict[str, int], done: float) -> None:
-        """Update the live table; `done` is the share of the training time that has passed."""
+        """Update the live table; `done` is the fraction of the training time that has passed."""
         if self._lively:
             width = 20
             bar = "━" * round(width * done) + "╌" * (width - round(width * done))
@@ -268,7 +270,7 @@ class Demo:
     async def _await_hub(self, hub: asyncio.subprocess.Process, until_s: float) -> None:
         """Wait until the hub listens.
 
-        Raises `EdgeAsyncError` if it exits first or takes too long.
+        Raises `EdgeAsyncError` if the hub exits first or takes too long.
         """
         while not self._address:
             if hub.returncode is not None or asyncio.get_running_loop().time() > until_s:
@@ -278,7 +280,7 @@ class Demo:
     async def _train(self, started_s: float) -> dict[str, Any]:
         """Show progress until the end.
 
-        Half-way, kill the second agent; restart it once the hub reports it lost.
+        After half of the time, kill the second agent. Restart it once the hub has reported it lost.
         """
         victim = min(2, self._devices)
         name = f"device-{victim}"

@@ -43,7 +43,7 @@ def _read_token(file: TextIO) -> str:
 
 
 def state_folder(section: DeviceSection) -> Path:
-    """Return the device's state folder, by default in the user's home under the device's name."""
+    """Return the device's state folder, by default a folder in the user's home with the device's name."""
     state = section.state or f"~/.local/state/edgeasync/{section.device_id or default_device_id()}"
     return expanded(state)
 
@@ -51,7 +51,7 @@ def state_folder(section: DeviceSection) -> Path:
 def hang_of(stalled_s: float, section: DeviceSection) -> str:
     """Return a status line if the trainer hangs, or "".
 
-    The event loop calls this, so the loop itself runs.
+    The event loop calls this function, so the loop itself does not hang.
     """
     limit_s = section.progress_s + section.step_s_min
     return f"hangs: no local step for {stalled_s:.0f} s" if stalled_s > limit_s else ""

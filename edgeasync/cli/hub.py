@@ -36,7 +36,7 @@ FILES_MAX = 1 << 17
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The arguments of a start: settings from flags by table, and the run to resume.
+    """The arguments with which a hub starts: settings from flags, by table, and the run to resume.
 
     With `trust_code`, code that only the run's folder names may be imported.
     """
@@ -49,7 +49,7 @@ class Start(msgspec.Struct, frozen=True):
 def _all_settings(config: Path | None, start: Start) -> HubSettings:
     """Return the settings of a file, flags, or both, or those of a resumed run.
 
-    Flags override the others.
+    Flags override the other settings.
     """
     check_settings_file(config, {".onnx": "--model"})
     settings = _settings(config, start) if start.resume is None else _resumed(start.resume, config, start)
@@ -66,7 +66,7 @@ def _all_settings(config: Path | None, start: Start) -> HubSettings:
 
 
 def check_hub(config: Path | None, start: Start, printer: Printer) -> None:
-    """Print the maximum memory that such a hub may need, without starting it.
+    """Print the maximum memory that a hub with these settings may need, without starting it.
 
     Raises `CapacityError` if this machine has less.
     """
@@ -107,7 +107,7 @@ def _mebibytes(nbytes: int) -> str:
 
 
 def run_hub(config: Path | None, start: Start, printer: Printer) -> None:
-    """Run a hub with the settings of a file, flags, or both, or those of a run."""
+    """Run a hub with the settings of a file, flags, or both, or with the settings of a run to resume."""
     settings = _all_settings(config, start)
 
     notifier = find_notifier()
@@ -146,7 +146,7 @@ def _progress_of(hub: HubRuntime, notifier: Notifier, printer: Printer) -> Calla
 
 
 def _print_end(hub: HubRuntime, reason: str, printer: Printer) -> None:
-    """Print why the hub ended, its totals, and where the model is."""
+    """Print why the hub ended, its totals, and the path of the model."""
     core = hub.core
     totals = {
         "reason": reason,
@@ -173,7 +173,7 @@ def _print_end(hub: HubRuntime, reason: str, printer: Printer) -> None:
 
 
 def _settings(config: Path | None, start: Start) -> HubSettings:
-    """Return the settings of a file, with [model] changed by flags."""
+    """Return the settings of a file, with flags applied to its `[model]` table."""
     table = {} if config is None else read_toml(config, dict[str, Any])
     model = start.said["model"]
     if model:
@@ -193,7 +193,7 @@ def _settings(config: Path | None, start: Start) -> HubSettings:
 def _resumed(run: Path, config: Path | None, start: Start) -> HubSettings:
     """Return the settings of a run's last start.
 
-    Raises `ConfigError` if others were passed as well.
+    Raises `ConfigError` if other settings were passed as well.
     """
     if config is not None or start.said["model"] or "run" in start.said["hub"]:
         raise ConfigError(
@@ -204,7 +204,7 @@ def _resumed(run: Path, config: Path | None, start: Start) -> HubSettings:
 
 
 def _check_opened(section: HubSection, start: Start) -> None:
-    """Raise `AddressError` if flags do not confirm the network access and keys of a resumed run."""
+    """Raise `AddressError` unless flags confirm that a resumed run uses the network or keys."""
     asked = {"keys": f"--keys {section.keys}"}
     if not is_within_machine(section.bind):
         asked = {"bind": f"--bind {section.bind}"} | asked | {"insecure": "--insecure"}
@@ -217,7 +217,7 @@ def _check_opened(section: HubSection, start: Start) -> None:
 
 
 def allow_many_files() -> None:
-    """Raise this process's open-file limit. Each device needs a file; the usual limit is 1024."""
+    """Raise this process's open-file limit. Each device's connection uses one file; the usual limit is 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:

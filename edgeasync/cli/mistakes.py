@@ -48,7 +48,7 @@ class Commands(TyperGroup):
 
     @staticmethod
     def whole(name: str, command: Any) -> Any:
-        """Return a command with its settings flags; built only for the command that runs."""
+        """Return a command with its settings flags, which are built only for the command that runs."""
         from edgeasync.cli.settings_flags import FLAGS, with_flags  # noqa: PLC0415
 
         if name not in FLAGS:
@@ -78,7 +78,7 @@ def _commands_in(module: str) -> dict[str, Any]:
 
 
 def sentence_of(error: Any) -> str:
-    """Return one sentence with the mistake in a command line and its correction."""
+    """Return one sentence that states the mistake in a command line and its correction."""
     parameter, said = getattr(error, "param", None), error.message
     if parameter is not None and said:  # an invalid value
         is_flag = parameter.param_type_name == "option"

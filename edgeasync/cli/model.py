@@ -211,7 +211,7 @@ def _describe(out: Path, trained: TrainedModel) -> dict[str, Any]:
 
 
 def _worth(trained: TrainedModel) -> str:
-    """Describe a model's last evaluation, and its version if that is another one."""
+    """Describe a model's last evaluation, and the evaluated version if it is not the model's version."""
     found = trained.evaluation
     if found is None:
         return "not evaluated"
@@ -234,7 +234,7 @@ def _load(path: Path, context: typer.Context) -> HubGraph:
 
 
 def _print_warnings(built: HubGraph, printer: Printer) -> None:
-    """Print warnings about decisions of the file or its exporter."""
+    """Print the warnings about a model file, such as those about its exporter."""
     for warning in built.warnings:
         printer.line(f"warning: {warning}")
 

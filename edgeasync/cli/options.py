@@ -1,4 +1,4 @@
-"""Flags that several commands share, with the help text that fits all of them."""
+"""Flags that several commands share. Their help texts apply to all of these commands."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -97,7 +97,7 @@ class Printer:
         self._write(visible(text))
 
     def _write(self, text: str, priority: Priority = 6) -> None:
-        """Write and flush a line. If the reader has gone away, continue on standard error."""
+        """Write and flush a line. If the reader has closed standard output, continue on standard error."""
         if goes_to_journal(sys.stdout):
             text = with_priority(text, priority)
         try:
@@ -141,7 +141,7 @@ def _as_text(value: Any) -> Any:
 
 
 def print_table(printer: Printer, rows: Sequence[tuple[str, ...]]) -> None:
-    """Print rows as columns as wide as their widest cell. The first row is the header."""
+    """Print rows in columns that are as wide as their widest cell. The first row is the header."""
     shown = [[visible(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:

@@ -27,7 +27,7 @@ PROGRESS_S = 10.0
 
 
 def run_peer(config: Path | None, said: Flags, printer: Printer) -> None:
-    """Run a peer by a settings file, flags, or both. Flags override the file."""
+    """Run a peer with the settings of a file, flags, or both. Flags override the file."""
     settings = read_settings(config, PeerSettings, said)
     if model := said["model"]:
         before = to_table(settings.model)
@@ -79,7 +79,7 @@ class _Command:
         self._printer.figures("stopped", {"reason": reason, **_figures(peer)}, sentence)
 
     def _make(self, folder: DeviceFolder) -> PeerRuntime:
-        """Open the state folder for the next start, and create its peer."""
+        """Open the state folder for the next start, and create the peer."""
         identity = folder.open(self._device_id, Readings().mark())
         for remark in folder.remarks:
             self._printer.event("warning", detail=remark)

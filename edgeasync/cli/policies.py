@@ -17,9 +17,9 @@ from edgeasync.setting_keys import SettingKey, to_toml
 
 
 def print_policies(name: str | None, printer: Printer) -> None:
-    """Print all policies, or those with one name or in one group in full.
+    """Print a table of all policies, or the details of those with one name or in one group.
 
-    Raises `ConfigError` if unknown.
+    Raises `ConfigError` if the name is unknown.
     """
     kinds = [*catalogue(), *plugin_kinds()]
     parts = list(dict.fromkeys(kind.part for kind in kinds))
@@ -51,7 +51,7 @@ def print_policies(name: str | None, printer: Printer) -> None:
 
 
 def choose(kinds: list[Kind], name: str) -> list[Kind]:
-    """Return the policies with one name or in one group. Raises `ConfigError` with near matches."""
+    """Return the policies with one name or in one group. Raises `ConfigError`, which suggests similar names."""
     if found := [kind for kind in kinds if name in _names(kind)]:
         return found
     advice = suggest(name, [known for kind in kinds for known in _names(kind)])
@@ -88,7 +88,7 @@ def part_table(part: list[Kind], width: int, shown: Sequence[Kind] = ()) -> Grou
 
 
 def full(kind: Kind, same: Sequence[Kind] = ()) -> Group:
-    """Return all details of a policy except its example; `same` lists its other groups."""
+    """Return all details of a policy except its example; `same` has its entries in other groups."""
     title = f"{kind.part}, kind {kind.kind}" if kind.kind else kind.part
     parts: list[RenderableType] = [
         Text(title + (" (the default)" if kind.default and kind.kind else ""), style="bold")

@@ -57,7 +57,10 @@ def replay_run(
 
 
 def verify_replay(run: Path, others: Sequence[str], printer: Printer, *, trust_code: bool) -> None:
-    """Replay a whole run and print what was verified. Raises `ConfigError` if `others` are set."""
+    """Replay a whole run and print what was verified.
+
+    Raises `ConfigError` if `others` contains flags, because none can be combined with `--verify`.
+    """
     if others:
         raise ConfigError(f"--verify replays the whole run; remove {', '.join(others)}")
     found = verify_run(run, trust_code=trust_code)

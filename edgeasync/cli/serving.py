@@ -21,7 +21,7 @@ from edgeasync.host.notify import Notifier
 IMPATIENCE_S = 1.0
 
 FED_TIMES = 4
-"""Watchdog pings per systemd timeout; more than one, because a busy machine may be late."""
+"""Number of watchdog pings per systemd timeout. It is above 1, because a busy machine may delay pings."""
 
 LAST_EVENTS_FILE = "last-events.txt"
 LINES_SHOWN = 20
@@ -102,8 +102,8 @@ def serve(
     second ends the process at once. `on_progress` is called every `every_s` seconds. On an
     unexpected error, the core's last events are written to `folder`.
 
-    The event loop pings systemd's watchdog while `hangs` returns "". Otherwise it reports that text
-    as the service's status.
+    The event loop pings systemd's watchdog while `hangs` returns "". If `hangs` returns a text, the
+    loop reports it as the service's status instead.
     """
     check_threads()
     try:
@@ -117,7 +117,7 @@ def serve(
 
 
 def _leave_last_events(service: Servable, folder: Path | None) -> None:
-    """Write the last events to the folder and show the newest; without a folder, show all."""
+    """Write the last events to the folder and print the newest. Without a folder, print all of them."""
     lines = service.last_events()
     if not lines:
         return

@@ -81,7 +81,10 @@ def _resolve(settings: Any) -> tuple[msgspec.Struct, str]:
 def _walk(
     settings: msgspec.Struct, read: msgspec.Struct, written: Mapping[str, Any], path: str, derived: str
 ) -> Iterator[InForce]:
-    """Yield the settings of a table and its subtables. `derived` names the source of changes."""
+    """Yield the settings of a table and its subtables.
+
+    `derived` names the source of values that differ from those that were read.
+    """
     tables = []
     if (tag := settings.__struct_config__.tag) is not None:
         yield InForce(path, str(settings.__struct_config__.tag_field), tag, None, "file")
@@ -167,9 +170,9 @@ def _add_table(table: types.StructType, tables: dict[str, dict[str, Any]]) -> No
 
 
 def _kind_of(path: Path, written: Mapping[str, Any], kind: str | None) -> str:
-    """Return the name of the settings file that this file matches.
+    """Return the key of `FILES` for the kind of settings file that this file is.
 
-    Raises `ConfigError` if ambiguous.
+    Raises `ConfigError` if several kinds are possible.
     """
     programs = [name.removesuffix(".toml") for name in FILES]
     if kind is not None:

@@ -1,7 +1,7 @@
-"""Command-line flags for settings: one flag per key of some tables of a command's settings file.
+"""Command-line flags for settings: one flag for each key in some tables of a command's settings file.
 
-The flags are built from the structs that declare the settings, when the command runs. So an agent
-imports nothing of a hub.
+The flags are built when the command runs, from the structs that declare its settings. So an agent
+does not import modules of a hub.
 """
 
 import inspect
@@ -31,7 +31,7 @@ TITLES = (
 
 
 class FlagTable(NamedTuple):
-    """A settings table whose keys become flags: `keys`, or all that fit on a line.
+    """A settings table whose keys become flags: only `keys` or, by default, all that are not tables.
 
     Help lists a flag under the group of its field (`Section.GROUPS`), or else under `group`.
     `names` contains the flags whose names differ from their keys.
@@ -47,7 +47,7 @@ class FlagTable(NamedTuple):
 class _Flag(NamedTuple):
     table: FlagTable
     key: SettingKey
-    """Without the description, which is read only for help."""
+    """The key without its description, which is read only for `--help`."""
     kind: types.Type
     name: str
     group: str
@@ -81,7 +81,7 @@ class GroupedCommand(TyperCommand):
 def with_flags(name: str | None, function: Callable[..., None], tables: Sequence[FlagTable]) -> GroupedCommand:
     """Return a command with a flag for each key of the tables.
 
-    It finds their values in `context.obj`.
+    The function finds the values of the flags in `context.obj`.
     """
     flags = [flag for table in tables for flag in _flags_of(table)]
 
@@ -132,7 +132,7 @@ def model_of(table: object, said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_by_flag(error: ConfigError, said: Mapping[str, Any], names: Mapping[str, str] = {}) -> ConfigError:
-    """Return an error with flags in place of the keys that were set by flags."""
+    """Return an error whose message names flags instead of the keys that these flags set."""
     key, stop, what = str(error).removeprefix("flags: ").partition(": ")
     first = key.partition("[")[0].rpartition(".")[2]
     if stop and first in said:
@@ -225,7 +225,7 @@ def _takes_many(kind: types.Type) -> bool:
 
 
 def _read(value: Any, kind: types.Type) -> Any:
-    """Convert a flag's text to a settings value; digits become an int if the key accepts both."""
+    """Convert a flag's text to a settings value. Digits become an int if the key also accepts integers."""
     takes_number = isinstance(kind, types.UnionType) or (
         isinstance(kind, types.CustomType) and kind.cls is ByteCount
     )
@@ -235,10 +235,10 @@ def _read(value: Any, kind: types.Type) -> Any:
 
 
 MODEL_FLAGS = ("file", "loss", "train", "freeze", "output", "target")
-"""Keys of `[model]` with kind onnx that are flags."""
+"""Keys of a `[model]` table of the kind `onnx` that become flags."""
 
 DOCTOR_FLAGS = ("data", "device_id", "state", "provider", "hub", "insecure", "enrol", "hub_key")
-"""Keys of `[agent]` that are flags of the doctor."""
+"""Keys of `[agent]` that become flags of `edgeasync doctor`."""
 
 
 def _model_table(keys: tuple[str, ...] = MODEL_FLAGS) -> FlagTable:
@@ -282,4 +282,4 @@ FLAGS: dict[str, Callable[[], list[FlagTable]]] = {
     "doctor": lambda: [_agent_table(DOCTOR_FLAGS)],
     **dict.fromkeys(("model build", "model inspect", "model check"), lambda: [_model_table(MODEL_FLAGS[1:])]),
 }
-"""Tables whose keys are flags, by command."""
+"""Maps each command to the tables whose keys become its flags."""

@@ -36,7 +36,7 @@ PIPE_WIDTH = 10_000
 """Output width if standard output is not a terminal; scripts expect each device on one line."""
 
 LOSSES_CALM = 0.1
-"""Share of updates, or of their length, that a device may lose before its losses are printed."""
+"""A device is listed if more than this fraction of its updates, or of their length, is lost."""
 
 BOUNDS = {
     "change": "local steps at most double or halve per assignment",
@@ -83,7 +83,7 @@ def describe_status(status: Mapping[str, Any]) -> RenderableType:
 
 
 def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = None) -> Table:
-    """Return a table of the devices, with process ids from `pids`, or else with traffic."""
+    """Return a table of the devices. The last column shows `pids` or, without these, the traffic."""
     columns = ("device", "state", "seen", "updates", "stale", "steps", "ex/s", "loss")
     rows = [
         (
@@ -122,8 +122,9 @@ def interval_table(devices: list[dict[str, Any]]) -> Table:
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: tuple[str, str]) -> Table:
     """Return a table of cells, without interpreting markup in them.
 
-    Two columns contain `words`, and the last of these may be wrapped. A column is at least as wide
-    as its widest cell, or as its longest word if it may be wrapped.
+    `words` names the two columns that contain text; the second of them may be wrapped. It is at
+    least as wide as its longest word, and every other column is at least as wide as its widest
+    cell.
     """
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     shown = [[visible(cell) for cell in row] for row in rows]
@@ -143,7 +144,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: tuple[s
 
 
 def _reason(device: Mapping[str, Any]) -> str:
-    """Return how long a device rests, and why the hub chose its local steps."""
+    """Return how long a device must wait before an exchange, and why the hub chose its number of local steps."""
     resting = f"rests for {_seconds(rest_s)}" if (rest_s := device.get("rest_s", 0.0)) else ""
     return "; ".join(filter(None, (resting, device.get("why", ""))))
 
@@ -189,7 +190,7 @@ def _totals(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cadence(cadence: Mapping[str, Any], learning_rate_factor: float) -> str:
-    """Return the fleet's exchange period, and what reduces it."""
+    """Return a line about the fleet's exchange period and what reduces it."""
     words = f"period {_seconds(cadence['period_s'])}" if cadence["period_s"] else "no period yet"
     if bound := cadence.get("bound"):
         words += f", target {_seconds(cadence['aim_s'])}: {BOUNDS.get(bound, bound)}"
@@ -235,7 +236,7 @@ def _evaluation(evaluated: Mapping[str, Any]) -> str:
 
 
 def in_bytes(count: float) -> str:
-    """Return a number of bytes with a unit and three significant digits."""
+    """Format a number of bytes with a unit and three significant digits."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"

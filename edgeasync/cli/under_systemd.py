@@ -29,7 +29,7 @@ WARNINGS = frozenset(
 
 
 def find_notifier() -> Notifier:
-    """Return systemd's notifier; it does nothing unless this process is of `Type=notify`."""
+    """Return systemd's notifier; it does nothing unless this process is a service of `Type=notify`."""
     address, usec = os.environ.get("NOTIFY_SOCKET", ""), os.environ.get("WATCHDOG_USEC", "")
     ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
     return Notifier(address, int(usec) / 1e6 if ours and usec.isdecimal() and int(usec) else None)

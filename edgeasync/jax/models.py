@@ -36,9 +36,10 @@ def model(
     - `loss_fn(params, x, y)`: the mean loss of a batch. It is compiled together with the
       optimizer's step.
     - `optimizer`: an optax optimizer; by default `optax.sgd(0.05)`.
-    - `predict(params, x)`: the scores of each class, (n, classes, ...). Evaluations need it for the
-      accuracy.
-    - `frozen`: a tree of arrays that `loss_fn` closes over. Devices with other values are rejected.
+    - `predict(params, x)`: the scores of each class, (n, classes, ...). It is needed to evaluate
+      the accuracy.
+    - `frozen`: a tree of arrays that `loss_fn` closes over. The hub rejects devices with different
+      values.
 
     >>> import jax.numpy as jnp
     >>> import numpy as np
@@ -78,7 +79,7 @@ class JaxModel(Adapted):
         self.compiled_step = jax.jit(step)
 
     def prepare(self, local: LocalTraining) -> Prepared:
-        """Return this model in the form that can be trained."""
+        """Return this model in the form that `train` and agents need."""
         return Prepared(
             spec=self.spec,
             initial=self.spec.flatten(arrays_of(self.params)),
@@ -106,7 +107,7 @@ class JaxModel(Adapted):
 class JaxTrainer:
     """Trains a tree with a compiled step.
 
-    On a CPU, each step updates the vector, on a GPU `flush` does.
+    On a CPU, each step updates the vector. On a GPU, only `flush` does.
     """
 
     def __init__(self, model: JaxModel, data: Dataset, local: LocalTraining, seed: int) -> None:
@@ -137,11 +138,11 @@ class JaxTrainer:
         self._state = None
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply all later changes by this factor."""
+        """Multiply the change that each later step makes by this factor."""
         self._factor = factor
 
     def step(self) -> StepResult:
-        """Take one compiled step on one batch."""
+        """Run one compiled step on one batch."""
         assert self._vector is not None
         x, y = next(self._stream)
         self._params, self._state, loss = self._step(self._params, self._state, x, y, self._factor)

@@ -1,4 +1,4 @@
-"""A holder of a parameter tree for `join`."""
+"""A mutable container of a parameter tree, for `join`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,14 +14,15 @@ from edgeasync.sdk.participants import AddingParticipant
 
 
 def params(tree: Any, optimizer_state: Any = None, *, frozen: Any = None) -> "Params":
-    """Return a holder of parameters for `join`.
+    """Return a mutable container of parameters for `join`.
 
-    JAX arrays are immutable, so the session sets its `.value`.
+    JAX arrays are immutable, so the session replaces the tree in `.value`.
 
-    A loop reads and sets `.value`, then calls `session.step()`. The same holds for
-    `.optimizer_state`, if it is passed: the session resets it if the hub requests this, and
-    restores it after the script was killed. `frozen` is a tree of arrays that the loop uses but
-    does not train. The hub rejects devices with other values.
+    The training loop reads and sets `.value`, then calls `session.step()`. If `optimizer_state` is
+    passed, the loop also reads and sets `.optimizer_state`. The session resets this state if the
+    hub requests it, and restores it if the script is restarted after it was killed. `frozen` is a
+    tree of arrays that the loop uses but does not train. The hub rejects devices with different
+    values.
 
     >>> import tempfile
     >>> import jax.numpy as jnp
@@ -56,21 +57,21 @@ class Params(AddingParticipant):
     def read(self, arrays: Arrays) -> None:
         """Copy the tree's values into arrays.
 
-        Raises `ModelMismatchError` if its arrays differ from join.
+        Raises `ModelMismatchError` if the tree's arrays differ from those at `join`.
         """
         self.begin_read(arrays)()
 
     def begin_read(self, arrays: Arrays) -> Callable[[], None]:
         """Copy the tree's current values.
 
-        Return a function that fills the arrays, on any thread.
+        Return a function that writes them into the arrays, and that any thread may call.
         """
         self.note_step()
         self._layout = layout_of(self.value)
         return begin_read_tree(self.value, arrays)
 
     def note_step(self) -> None:
-        """Raise `ModelMismatchError` if the tree's arrays differ from those at join."""
+        """Raise `ModelMismatchError` if the tree's arrays differ from those at `join`."""
         joined = {parameter.name: parameter.shape for parameter in self.parameters}
         if different := joined.items() ^ shapes_of(self.value).items():
             name = min(different)[0]
@@ -82,7 +83,7 @@ class Params(AddingParticipant):
     def write(self, arrays: Arrays) -> None:
         """Replace the tree by one with these values.
 
-        Raises `ModelMismatchError` if its arrays differ.
+        Raises `ModelMismatchError` if the tree has different arrays.
         """
         self.note_step()
         self.value = tree_like(self.value, arrays)
@@ -90,12 +91,12 @@ class Params(AddingParticipant):
     def stage(self, arrays: Arrays) -> None:
         """Copy these arrays to the device for the next `add`.
 
-        Called from another thread than the loop's.
+        Called from a different thread than the training loop.
         """
         self._staged = self._layout.stage(arrays)
 
     def add(self, arrays: Arrays) -> None:  # noqa: ARG002 - `stage` has them
-        """Add the arrays of the last `stage` to the tree's values."""
+        """Add the arrays of the last call of `stage` to the tree's values."""
         self.note_step()
         self.value = self._layout.sum(self.value, self._staged)
         self._staged = None
@@ -110,7 +111,10 @@ class Params(AddingParticipant):
         return {str(number): np.array(leaf) for number, leaf in enumerate(leaves)}
 
     def restore(self, state: TrainerState) -> None:
-        """Resume from such a state. Raises `ValueError` if it belongs to another optimizer."""
+        """Set the optimizer's state from the arrays that `state` returned earlier.
+
+        Raises `ValueError` if they belong to another optimizer.
+        """
         ours = self.state()
         if {name: (array.shape, array.dtype) for name, array in state.items()} != {
             name: (array.shape, array.dtype) for name, array in ours.items()

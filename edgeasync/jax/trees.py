@@ -21,9 +21,9 @@ def _named(tree: Any) -> list[tuple[str, Any]]:
 
 
 def parameters_of(tree: Any) -> list[Parameter]:
-    """Return names and shapes of a tree's arrays.
+    """Return the names and shapes of a tree's arrays.
 
-    Raises `ConfigError` unless they can be trained.
+    Raises `ConfigError` if one of them cannot be trained.
     """
     named = _named(tree)
     if not named:
@@ -62,10 +62,10 @@ def read_tree(tree: Any, arrays: Arrays) -> None:
 
 
 def begin_read_tree(tree: Any, arrays: Arrays) -> Callable[[], None]:
-    """Copy the tree's current values. Return a function that fills the arrays, on any thread.
+    """Copy the tree's current values. Return a function that writes them into `arrays` on any thread.
 
-    Arrays on a GPU are only concatenated there. The returned function waits for that, and copies
-    them to the host.
+    If the values are on a GPU, this call only starts to concatenate them there. The returned
+    function waits for the result, and copies it to the host.
     """
     named = _named(tree)
     if gpu_of(tree) is None:
@@ -87,25 +87,28 @@ def begin_read_tree(tree: Any, arrays: Arrays) -> Callable[[], None]:
 
 
 def tree_like(tree: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return a tree like this one with copies of the values, because JAX may keep its inputs."""
+    """Return a tree of the same structure with copies of `arrays`, because JAX may alias its inputs."""
     layout = layout_of(tree)
     return layout.tree(layout.stage(arrays))
 
 
 class Layout(NamedTuple):
-    """How arrays form a tree. Threads use it without the tree, whose arrays may be donated."""
+    """Describes how arrays form a tree.
+
+    Other threads use it instead of the tree itself, because the loop may donate the tree's arrays.
+    """
 
     structure: Any
     shapes: dict[str, tuple[int, ...]]
     gpu: Any
     """The GPU that contains all arrays, or None."""
     is_committed: bool
-    """Whether some arrays are committed to their device. Others would make the loop compile its
-    step again.
+    """Whether some arrays are committed to their device. Staged arrays must match, because
+    otherwise the loop would compile its step again.
     """
 
     def stage(self, arrays: Mapping[str, Any]) -> list[Any]:
-        """Copy the arrays' values to the device, and wait until they have arrived."""
+        """Copy the arrays' values to the device, and wait until the copy is complete."""
         if self.gpu is None:
             return [jax.numpy.array(arrays[name]) for name in self.shapes]
         sources = [arrays[name] for name in self.shapes]
@@ -119,7 +122,7 @@ class Layout(NamedTuple):
         return jax.tree_util.tree_unflatten(self.structure, leaves)
 
     def sum(self, tree: Any, staged: list[Any]) -> Any:
-        """Return a tree plus the staged values. On a GPU this is a single launch."""
+        """Return the sum of a tree and the staged values. On a GPU, this is a single kernel launch."""
         if self.gpu is None:
             return jax.tree.map(jax.numpy.add, tree, self.tree(staged))
         return _added(tree, staged)
@@ -133,7 +136,7 @@ def layout_of(tree: Any) -> Layout:
 
 
 def gpu_of(tree: Any) -> Any:
-    """Return the device of all arrays of a tree, or None for a CPU or several devices."""
+    """Return the GPU that contains all arrays of a tree, or None if they are elsewhere."""
     leaves = jax.tree_util.tree_leaves(tree)
     if not all(isinstance(leaf, jax.Array) for leaf in leaves):
         return None
@@ -142,25 +145,25 @@ def gpu_of(tree: Any) -> Any:
 
 
 PIECE = 2**20
-"""Number of values copied between host and GPU at once, 4 MB.
+"""Number of values (4 MB) that are copied between host and GPU at once.
 
-Copies of the loop, such as its loss, may wait for such a piece, because JAX has few streams. They
-do not wait for the whole model.
+JAX has few streams, so a copy in the training loop, such as that of its loss, may have to wait for
+one piece. It does not wait for the whole model.
 """
 
 PIECES_MAX = 32
-"""Largest number of pieces; more would take long to compile."""
+"""Maximum number of pieces; code for more pieces would take long to compile."""
 
 
 def _cuts(arrays: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-    """Return the start and end of each piece in the values of all arrays."""
+    """Return the start and end of each piece in the concatenated values of all arrays."""
     length = sum(array.size for array in arrays)
     size = max(PIECE, -(-length // PIECES_MAX))
     return tuple((start, min(start + size, length)) for start in range(0, length, size))
 
 
 def _parts(arrays: Iterable[Any], start: int, end: int) -> Iterator[Any]:
-    """Yield the flat parts of arrays with the values from `start` to `end` of all of them."""
+    """Yield flat parts of the arrays: the values from `start` to `end` of their concatenation."""
     before = 0
     for array in arrays:
         first, last = max(start - before, 0), min(end - before, array.size)
@@ -171,13 +174,13 @@ def _parts(arrays: Iterable[Any], start: int, end: int) -> Iterator[Any]:
 
 @partial(jax.jit, static_argnums=1)
 def _gathered(leaves: Sequence[Any], cuts: tuple[tuple[int, int], ...]) -> list[Any]:
-    """Return copies of the leaves' values in pieces, because the loop may donate the leaves."""
+    """Copy the leaves' values into pieces. The leaves themselves may be donated by the loop."""
     return [jax.numpy.copy(jax.numpy.concatenate(list(_parts(leaves, start, end)))) for start, end in cuts]
 
 
 @partial(jax.jit, static_argnums=1)
 def _split(pieces: Sequence[Any], shapes: tuple[tuple[int, ...], ...]) -> list[Any]:
-    """Return the values of pieces in these shapes."""
+    """Split the concatenated values of pieces into arrays of these shapes."""
     ends = accumulate((math.prod(shape) for shape in shapes), initial=0)
     return [
         jax.numpy.concatenate(list(_parts(pieces, start, end))).reshape(shape)
@@ -189,7 +192,7 @@ def _split(pieces: Sequence[Any], shapes: tuple[tuple[int, ...], ...]) -> list[A
 
 @partial(jax.jit)
 def _added(tree: Any, pieces: Sequence[Any]) -> Any:
-    """Return the sums of a tree's leaves and the values of pieces."""
+    """Add the values of pieces to the leaves of a tree."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     parts = _split(pieces, tuple(leaf.shape for leaf in leaves))
     return jax.tree_util.tree_unflatten(structure, [leaf + part for leaf, part in zip(leaves, parts, strict=True)])

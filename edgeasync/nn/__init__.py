@@ -8,8 +8,8 @@
     ... )
     >>> nn.save(model, "digits.onnx", input_shape=(1, 8, 8), seed=0)
 
-Layers have torch's names, arguments and parameter names. They are descriptions that can be compared
-and reused. Shapes are checked when the model is built.
+Layers have the same names, arguments and parameter names as in torch. A layer is only a
+description, which can be compared and reused. Shapes are checked when the model is built.
 """
 
 from edgeasync.nn.attention import SelfAttention

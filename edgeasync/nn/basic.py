@@ -1,4 +1,4 @@
-"""Dense layers, embeddings, activations, and layers that move or drop values."""
+"""Dense layers, embeddings, activations, dropout, and layers that reshape or reorder values."""
 
 import math
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from edgeasync.nn.layer import Layer, glorot
 class Linear(Layer):
     """x W^T + b along the last axis: (batch, ..., in_features) to (batch, ..., out_features).
 
-    Parameters: `weight` (out_features, in_features), as in torch for any number of axes, with
-    Glorot initialization; `bias` (out_features,), zeros.
+    The input may have any number of axes, as in torch. Parameters: `weight` (out_features,
+    in_features), with Glorot initialization; `bias` (out_features,), zeros.
 
     >>> from edgeasync import nn
     >>> nn.Linear(64, 10)
@@ -46,10 +46,10 @@ class Linear(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Embedding(Layer):
-    """A learned vector for each number: int64 (batch, ...) to float32 (batch, ..., width).
+    """Replace integers by learned vectors: int64 (batch, ...) to float32 (batch, ..., width).
 
-    A number of `count` or more raises an error when the model runs.
-    Parameter: `weight` (count, width), uniform with variance one.
+    An input of `count` or more causes an error when the model runs. Parameter: `weight` (count,
+    width), uniform with variance one.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Embedding(1000, 16), nn.MeanOverTime(), nn.Linear(16, 2)), (20,))
@@ -106,7 +106,7 @@ class ReLU(Layer):
 
 @dataclass(frozen=True, slots=True)
 class LeakyReLU(Layer):
-    """`x` where it is positive, `negative_slope` times `x` elsewhere, float32 (Maas et al. 2013).
+    """`x` if it is positive, otherwise `negative_slope` times `x`, float32 (Maas et al. 2013).
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.LeakyReLU(0.1)), (64,))
@@ -150,7 +150,7 @@ class Tanh(Layer):
 
 @dataclass(frozen=True, slots=True)
 class GELU(Layer):
-    """`x` times the normal distribution function at `x` (Hendrycks & Gimpel, arXiv:1606.08415).
+    """`x` times the cumulative normal distribution at `x` (Hendrycks & Gimpel, arXiv:1606.08415).
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.GELU()), (64,))
@@ -222,8 +222,8 @@ class LogSoftmax(_AlongAxis):
 class Dropout(Layer):
     """In training, zero each value with probability `p` and divide the others by 1 - p.
 
-    Float32, element by element (Srivastava et al. 2014). The forward model itself drops nothing;
-    the training graph built from it does.
+    Float32, element by element (Srivastava et al. 2014). The layer is inactive in the forward
+    model, and active in the training graph that is built from it.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.1)), (64,))
@@ -250,7 +250,7 @@ class Flatten(Layer):
 
     @property
     def input_type(self) -> None:
-        """Any."""
+        """Any element type."""
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Flatten."""
@@ -261,7 +261,7 @@ class Flatten(Layer):
 class Reshape(Layer):
     """Change the shape of every example to `shape`: (batch, ...) to (batch, shape...), any type.
 
-    One size may be -1, which is computed from the others.
+    One size may be -1. It is then computed from the other sizes.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Reshape(1, 8, 8), nn.Conv2d(1, 4, 3)), (64,))
@@ -279,7 +279,7 @@ class Reshape(Layer):
 
     @property
     def input_type(self) -> None:
-        """Any."""
+        """Any element type."""
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Reshape that keeps the batch axis."""
@@ -312,7 +312,7 @@ class Permute(Layer):
 
     @property
     def input_type(self) -> None:
-        """Any."""
+        """Any element type."""
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
         """Add a Transpose."""

@@ -17,9 +17,10 @@ def to_onnx(model: Layer, input_shape: Sequence[int], *, seed: int = 0) -> onnx.
     The input is `x`, (batch, input_shape...), int64 if the model starts with an Embedding,
     otherwise float32. The output is `scores`, (batch, ...), float32. Initializers are the layers'
     parameters and running statistics, named by path, such as `0.weight`. A single layer is named as
-    in a Sequential.
+    if it were in a Sequential.
 
-    Raises `ConfigError`, with the path of the layer, if a layer does not accept its input.
+    Raises `ConfigError`, which contains the path of the layer, if a layer does not accept its
+    input.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Linear(64, 10), (64,))
@@ -41,7 +42,7 @@ def to_onnx(model: Layer, input_shape: Sequence[int], *, seed: int = 0) -> onnx.
 
 
 def save(model: Layer, path: str | Path, input_shape: Sequence[int], *, seed: int = 0) -> None:
-    """Write the model of `to_onnx` to a file. Raises `ConfigError` or `StorageError`.
+    """Write the model that `to_onnx` returns to a file. Raises `ConfigError` or `StorageError`.
 
     >>> from edgeasync import nn
     >>> nn.save(nn.Linear(64, 10), "linear.onnx", (64,))

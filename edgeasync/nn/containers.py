@@ -12,8 +12,9 @@ from edgeasync.nn.layer import Layer
 class Sequential(Layer):
     """A sequence of layers; each layer's output is the next one's input.
 
-    Layers are named by position: the third layer of a model is `2`, and the first layer in it
-    `2.0`. Raises `ConfigError` if it is empty or contains something other than layers.
+    Layers are named by position: the third layer of a model is named `2`, and the first layer
+    inside it is named `2.0`. Raises `ConfigError` if the sequence is empty or contains an object
+    that is not a layer.
 
     >>> from edgeasync import nn
     >>> nn.Sequential(nn.Linear(64, 32), nn.ReLU())
@@ -40,11 +41,12 @@ class Sequential(Layer):
 
 @dataclass(frozen=True, slots=True, init=False)
 class Residual(Layer):
-    """The sum of its input and of a sequence of layers (He et al. 2015, arXiv:1512.03385).
+    """Add the input to the output of a sequence of layers (He et al. 2015, arXiv:1512.03385).
 
     If these layers change the shape, `shortcut` must be a layer that converts the input to the same
-    shape. The layers are named `body.0`, `body.1`, ..., and the shortcut `shortcut`. Raises
-    `ConfigError` if the body is empty, a part is not a layer, or body and shortcut differ in shape.
+    shape. The layers are named `body.0`, `body.1`, ..., and the shortcut is named `shortcut`.
+    Raises `ConfigError` if the body is empty, a part is not a layer, or body and shortcut differ in
+    shape.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Residual(nn.Linear(64, 64), nn.ReLU()), (64,))

@@ -27,9 +27,9 @@ class _Spatial(Layer):
             raise self.mismatch(path, x, f"[batch, {channels}, {', '.join(AXES[self.axes])}]")
 
     def slide(self, path: str, x: Value, window: tuple[int, ...], attributes: dict[str, Any]) -> tuple[int, ...]:
-        """Return the number of window positions (including dilation) per axis.
+        """Return the number of positions per axis of a window whose size includes dilation.
 
-        Raises `ConfigError` if 0.
+        Raises `ConfigError` if an axis and its padding are shorter than the window.
         """
         strides, pads = attributes["strides"], attributes["pads"][: self.axes]
         least = [size - 2 * pad for size, pad in zip(window, pads, strict=True)]
@@ -95,7 +95,7 @@ class _Forward(_Convolution):
 
 @dataclass(frozen=True, slots=True)
 class Conv1d(_Forward):
-    """Convolution: (batch, in_channels, length) to (batch, out_channels, places), float32.
+    """Convolution: (batch, in_channels, length) to (batch, out_channels, positions), float32.
 
     Parameters: `weight` (out_channels, in_channels / groups, kernel), He initialization; `bias`,
     zeros.
@@ -111,8 +111,8 @@ class Conv1d(_Forward):
 class Conv2d(_Forward):
     """Convolution: (batch, in_channels, height, width) to (batch, out_channels, rows, columns).
 
-    `kernel_size`, `stride`, `padding` and `dilation` are an integer or one per axis. With `groups`
-    equal to the number of channels it is a depthwise convolution. Parameters: `weight`
+    `kernel_size`, `stride`, `padding` and `dilation` are one integer, or one integer per axis. If
+    `groups` is the number of channels, this is a depthwise convolution. Parameters: `weight`
     (out_channels, in_channels / groups, kernel...), He initialization; `bias` (out_channels,),
     zeros.
 
@@ -192,7 +192,7 @@ class _Pool(_Spatial):
 
 @dataclass(frozen=True, slots=True)
 class MaxPool1d(_Pool):
-    """The largest value in each window: (batch, channels, length) to (batch, channels, places).
+    """The largest value in each window: (batch, channels, length) to (batch, channels, positions).
 
     `stride` defaults to `kernel_size`. An incomplete window at the end is dropped.
 

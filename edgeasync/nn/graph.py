@@ -2,7 +2,7 @@
 
 Initializers are the layers' parameters and running statistics. Fixed values (shapes, ratios,
 scales) are Constant nodes. A layer's result and its last node are named by the layer's path
-(`3.body.0`); its other nodes append a word (`3.body.0/rows`).
+(`3.body.0`); the names of its other nodes have a suffix (`3.body.0/rows`).
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ class Value:
 class LayerGraph:
     """Nodes in order and initial parameters. Layers add to it, and `model` converts it to ONNX.
 
-    Parameters are drawn uniformly from one generator, with operations that round the same on every
-    processor. So the same layers and seed give the same bytes everywhere.
+    Parameters are drawn uniformly from one generator, with operations whose rounding is the same on
+    every processor. So the same layers and seed give the same bytes on every machine.
     """
 
     def __init__(self, seed: int) -> None:
@@ -65,9 +65,9 @@ class LayerGraph:
         return self.node("Constant", name, [], value=tensor)
 
     def node(self, operator: str, name: str, inputs: Sequence[str], *, output: int = 0, **attributes: Any) -> str:
-        """Add a node with one used output, by default the first, and return its name.
+        """Add a node that uses one of the operator's outputs, by default the first. Return its name.
 
-        The output has the node's name. An omitted input is "".
+        The output has the same name as the node. Pass "" for an omitted input.
         """
         outputs = [""] * output + [name]
         self._nodes.append(helper.make_node(operator, inputs, outputs, name=name, **attributes))
@@ -82,7 +82,7 @@ class LayerGraph:
         return outputs
 
     def reshape(self, name: str, value: str, shape: Sequence[int]) -> str:
-        """Add a Reshape, where 0 keeps an axis and -1 is computed, and return the result's name."""
+        """Add a Reshape and return the result's name. In `shape`, 0 keeps an axis and -1 is inferred."""
         return self.node("Reshape", name, [value, self.constant(f"{name}/shape", np.array(shape, np.int64))])
 
     def model(self, x: Value, result: Value) -> onnx.ModelProto:

@@ -14,8 +14,8 @@ from edgeasync.nn.graph import ElementType, LayerGraph, Value
 class Layer(ABC):
     """A description of one layer of a model: its arguments, and how to build its nodes.
 
-    A layer contains no parameters; `build` creates them. So using the same object twice in a model
-    gives two separate layers of the same form.
+    A layer contains no parameters; `build` creates them. So if a model contains the same object
+    twice, it gets two layers with separate parameters.
 
     >>> from edgeasync import nn
     >>> isinstance(nn.ReLU(), nn.Layer), nn.ReLU() == nn.ReLU()

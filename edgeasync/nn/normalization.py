@@ -50,9 +50,9 @@ class _BatchNorm(Layer):
 class BatchNorm1d(_BatchNorm):
     """Batch normalization of (batch, num_features) or (batch, num_features, length), float32.
 
-    Ioffe & Szegedy 2015, arXiv:1502.03167. `momentum` is the weight of a batch in the running
-    statistics, as in torch. Parameters (num_features,): `weight`, ones; `bias`, zeros. Statistics:
-    `running_mean`, zeros; `running_var`, ones.
+    Ioffe & Szegedy 2015, arXiv:1502.03167. `momentum` is the weight of each new batch in the
+    running statistics, as in torch. Parameters (num_features,): `weight`, ones; `bias`, zeros.
+    Statistics: `running_mean`, zeros; `running_var`, ones.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU()), (64,))
@@ -76,9 +76,9 @@ class BatchNorm2d(_BatchNorm):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Layer):
-    """Normalization of each example over its last axes, of the sizes `normalized_shape`.
+    """Normalization of each example over its last axes, which have the sizes `normalized_shape`.
 
-    Ba et al. 2016, arXiv:1607.06450. Parameters of that shape: `weight`, ones; `bias`, zeros.
+    Ba et al. 2016, arXiv:1607.06450. Parameters (normalized_shape): `weight`, ones; `bias`, zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 32), nn.LayerNorm(32)), (64,))
@@ -112,8 +112,8 @@ class LayerNorm(Layer):
 class InstanceNorm2d(Layer):
     """Normalization of each channel of each example: (batch, num_features, height, width), float32.
 
-    Ulyanov et al. 2016, arXiv:1607.08022. It has scale and shift, like torch's with affine=True.
-    Parameters (num_features,): `weight`, ones; `bias`, zeros.
+    Ulyanov et al. 2016, arXiv:1607.08022. It has a learned scale and shift, like torch's layer with
+    affine=True. Parameters (num_features,): `weight`, ones; `bias`, zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Conv2d(1, 8, 3), nn.InstanceNorm2d(8)), (1, 28, 28))

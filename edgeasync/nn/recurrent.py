@@ -1,6 +1,6 @@
 """Recurrent layers over (batch, time, features), float32. The initial states are zero.
 
-ONNX puts time before the batch, so the layers start and end with a Transpose.
+In ONNX, the time axis precedes the batch axis, so the layers start and end with a Transpose.
 """
 
 import math
@@ -75,11 +75,11 @@ class LSTM(_Recurrent):
     backward direction belongs to the first time step. The forward direction comes before the
     backward one.
 
-    Parameters, uniform within 1 / sqrt(hidden_size) as in torch: `weight_ih` (directions, 4
-    hidden_size, features), `weight_hh` (directions, 4 hidden_size, hidden_size) and `bias`
-    (directions, 8 hidden_size), the input's bias before the state's. The gates are in ONNX's order:
-    input, output, forget, cell. With `num_layers` above 1, names start with the layer's number:
-    `0.weight_ih`.
+    Parameters, uniform between -1 / sqrt(hidden_size) and 1 / sqrt(hidden_size) as in torch:
+    `weight_ih` (directions, 4 hidden_size, features), `weight_hh` (directions, 4 hidden_size,
+    hidden_size) and `bias` (directions, 8 hidden_size), in which the input's bias precedes the
+    state's bias. The gates are in ONNX's order: input, output, forget, cell. With `num_layers`
+    above 1, names start with the layer's number: `0.weight_ih`.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.LSTM(3, 16), nn.Linear(16, 2)), (20, 3))
@@ -95,8 +95,8 @@ class GRU(_Recurrent):
     """Gated recurrent units over (batch, time, input_size) (Cho et al. 2014, arXiv:1406.1078).
 
     The reset gate is applied after the product with the state, as in torch. Results and parameters
-    are as for LSTM, with 3 and 6 instead of 4 and 8. The gates are in ONNX's order: update, reset,
-    hidden.
+    are as for LSTM, except that their sizes contain the factors 3 and 6 instead of 4 and 8. The
+    gates are in ONNX's order: update, reset, hidden.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.GRU(3, 16), nn.Linear(16, 2)), (20, 3))

@@ -144,7 +144,7 @@ def _summarize(run: Path) -> RunSummary | None:
 
 
 def _wrong_with(run: Path, name: str, manifest: Manifest) -> str:
-    """Return problems of a checkpoint that show without reading it."""
+    """Return the problems of a checkpoint that can be detected without reading its arrays."""
     try:
         nbytes = (run / f"{name}.safetensors").stat().st_size
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Reads the trained model from a run's folder: the newest version, or the best by evaluation.
 
-Checkpoints and `model.safetensors` may be a minute old, so the journal is replayed from there.
-Nothing is written, and the hub may be running.
+Checkpoints and `model.safetensors` may be a minute old, so the journal entries after them are
+replayed. Nothing is written, and the hub may be running.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ from edgeasync.protocol.messages import ModelVersion
 class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A version of a run's model: its named arrays, and its wall-clock time on the hub.
 
-    `evaluation` is the last one up to this version, and contains the evaluated version. `source` is
-    the file or folder that was read, `remarks` are sentences for the user. `devices` is the status
-    of every device after the newest version. If the model was read from its own file, `made_s` is
-    the time of the save, and `devices` is empty. `updates` counts the updates in the model, or is
-    None if unknown.
+    `evaluation` is the last evaluation of this or an earlier version, and contains the version's
+    number. `source` is the file or folder that was read. `remarks` are sentences for the user.
+    `devices` is the status of every device after the newest version. If the model was read from a
+    file that a hub saved, `made_s` is the time at which it was saved, and `devices` is empty.
+    `updates` is the number of updates in the model, or None if unknown.
     """
 
     arrays: Mapping[str, npt.NDArray[np.float32]]
@@ -73,8 +73,8 @@ class _Record(msgspec.Struct):
 def newest_model(run: Path, *, trust_code: bool = False) -> TrainedModel:
     """Return the newest version of a run. Raises `StorageError`.
 
-    Without `trust_code` no plugin is imported. A run that uses plugins then returns its last
-    checkpoint.
+    Without `trust_code`, no plugin is imported. For a run that uses plugins, the last checkpoint is
+    then returned.
     """
     found = _newest(run, trust_code=trust_code)[0]
     folder = RunFolder(run)
@@ -133,7 +133,7 @@ def _newest(run: Path, *, trust_code: bool) -> tuple[TrainedModel, Evaluated | N
 def _tell(replay: RunReplay, run: Path, wanted: int | None = None) -> TrainedModel:
     """Replay a run to its end, or to version `wanted`, and return the model there.
 
-    Its time is too early if the hub was down between the checkpoint and that version.
+    The model's `made_s` is too early if the hub was down between the checkpoint and that version.
     """
     core = replay.core
     version, made_s = core.version, replay.beginning.hub_s

@@ -1,4 +1,4 @@
-"""Trains scikit-learn models on a fleet, with its estimators or those of edgeasync.
+"""Trains scikit-learn's own estimators on a fleet, and provides estimators of edgeasync.
 
 This module is imported only on first use and needs the extra `sklearn`.
 """

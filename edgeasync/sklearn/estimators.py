@@ -20,11 +20,12 @@ EPOCHS = 50.0
 """Default number of passes over the data in `fit`."""
 
 OPTIMIZER = Adam(learning_rate=0.01)
-"""Default optimizer. It adapts its step size, because features and targets may have any scale."""
+"""Default optimizer. Adam adapts its step size, which helps because features and targets may have any scale.
+"""
 
 POLICY = Policy(optimizer=(SGD(learning_rate=1.0),), frequency=FixedFrequency(local_steps=8))
-"""Default policy with frequent exchanges, which are cheap within a process and help with few
-examples.
+"""Default policy. Its exchanges are frequent: they are cheap within a process, and help if there
+are few examples.
 """
 
 
@@ -80,12 +81,13 @@ class _Edge(BaseEstimator):  # type: ignore[misc]
 class EdgeClassifier(ClassifierMixin, _Edge):  # type: ignore[misc]
     """A perceptron classifier, trained with `edgeasync.train`. Labels may have any type.
 
-    - `hidden`: widths of its ReLU layers; without any it is a softmax regression.
+    - `hidden`: widths of the hidden ReLU layers; an empty tuple gives softmax regression.
     - `workers`, `policy`, `batch_size`, `optimizer`: as for `train`; the default optimizer is
       `Adam(learning_rate=0.01)`.
     - `until`: when `fit` ends, by default after 50 passes over the data.
-    - `random_state`: seed of initial values, data split and batches. With one worker, a fit is
-      reproducible to the bit; with several, the order of their updates depends on timing.
+    - `random_state`: seed of initial values, data split and batches. With one worker, `fit` is
+      bit-for-bit reproducible. With several workers, the order of their updates depends on timing,
+      so results vary.
 
     >>> import numpy as np
     >>> from edgeasync.sklearn import EdgeClassifier
@@ -102,7 +104,7 @@ class EdgeClassifier(ClassifierMixin, _Edge):  # type: ignore[misc]
         return self._fit(x, y, self.until or Stop(epochs=EPOCHS), further=False)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:  # noqa: N803
-        """Train one more pass over these examples. The first call needs all `classes`."""
+        """Train for one more pass over these examples. The first call needs all `classes`."""
         first = not hasattr(self, "arrays_")
         if first and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
@@ -139,7 +141,7 @@ class EdgeRegressor(RegressorMixin, _Edge):  # type: ignore[misc]
 
     See `EdgeClassifier` for its arguments.
 
-    It minimizes the mean squared error, so scale the targets to about 1.
+    It minimizes the mean squared error, so scale the targets to a magnitude of about 1.
 
     >>> import numpy as np
     >>> from edgeasync.sklearn import EdgeRegressor
@@ -154,10 +156,10 @@ class EdgeRegressor(RegressorMixin, _Edge):  # type: ignore[misc]
         return self._train(x, y.astype(np.float32), 1, self.until or Stop(epochs=EPOCHS), further=False)
 
     def partial_fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train one more pass over these examples."""
+        """Train for one more pass over these examples."""
         x, y = validate_data(self, X, y, dtype=np.float32, y_numeric=True, reset=not hasattr(self, "arrays_"))
         return self._train(x, y.astype(np.float32), 1, Stop(epochs=1), further=True)
 
     def predict(self, X: Any) -> Any:  # noqa: N803
-        """Return the predicted number of each example."""
+        """Return the predicted value of each example."""
         return self._scores(X)[:, 0]

@@ -22,15 +22,15 @@ KINDS = (SGDClassifier, SGDRegressor, MLPClassifier, MLPRegressor)
 
 
 def model(estimator: Any, features: int, classes: int | None = None) -> "SklearnModel":
-    """Return an estimator as a model for `train`, `Hub` and `Agent`. It is copied, not changed.
+    """Return an estimator as a model for `train`, `Hub` and `Agent`. The estimator is copied, not changed.
 
-    - `estimator`: an `SGDClassifier`, `SGDRegressor`, `MLPClassifier` or `MLPRegressor`. A fitted
-      estimator starts with its values, others with scikit-learn's initial ones.
+    - `estimator`: an `SGDClassifier`, `SGDRegressor`, `MLPClassifier` or `MLPRegressor`. Training
+      starts with the parameters of a fitted estimator, or with scikit-learn's initial ones.
     - `features`: the number of features per example.
     - `classes`: the number of classes, for a classifier; labels are numbers from 0.
 
-    Each local step is the estimator's own `partial_fit` on a batch, with its own loss, learning
-    rate and penalty. Its step count and the state of Adam stay on the device.
+    Each local step calls the estimator's own `partial_fit` on a batch, with its own loss, learning
+    rate and penalty. The estimator's step count and Adam state stay on the device.
 
     >>> import numpy as np
     >>> from sklearn.linear_model import SGDClassifier
@@ -63,7 +63,7 @@ class SklearnModel(Adapted):
         self.spec = ParameterSpec(tuple([Parameter(name, array.shape) for name, array in arrays.items()]))
 
     def prepare(self, local: LocalTraining) -> Prepared:
-        """Return this model in the form that can be trained."""
+        """Return this model in the form that `train` and agents need."""
         return Prepared(
             spec=self.spec,
             initial=self.spec.flatten(
@@ -75,7 +75,7 @@ class SklearnModel(Adapted):
         )
 
     def fitted(self, arrays: Arrays) -> Any:
-        """Return the estimator with these arrays."""
+        """Return the estimator with these arrays as its parameters."""
         estimator = copy.deepcopy(self._estimator)
         _write(estimator, arrays)
         return estimator

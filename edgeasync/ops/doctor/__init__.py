@@ -1,1 +1,1 @@
-"""`edgeasync doctor`: checks of a device, and remedies."""
+"""`edgeasync doctor`: checks a device, and suggests remedies."""

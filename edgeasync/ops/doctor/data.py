@@ -11,7 +11,7 @@ from edgeasync.ops.doctor.finding import Finding, ok, told, warn
 
 
 def examine_data(path: Path | None) -> tuple[Dataset | None, Finding]:
-    """Load the data, and return it with a finding; the data is None if it cannot be loaded."""
+    """Load the data and return them with a finding. The data are None if they cannot be loaded."""
     if path is None:
         return None, warn("data", "not set", "pass --data FILE, or the agent's settings file")
     begun_s = time.perf_counter()

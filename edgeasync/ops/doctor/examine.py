@@ -45,7 +45,7 @@ from edgeasync.training.numpy_models import Model
 PACKAGES = ("msgpack", "msgspec", "numpy", "onnxruntime", "safetensors", "xxhash", "pyzmq")
 MODULES = {"pyzmq": "zmq"}
 INSTEAD = {"onnxruntime": "onnxruntime-gpu"}
-"""Packages that may be installed in place of another one, with the same module."""
+"""Maps a package to one that provides the same module and may be installed instead."""
 
 
 def examine(
@@ -54,7 +54,7 @@ def examine(
     """Yield the findings about a device with these agent settings. Changes nothing.
 
     `state` is its state folder. `model` is a model from its settings, or the path of a training
-    graph. Machine readings are taken below `root`.
+    graph. Measurements of the machine are read from files below `root`.
     """
     section, readings = settings.agent, Readings(root)
     yield from _examine_machine(section, readings, state, root)

@@ -19,7 +19,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class StepFinding(NamedTuple):
-    """The finding about a training step, and the bytes of the model's values, 0 if unknown."""
+    """The finding about a training step, and the size of the model's values in bytes (0 if unknown)."""
 
     finding: Finding
     model_bytes: int
@@ -31,12 +31,12 @@ def ok(name: str, detail: str) -> Finding:
 
 
 def warn(name: str, detail: str, cure: str) -> Finding:
-    """Return a problem with which the device can still train."""
+    """Return a finding about a problem that does not prevent training."""
     return Finding(name, "warn", detail, cure)
 
 
 def fail(name: str, detail: str, cure: str) -> Finding:
-    """Return a problem that prevents training."""
+    """Return a finding about a problem that prevents training."""
     return Finding(name, "fail", detail, cure)
 
 

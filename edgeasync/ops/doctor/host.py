@@ -1,4 +1,4 @@
-"""Judges measurements of a machine. Reads nothing itself."""
+"""Judges measurements of a machine. This module does not measure anything itself."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ HOT_C, WARM_C = 80.0, 70.0
 BATTERY_LOW = 0.2
 
 CLOCK_MIN_S = 1_735_689_600.0
-"""The start of 2025; a clock with an earlier time was never set."""
+"""The start of 2025. A clock that shows an earlier time has never been set."""
 
 FEATURES = {"aarch64": ("asimd",), "x86_64": ("avx2",)}
 """Instruction sets without which onnxruntime is several times slower."""
@@ -107,7 +107,7 @@ def judge_memory(memory: Memory | None, limit_bytes: int) -> Finding:
 def judge_disk(free_bytes: int, mount: Mount | None, sync_s: float | None) -> Finding:
     """Judge the disk of the state folder.
 
-    `sync_s` is the time to sync a small file, None if unknown.
+    `sync_s` is the number of seconds that syncing a small file takes, or None if unknown.
     """
     kind = "" if mount is None else f" on {mount.kind}"
     shown = f"{_mebibytes(free_bytes)} free{kind}"

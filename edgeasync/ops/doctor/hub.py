@@ -22,7 +22,7 @@ ROUND_TRIP_S_SLOW = 1.0
 BANDWIDTH_SLOW = 16 << 10
 
 PERIOD_S = 10.0
-"""Seconds between two exchanges, assumed until the fleet has a period."""
+"""Seconds between two exchanges that are assumed until the hub reports the fleet's period."""
 
 ENROL = (
     "run 'edgeasync keys enrol NAME' at the hub, then 'edgeasync agent --enrol TOKEN' here; or 'edgeasync keys "
@@ -44,8 +44,8 @@ def examine_hub(
 ) -> Reached:
     """Check the hub at each address until one answers.
 
-    `keys` are those of an enrolled device. Other devices enrol by `token`, or ask for admission
-    (`knocks`).
+    `keys` are the keys of an enrolled device. A device that is not enrolled uses `token` to enrol,
+    or asks the hub for admission if `knocks` is true.
     """
     for address in addresses:
         found = _examine(address, keys, token, insecure=insecure, knocks=knocks)
@@ -96,7 +96,7 @@ def _pair(keys: DeviceKeys | None) -> Pair | None:
 
 
 def time_connect(address: str) -> float | None:
-    """Return the seconds to open a TCP connection, which is one round trip.
+    """Return the seconds that it takes to open a TCP connection, which is one round trip.
 
     Returns `None` for an `ipc://` address.
     Raises `HubUnreachableError` with the reason, or `AddressError`.
@@ -133,7 +133,7 @@ def time_connect(address: str) -> float | None:
 
 
 def judge_bandwidth(status: Mapping[str, Any] | None, device_id: str) -> Finding:
-    """Judge the link by the hub's measurement."""
+    """Judge the link by the bandwidth that the hub measured."""
     rate = float(_device(status, device_id).get("bandwidth_bytes_per_s") or 0.0)
     if status is None or not rate:
         return ok("bandwidth", "not measured: the hub measures it when the device trains")
@@ -147,9 +147,9 @@ def judge_bandwidth(status: Mapping[str, Any] | None, device_id: str) -> Finding
 def judge_traffic(
     status: Mapping[str, Any] | None, device_id: str, model_bytes: int, day_max: int | None
 ) -> Finding:
-    """Estimate the hourly traffic from the device's past.
+    """Estimate the hourly traffic from the device's traffic so far.
 
-    Without a past, assume two uncompressed models per exchange.
+    For a device without traffic, assume that each exchange transfers two uncompressed models.
     """
     device = _device(status, device_id)
     updates, period_s = device.get("updates_applied", 0), device.get("period_s") or 0.0

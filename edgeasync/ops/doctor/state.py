@@ -20,7 +20,7 @@ def is_seen(path: Path) -> bool:
 
 
 def examine_state(folder: Path, device_id: str, machine: str) -> Finding:
-    """Return whether an agent could use the folder. `machine` is this machine's id."""
+    """Check whether an agent could use the folder. `machine` is this machine's id."""
     if not is_seen(folder):
         above = next(parent for parent in folder.parents if is_seen(parent))
         if not os.access(above, os.W_OK | os.X_OK) or not above.is_dir():
@@ -52,7 +52,7 @@ def examine_state(folder: Path, device_id: str, machine: str) -> Finding:
 
 
 def time_sync(folder: Path) -> float | None:
-    """Return the seconds to sync a small file to a folder's disk, or `None` if writing fails."""
+    """Return the seconds that it takes to sync a small file in a folder, or `None` if writing fails."""
     existing = next(path for path in (folder, *folder.parents) if is_seen(path) and path.is_dir())
     begun_s = time.perf_counter()
     try:

@@ -20,12 +20,12 @@ from edgeasync.training.trainer import Trainer
 
 STEPS_MAX = 10
 STEPS_S = 2.0
-"""Limits in steps and seconds of the measurement after the first step."""
+"""The measurement after the first step ends after `STEPS_MAX` steps or `STEPS_S` seconds."""
 
 STEP_S_SLOW = 10.0
 
 MOTIONLESS = LocalTraining(optimizer=(SGD(learning_rate=1e-30),))
-"""Training settings of the measured steps; the learning rate leaves the model unchanged."""
+"""Training settings of the measured steps. The learning rate is too small to change the model."""
 
 
 def find_graph(state: Path) -> Path | None:
@@ -71,7 +71,7 @@ def _make_trainer(model: Model | Path, dataset: Dataset, provider: Provider, thr
 
 
 def read_spec(graph: bytes, path: Path) -> ParameterSpec:
-    """Return the trained arrays of a training graph, by the names of its outputs.
+    """Return the spec of a training graph, derived from the names of its inputs and outputs.
 
     Raises `GraphError`.
     """
@@ -88,7 +88,7 @@ def read_spec(graph: bytes, path: Path) -> ParameterSpec:
 
 
 def _time_steps(trainer: Trainer) -> float:
-    """Return the mean seconds per step, without the first step, which includes loading."""
+    """Return the mean seconds per step. The first step is left out, because it includes loading."""
     generator = np.random.default_rng(0)
     trainer.begin((0.05 * generator.standard_normal(trainer.spec.length)).astype(np.float32))
     trainer.step()

@@ -19,7 +19,8 @@ NAME = re.compile(r"env-([0-9]+)")
 GPU, GPU_PACKAGE = "gpu", "onnxruntime-gpu"
 """The GPU extra and its package.
 
-It uses the same folder as onnxruntime, so only one may be installed.
+Its files are in the same folder as those of onnxruntime, so only one of the two packages may be
+installed.
 """
 
 HUB, HUB_PACKAGE = "hub", "onnx"
@@ -30,7 +31,7 @@ OUTPUT_LINES = 5
 
 
 class Environments:
-    """A folder of environments, created by `install.sh`: `env-1`, `env-2`, the link `current`."""
+    """A folder, created by `install.sh`, of environments `env-1`, `env-2`, ... and the link `current`."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -47,7 +48,7 @@ class Environments:
         return self.home / self._link.readlink().name
 
     def make(self, source: str, extras: str) -> Path:
-        """Create an environment with edgeasync from `source`. A failed one is deleted.
+        """Create an environment with edgeasync from `source`, and delete it if the installation fails.
 
         Raises `StorageError`.
         """
@@ -105,8 +106,8 @@ def install_arguments(source: str, extras: str) -> list[str]:
 def own_source() -> str:
     """Return the clone or wheel that edgeasync was installed from, as recorded by pip (PEP 610).
 
-    Raises `ConfigError` if it was installed from elsewhere. An index is never the default: someone
-    else could own the name there, and root would run their code.
+    Raises `ConfigError` if edgeasync was installed from any other source. A package index is never
+    the default, because someone else could own the name there, and root would run their code.
     """
     noted = importlib.metadata.distribution("edgeasync").read_text("direct_url.json")
     url = urlsplit(json.loads(noted)["url"] if noted else "")
@@ -120,7 +121,7 @@ def own_source() -> str:
 
 
 def extras_of(kind: Kind) -> str:
-    """Return the extras for the next environment: those of the service, and those installed here.
+    """Return the extras for the next environment: those that the service needs or that are installed.
 
     A hub and an agent on one machine share an environment.
     """
@@ -140,7 +141,7 @@ def has_package(name: str) -> bool:
 def run_told(command: list[str]) -> str:
     """Run a command and return its output.
 
-    If it fails, raise `StorageError` with its last lines.
+    If the command fails, raise `StorageError` with the last lines of its output.
     """
     try:
         done = subprocess.run(  # noqa: S603 - no shell

@@ -29,7 +29,7 @@ SYSUSERS_TEXT = f'u {USER} - "edgeasync" {FOLDER}\n'
 
 
 class InstallPlace(NamedTuple):
-    """Where to install: below `root`, for the whole machine or for the user with this `home`."""
+    """Where to install: below `root`, for the whole machine or for the user whose home is `home`."""
 
     root: Path = Path("/")
     home: Path | None = None
@@ -94,7 +94,7 @@ def find_others(unit: Unit, place: InstallPlace) -> list[Path]:
 
 
 def check_program(*programs: Path) -> None:
-    """Raise `ConfigError` unless the user of the machine's services may run the programs."""
+    """Raise `ConfigError` unless the user that runs the machine's services may execute the programs."""
     for program in programs:
         real = program.resolve()
         for path in (*reversed(real.parents), real):
@@ -106,7 +106,7 @@ def check_program(*programs: Path) -> None:
 
 
 def find_program(environment: Path) -> Path:
-    """Return an environment's command, through the link `current` if that points to it."""
+    """Return the path of an environment's command, through the link `current` if it points there."""
     current = environment.parent / "current"
     with contextlib.suppress(OSError):
         if current.is_symlink() and current.resolve() == environment.resolve():
@@ -161,7 +161,7 @@ def activate(unit: Unit, place: InstallPlace, manager: Systemd, changed: list[Pa
 
 
 def _give(folder: Path, user: str) -> None:
-    """Change the owner of a folder from root to the service's user, as systemd would at a start."""
+    """Change the owner of a folder from root to the service's user, as systemd does at a start."""
     try:
         entry = pwd.getpwnam(user)
         if folder.stat().st_uid != entry.pw_uid:

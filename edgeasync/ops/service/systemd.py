@@ -11,7 +11,7 @@ ASK_S = 0.5
 
 
 class Systemd:
-    """systemd of the machine, or with `of_user` of the current user."""
+    """The machine's systemd or, with `of_user`, the current user's systemd."""
 
     def __init__(self, *, of_user: bool) -> None:
         self._systemctl = ["systemctl", *(["--user"] if of_user else [])]

@@ -18,9 +18,9 @@ USER = "edgeasync"
 class Unit(msgspec.Struct, frozen=True):
     """A systemd unit: the program, its kind, its folder, and the user that runs it.
 
-    Without `user`, it is a unit of a user's own systemd, which cannot drop privileges. An agent
-    waits for its hub's next run, so it restarts until someone stops it. A hub or peer that exits
-    normally is not restarted.
+    Without `user`, the unit belongs to a user's own systemd, which cannot drop privileges. An agent
+    is restarted even if it exits normally, because its hub may start another run. A hub or peer
+    that exits normally is not restarted.
     """
 
     kind: Kind
@@ -36,7 +36,7 @@ class Unit(msgspec.Struct, frozen=True):
 
     @property
     def settings(self) -> Path:
-        """The settings file. A unit with its own name has a settings file of that name."""
+        """The path of the settings file. If the unit has a name of its own, the file has the same name."""
         return self.folder / f"{self.name or self.kind}.toml"
 
     def text(self) -> str:
@@ -85,7 +85,9 @@ _INCURABLE = {"agent": "2 3 5 7 8 10", "hub": "2 3 5 8 10", "peer": "2 3 5 7 8 1
 """Exit codes after which a restart would fail in the same way."""
 
 _START_S = {"agent": 300, "hub": 900, "peer": 300}
-"""Start timeouts in seconds. A slow board needs time for its data, a hub to replay its journal."""
+"""Start timeouts in seconds. A slow board needs time to load its data, and a hub needs time to
+replay its journal.
+"""
 
 _WAIT = """/bin/sh -c 'case "$$EXIT_STATUS" in 1|4|6|9|11|14) sleep 30;; esac'"""
 """Delays the restart by 30 seconds after errors that a person must fix, such as a full disk."""
@@ -110,9 +112,9 @@ _RIGHTS = (
     "SystemCallArchitectures=native",
     "SystemCallFilter=@system-service",
 )
-"""Privileges that the service drops.
+"""Settings that drop privileges of the service.
 
-It keeps access to devices, for GPUs, and to writable executable memory.
+The service keeps access to device files, which GPUs need, and to writable executable memory.
 """
 
 
@@ -123,5 +125,5 @@ def _quoted(path: Path) -> str:
 
 
 def _escaped(path: Path) -> str:
-    """Return a path with percent signs escaped, which would start a specifier."""
+    """Return a path with percent signs escaped, because they would start a specifier."""
     return str(path).replace("%", "%%")

@@ -25,12 +25,14 @@ def upgrade(
     limit_s: float,
     wait: Wait = wait_until,
 ) -> Path:
-    """Run the service from the environment that `make` returns. Return the old one, which is kept.
+    """Run the service from the environment that `make` returns. Return the old environment.
 
-    Then restart the other units that are running. Raises `HubUnreachableError` if the service is
-    not up within `limit_s` seconds; an agent is up when it has joined its hub. In this case, or on
-    an interrupt, the old environment runs again and the new one is deleted. Raises `ConfigError` if
-    the service does not exist.
+    Then restart those of the `others` (units) that are running. The old environment is not deleted.
+
+    Raises `HubUnreachableError` if the service is not up within `limit_s` seconds; an agent is up
+    when it has joined its hub. After this error or an interrupt, the service runs from the old
+    environment again, and the new one is deleted. Raises `ConfigError` if the service does not
+    exist.
     """
     old, status = environments.current, manager.status(unit.file)
     if status.get("LoadState") == "not-found":
@@ -57,7 +59,7 @@ def upgrade(
 
 
 def _await_up(unit: Unit, manager: Systemd, before: str, limit_s: float, wait: Wait) -> None:
-    """Wait for a start after the one with id `before`. Raises `HubUnreachableError` on timeout."""
+    """Wait until the unit is up with another id than `before`. Raises `HubUnreachableError` on timeout."""
 
     def is_up() -> bool:
         status = manager.status(unit.file)
