@@ -530,7 +530,7 @@ def test_peers_that_were_found_through_a_hub_learn_without_it(commands, tmp_path
     flags = {}
     for number, part in enumerate(parts):
         np.savez(tmp_path / f"{number}.npz", x=part.x, y=part.y)
-        step_s = 2.0 * len(parts) / (200 * len(part) / 32)  # training takes longer than to find the others
+        step_s = 4.0 * len(parts) / (200 * len(part) / 32)  # training takes longer than to find the others
         flags[number] = (
             "peer", "peer.toml", "--hub", address, "--address", free_address(), "--data", f"{number}.npz",
             "--state", name_of(number), "--step-s-min", step_s, "--out", f"{number}.safetensors", "--json",

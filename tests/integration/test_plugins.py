@@ -65,11 +65,11 @@ def test_a_run_outlives_kills_and_the_absence_of_its_package(commands, environme
     for command, name in (
         (
             ["hub", "--resume", run],
-            "policy.staleness: plugin own_policy:Hinge: is code that only the run's folder",
+            "policy.staleness: plugin own_policy:Hinge: only the run's folder names this code",
         ),
         (["hub", "--resume", run, "--trust-code"], f"policy.staleness: {missing}"),
         (["hub", settings], "polynomial; if it is a plugin, install its package"),
-        (["hub", plain, "--run", run], "plugin own_policy:Hinge: is code that only the run's folder names"),
+        (["hub", plain, "--run", run], "only the run's folder names this code"),
         (["replay", run, "--trust-code"], missing),
     ):
         refused = environment.run(tmp_path, *command)
