@@ -36,9 +36,7 @@ TOKEN_S_MAX = 604_800.0
 """Maximum validity of a token: a week, for SD cards that are written now and used later."""
 
 TOKENS_KEPT_S = 86_400.0
-"""How long the hub remembers a used or expired token, so that it can report the reason for a
-refusal.
-"""
+"""How long the hub remembers a used or expired token, to report the reason for a refusal."""
 
 TOKEN_PREFIX = "edgeasync1_"  # noqa: S105 - not a password
 
@@ -354,10 +352,7 @@ class HubKeys:
         return Allowed(name, "device", key)
 
     def refuse(self, shown: str) -> None:
-        """Refuse the key with this fingerprint, and stop listing it as waiting.
-
-        Raises `StorageError`.
-        """
+        """Refuse the key with this fingerprint, and stop listing it; raises `StorageError`."""
         with locked(self.folder):
             refused = self._knocked(shown)
             others = [one for one in self.pending() if one.key != refused.key]

@@ -66,8 +66,7 @@ Result = TypeVar("Result")
 class HubRuntime:
     """Serves the model, and trains it with the devices that join.
 
-    `run` serves until the stop condition is met or `request_stop` is called, and returns the
-    reason. It can be called only once per hub.
+    `run` serves until the stop condition is met or `request_stop` is called, once per hub.
 
     - If the folder `[hub] run` already contains a run, the hub resumes it. The hub stores in this
       folder the training graph, its forward model and `record`, which contains the settings.
@@ -325,9 +324,7 @@ class HubRuntime:
             await self._close()
 
     def request_stop(self, *, finished: bool = False) -> None:
-        """Send the devices a goodbye, save the model, and let `run` return.
-
-        Call it on the event loop.
+        """Send the devices a goodbye, save the model, and let `run` return; call it on the event loop.
 
         If `finished` is true, training has finished, and the agents on the devices end, too.
         Otherwise, they wait until this hub restarts. If `run` is called later, it returns at once.

@@ -272,18 +272,15 @@ def join(
       its position in the data.
     - `also`: other torch objects with a `state_dict` to save and resume, such as a scheduler.
     - `examples`: the number of examples that the loop trains on.
-    - `keep_optimizer_state`: whether the optimizer's state is kept across exchanges; by default, the
-      hub decides.
-    - `timeout_s`: how long to wait for the hub's first model and, at the end of the session, for
-      the hub's answer to the last update.
+    - `keep_optimizer_state`: whether exchanges keep the optimizer's state; by default, the hub decides.
+    - `timeout_s`: timeout for the hub's first model, and for its answer to the last update.
     - `topology`: with `"ring"` or `"all_to_all"`, the devices listed in the file `peers` average
       their models without a hub (docs/train/peers.md). When the session ends, it takes part in one
       more round, and loads that round's mean.
     - Other keyword arguments are keys of `[agent]` and `[limits]` in a settings file or, without a
       hub, keys of `[peer]`.
 
-    Raises `ConfigError`, `AddressError` or `AccessError`, and `ModelMismatchError` if the hub trains
-    another model.
+    Raises `ConfigError`, `AddressError`, `AccessError`, or, for another model, `ModelMismatchError`.
 
     >>> import tempfile
     >>> import numpy as np

@@ -32,7 +32,7 @@ def test_every_table_that_has_keys_is_shown_once():
 
 
 def test_a_table_says_type_bounds_default_and_meaning():
-    heartbeat = "| `heartbeat_s` | number, over 0 to 3,600 | `5.0` | Time between two pings of a device, "
+    heartbeat = "| `heartbeat_s` | number, over 0 to 3,600 | `5.0` | Time between two pings that a device sends, "
     assert settings("hub:liveness").splitlines()[2].startswith(heartbeat)
     assert '| `piece_bytes` | size | `"1 MiB"` |' in settings("hub:limits")
     assert "| `hub` | table | defaults |" in settings("hub:")

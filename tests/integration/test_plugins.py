@@ -68,7 +68,7 @@ def test_a_run_outlives_kills_and_the_absence_of_its_package(commands, environme
             "policy.staleness: plugin own_policy:Hinge: only the run's folder names this code",
         ),
         (["hub", "--resume", run, "--trust-code"], f"policy.staleness: {missing}"),
-        (["hub", settings], "polynomial; if it is a plugin, install its package"),
+        (["hub", settings], "polynomial; if it is a plugin's, install its package"),
         (["hub", plain, "--run", run], "only the run's folder names this code"),
         (["replay", run, "--trust-code"], missing),
     ):

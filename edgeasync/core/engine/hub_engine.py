@@ -4,9 +4,8 @@ The engine does no I/O. A `HubShell`, in the daemon or the simulator, sends mess
 background work and writes checkpoints.
 
 The engine measures updates and folds small models on the event loop. For large models, the shell's
-background worker does this, in order. The engine measures only those pushes on which the core will
-decide. Effects that depend on a fold (answers, checkpoints, the end) wait for it, but heartbeats
-are answered immediately.
+background worker does this, in order. Effects that depend on a fold (answers, checkpoints, the end)
+wait for it, but heartbeats are answered immediately.
 
 If the hub has a log, every event is logged before its outcome is sent or shown. While the log
 cannot be written, the core halts: the engine refuses requests with a time to retry, and no lease
@@ -95,9 +94,7 @@ _AtOnce = SendToDevice | Discard | Receive | SendGraph | SendStatus | SuspendTra
 """The effects that never wait for a fold."""
 
 Observe = Callable[[HubEvent, list[HubEffect], float], None]
-"""A function that is called with every event, its effects, and the time of the decision by the
-core's clock. It must not block.
-"""
+"""Called with every event, its effects, and the core's time of the decision. It must not block."""
 
 
 class HubEngine:
@@ -162,10 +159,7 @@ class HubEngine:
         return self._now_s
 
     def next_deadline_s(self) -> float:
-        """Return when `tick` is next due.
-
-        Return infinity once the core has stopped, and while it halts.
-        """
+        """Return when `tick` is next due: infinity once the core has stopped, and while it halts."""
         return math.inf if self._standing_still else self.core.next_deadline_s()
 
     def tick(self, now_s: float) -> None:
@@ -204,10 +198,7 @@ class HubEngine:
     # -- the log ---------------------------------------------------------------------------------------------
 
     def on_durable(self, now_s: float) -> None:
-        """Send the answers that waited for the log.
-
-        Call this when more entries of the log are durable.
-        """
+        """Send the answers that waited for the log, because more of its entries are durable."""
         if self._standing_still:
             self._standing_still = False
             self._now_s = now_s
@@ -290,10 +281,7 @@ class HubEngine:
             self.outbox.abandon()
 
     def revoke(self, key: Key, now_s: float) -> None:
-        """Expel the devices of a revoked key.
-
-        After this call, no message under this key may be passed to the engine.
-        """
+        """Expel the devices of a revoked key; pass no message under this key afterwards."""
         self._now_s = now_s
         self._roster.forget(key)
         if self._standing_still:
@@ -311,10 +299,7 @@ class HubEngine:
         now_s: float,
         sender: Sender = ANYBODY,
     ) -> None:
-        """Process one message with arbitrary content.
-
-        `sender` is the sender that owns its connection.
-        """
+        """Process one message with arbitrary content; `sender` owns its connection."""
         self._now_s, self._sender = now_s, sender
         nbytes = len(header) if payload is None else len(header) + len(payload)
         member = self.core.members.by_peer(peer)
@@ -399,10 +384,7 @@ class HubEngine:
         return self._malformed(peer, answer.sentence, strike=False) if isinstance(answer, Refuse) else None
 
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
-        """Accept and credit a piece; return `None` if it completes a push.
-
-        The worker then measures the payload, and passes the push's event to the core.
-        """
+        """Accept and credit a piece; return `None` if it completes a push, which a worker measures."""
         arriving = None if payload is None else self._intake.incoming.accept(peer, piece, payload, self._now_s)
         if arriving is None:
             return self._malformed(peer, "piece without a transfer", strike=False)
@@ -432,10 +414,7 @@ class HubEngine:
         return self._sender.key, moved_by(member)
 
     def _malformed(self, peer: Peer, reason: str, *, strike: bool = True) -> HubReceivedMalformed:
-        """Return the event of a malformed message.
-
-        The event contains no bytes to count, since it may not be logged.
-        """
+        """Return the event of a malformed message, which is not logged and so counts no bytes."""
         return HubReceivedMalformed(peer, reason, strike, self._sender.key)
 
     def _member(self, peer: Peer) -> Member | None:

@@ -55,7 +55,7 @@ def test_a_kind_of_two_parts_is_told_once(say):
 def test_one_kind_in_full(say):
     told = say("trimmed_mean")
     assert told.startswith("combine, kind trimmed_mean\n")
-    assert "trim: number, over 0 to under 0.5, default 0.1\n    Share of the updates that is removed" in told
+    assert "trim: number, over 0 to under 0.5, default 0.1\n    Share of the values that is removed" in told
     assert told.endswith('\n\ncombine = { kind = "trimmed_mean", trim = 0.1 }\n')
     assert "staleness_max: number, 0 or more, optional\n" in say("constant")
     assert "rate: number, over 0 to 1, required\n" in say("weight_decay")
