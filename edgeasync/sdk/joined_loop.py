@@ -267,18 +267,15 @@ def join(
       `own_start` is set.
     - `optimizer`: the torch optimizer whose steps are counted; by default, every optimizer of the
       module's parameters. For other models, call `session.step()` after each step.
-    - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state`, a script that was killed
-      resumes with its optimizer state, its random state and, if the loop uses `session.batches`,
-      its position in the data.
+    - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state`, a killed script resumes with
+      its optimizer state, random state and, with `session.batches`, its position in the data.
     - `also`: other torch objects with a `state_dict` to save and resume, such as a scheduler.
-    - `examples`: the number of examples that the loop trains on.
+    - `examples`: number of examples that the loop trains on.
     - `keep_optimizer_state`: whether exchanges keep the optimizer's state; by default, the hub decides.
     - `timeout_s`: timeout for the hub's first model, and for its answer to the last update.
     - `topology`: with `"ring"` or `"all_to_all"`, the devices listed in the file `peers` average
-      their models without a hub (docs/train/peers.md). When the session ends, it takes part in one
-      more round, and loads that round's mean.
-    - Other keyword arguments are keys of `[agent]` and `[limits]` in a settings file or, without a
-      hub, keys of `[peer]`.
+      their models without a hub (docs/train/peers.md). The session ends with one more round.
+    - Other keyword arguments: keys of `[agent]` and `[limits]` or, without a hub, of `[peer]`.
 
     Raises `ConfigError`, `AddressError`, `AccessError`, or, for another model, `ModelMismatchError`.
 
