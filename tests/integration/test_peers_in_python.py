@@ -33,7 +33,7 @@ from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
 from tests.support.parts import small_runs
 from tests.support.programs.command_line import CONFIG, mistake
 from tests.support.programs.peers import FILE, name_of, write_list
-from tests.support.programs.processes import PATIENCE_S, free_addresses, until
+from tests.support.programs.processes import PATIENCE_S, free_address, until
 from tests.support.security.keyed import start_hub
 from tests.support.size import repetitions
 
@@ -527,12 +527,12 @@ def test_peers_that_were_found_through_a_hub_learn_without_it(commands, tmp_path
         '[peer]\nround_steps = 5\nlease_s = 3.0\nepochs = 200\n[model]\nkind = "mlp"\ninputs = 64\nhidden = [32]\n'
         'classes = 10\n[local]\noptimizer = [{kind = "sgd", learning_rate = 0.3}]\n'
     )
-    flags, addresses = {}, free_addresses(len(parts))
+    flags = {}
     for number, part in enumerate(parts):
         np.savez(tmp_path / f"{number}.npz", x=part.x, y=part.y)
         step_s = 2.0 * len(parts) / (200 * len(part) / 32)  # training takes longer than to find the others
         flags[number] = (
-            "peer", "peer.toml", "--hub", address, "--address", addresses[number], "--data", f"{number}.npz",
+            "peer", "peer.toml", "--hub", address, "--address", free_address(), "--data", f"{number}.npz",
             "--state", name_of(number), "--step-s-min", step_s, "--out", f"{number}.safetensors", "--json",
         )  # fmt: skip
     tokens = [keys.issue_token(name_of(number), (address,), time.time()).text() for number in flags]

@@ -1,6 +1,8 @@
 """Real `edgeasync` processes for tests: started, followed by the event lines they print, and always ended."""
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import random
@@ -233,27 +235,25 @@ def without_rights():
     return ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 
 
-def free_addresses(count):
-    """Return different addresses at which no program listens.
+@functools.cache
+def own_ports():
+    """Return this process's ports in an endless cycle, so that a test that asks several times gets different ones.
 
     Each worker of pytest-xdist has a hundred ports of its own, below those that systems give to others.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     ports = [20_000 + 100 * (worker % 100) + place for place in range(100)]
     random.SystemRandom().shuffle(ports)  # other test runs on this machine draw from the same ports
-    found = []
-    for port in ports:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            found.append(f"tcp://127.0.0.1:{port}")
-        if len(found) == count:
-            return found
-    raise AssertionError(f"fewer than {count} ports from {min(ports)} to {max(ports)} are free")
+    return itertools.cycle(ports)
 
 
 def free_address():
-    """Return an address at which no program listens."""
-    return free_addresses(1)[0]
+    """Return an address at which no program listens; no two of a hundred calls return the same."""
+    for port in itertools.islice(own_ports(), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"tcp://127.0.0.1:{port}"
+    raise AssertionError("none of this process's hundred ports is free")
 
 
 def until(condition, what):
