@@ -56,8 +56,7 @@ def print_status(status: dict[str, Any], address: str, printer: Printer) -> None
         described = describe_status(status)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ProtocolError(
-            f"{address} did not send the status of an edgeasync hub of this version; check the address and the "
-            "hub's version"
+            f"{address}: not an edgeasync hub of this version; check the address and the hub's version"
         ) from error
     print_whole(described, Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH))
 

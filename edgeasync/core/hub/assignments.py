@@ -1,4 +1,4 @@
-"""Assigns the newest model to devices, or defers them. Part of `HubCore`."""
+"""Assigns the newest model to devices, or defers the assignment. Part of `HubCore`."""
 
 from edgeasync.core.hub.budgets import REST_S_MIN, Budgets
 from edgeasync.core.hub.codec_agreement import CodecAgreement
