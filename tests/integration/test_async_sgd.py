@@ -5,11 +5,7 @@ import pytest
 
 from edgeasync.async_train import async_sgd, data, nn, optim
 from examples.async_train.digits_idx import write_idx_digits
-
-
-def accuracy(model, digits):
-    x, y = next(iter(data.DataLoader(digits, batch_size=len(digits))))
-    return (model.eval()(x).argmax(axis=1) == y).mean()
+from tests.support.models.one_loop import accuracy, one_loop
 
 
 def network():
@@ -20,22 +16,18 @@ def network():
 def test_processes_reach_what_one_loop_reaches(tmp_path):
     folder = write_idx_digits(tmp_path / "digits", zipped=True)
     digits, held_out = data.MNIST(folder, train=True), data.MNIST(folder, train=False)
-    alone, loss_fn = network(), nn.CrossEntropyLoss()
-    optimizer = optim.SGD(alone.parameters(), lr=0.1)
-    for _ in range(20):
-        for inputs, targets in data.DataLoader(digits, batch_size=16, shuffle=True):
-            optimizer.zero_grad()
-            loss_fn(alone(inputs), targets).backward()
-            optimizer.step()
+    goal = one_loop(
+        network, digits, held_out, lambda parameters: optim.SGD(parameters, lr=0.1), epochs=20, batch_size=16
+    )
     together = async_sgd(
         network(),
         data.DataLoader(digits, batch_size=16, shuffle=True),
         num_workers=2,
         num_epochs=20,
         lr=0.1,
-        loss_fn=loss_fn,
+        loss_fn=nn.CrossEntropyLoss(),
     )
-    assert accuracy(together, held_out) >= accuracy(alone, held_out) - 0.01
+    assert accuracy(together, held_out) >= goal - 0.01
 
 
 def test_a_file_comes_back_as_a_model(tmp_path):
