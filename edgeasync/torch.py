@@ -1,7 +1,8 @@
-"""Trains torch modules on a fleet: `model` is for `train`, `Hub` and `Agent`; `join` accepts a module.
+"""Trains torch modules on a fleet.
 
-`load` copies a run's trained arrays into a module, and `to_onnx` exports a module for devices
-without torch. This module is imported only on first use.
+`model` wraps a module for `train`, `Hub` and `Agent`; `join` accepts the module itself. `load`
+copies a run's trained arrays into a module, and `to_onnx` exports a module for devices without
+torch. This module is imported only on first use.
 """
 
 import inspect

@@ -16,7 +16,7 @@ SMOOTHING = 0.2
 
 
 class AsyncGradientAccumulator:
-    """Takes one step after several batches, which is equal to the step for one large batch.
+    """Takes one step for several batches, equal to a step on one large batch.
 
     docs/train/async_train_blocks.md describes the arguments. `session` is the result of
     `edgeasync.join` for a torch module or for `model.network`.
@@ -48,7 +48,7 @@ class AsyncGradientAccumulator:
         self._pace = BatchesPerStep(self.accumulation_steps, adaptive=adaptive_accumulation)
         self._learner = learner_of(model, device, "AsyncGradientAccumulator")
         self.model = self._learner.model  # the user's model or, for layers and files, a `Model` of them
-        self.device = self._learner.device  # the device that computes
+        self.device = self._learner.device  # the device on which the model computes
         self._session, self._clock = session, clock
         self._batches = self._examples = 0
 

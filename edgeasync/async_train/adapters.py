@@ -111,7 +111,7 @@ def as_optimizer(optimizer: Any) -> Any:
         found = optim.Adam(lr=optimizer.learning_rate, betas=betas, eps=optimizer.epsilon)
     else:
         return optimizer
-    found.stage = optimizer  # it may have more options than torch's
+    found.stage = optimizer  # edgeasync's optimizer may have options that torch's lacks
     return found
 
 

@@ -15,7 +15,7 @@ class Array(np.ndarray[Any, np.dtype[Any]]):
     """
 
     origin: Any = None
-    """The model and the inputs, if the array contains a model's scores; `None` for derived arrays."""
+    """For a model's scores: the model and its inputs. Arrays derived from scores have `None`."""
 
     def to(self, device: object = None, **_: object) -> "Array":  # noqa: ARG002 - arrays stay on the CPU
         """Return this array; all arrays are on the CPU."""

@@ -49,7 +49,7 @@ class AsyncModelAverager(Running):
         self.communication = communication_of(model, self._learner, *place, **averaging)
 
     def train_step(self, inputs: Any, targets: Any, optimizer: Any = None, loss_fn: Any = None) -> float:
-        """Train one batch and return its loss; if averaging is due, it takes place first."""
+        """Average if it is due, then train one batch and return its loss."""
         return self._learner.train(inputs, targets, optimizer, loss_fn, self.communication.start().session)
 
     async def train_step_async(

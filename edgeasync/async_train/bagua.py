@@ -69,11 +69,11 @@ class AsyncModelAverageAlgorithm:
 
 
 def with_edgeasync(model: Any, optimizers: Sequence[Any], algorithm: AsyncModelAverageAlgorithm) -> Any:
-    """Start averaging a torch module when its optimizers step, and return the module.
+    """Average a torch module after its optimizers' steps, and return the module.
 
-    Rank and world size are those that `init_distributed` returns. `model.bagua_algorithm` is set to
-    the algorithm. Raises `ConfigError` for models that are not torch modules; use
-    `AsyncModelAverager` for them.
+    Rank and world size come from `init_distributed`. `model.bagua_algorithm` is set to the
+    algorithm. Raises `ConfigError` for models that are not torch modules; use `AsyncModelAverager`
+    for them.
 
     >>> from edgeasync.async_train import AsyncModelAverageAlgorithm, with_edgeasync
     >>> with_edgeasync(object(), [], AsyncModelAverageAlgorithm())

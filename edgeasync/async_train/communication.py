@@ -1,4 +1,4 @@
-"""Averages the models of training loops by a hub in rank 0 and a session in each process."""
+"""Averages training loops' models: rank 0 runs a hub, and each process joins it."""
 
 import contextlib
 import logging
@@ -25,23 +25,23 @@ PLAIN = Monitor(detectors=(NotFiniteDetector(),), clip=0.0)
 JOIN_S = 30.0
 """Time in seconds that a process waits for the hub before it trains alone.
 
-Rank 0 waits for the same time until the other processes have joined.
+Rank 0 waits equally long for the other processes to join.
 """
 
 LEFT_S = 30.0
-"""Time in seconds that rank 0 waits at the end until the other processes have left."""
+"""Time in seconds that rank 0 waits at the end for the other processes to leave."""
 
 TAKE = ("all", "better", "best")
 
 BEHIND_MAX = 2.0
-"""Default of `behind_max`: a node is preempted if its score exceeds this multiple of the median."""
+"""Default of `behind_max`: a device whose score exceeds it times the median starts over."""
 
 MOST = 100_000
 """Default maximum number of iterations between two averagings."""
 
 
 class Exchanging(TypedDict, total=False):
-    """Which parameters take part in an exchange; see docs/train/async_train.md."""
+    """Which updates count, and which devices start over; see docs/train/async_train.md."""
 
     exchange: str
     preempt: bool
@@ -113,7 +113,7 @@ class Communication:
                 self._await_others(self.hub)
             begun.pop_all()
         if self.hub is None:
-            WATCHED.begin(self._model)  # rank 0's hub watches
+            WATCHED.begin(self._model)  # rank 0's hub monitors the training
         self.session = session
         return self
 
@@ -134,7 +134,7 @@ class Communication:
         session, self.session = self.session, None
         with contextlib.ExitStack() as ending:
             if self.hub is not None:
-                ending.push(self.hub)  # so that it ends even if the session fails
+                ending.push(self.hub)  # so that the hub ends even if the session fails
             session.__exit__(None, None, None)
             if self.hub is None:
                 return None
@@ -161,7 +161,7 @@ def through_hub(
     agent: dict[str, Any] | None = None,
     **averaging: Any,
 ) -> Communication:
-    """Create the communication that averages a loop's model through a hub."""
+    """Create the `Communication` that averages a loop's model through a hub."""
     policy = make_policy(world_size, **averaging)
     hub = {"run": checkpoint_dir, "keys": keys, "policy": policy, "insecure": insecure}
     session = {"name": f"rank-{rank}-{secrets.token_hex(3)}", "own_start": own_start, "insecure": insecure}
@@ -181,7 +181,7 @@ def make_hub(model: Any, address: str, *, run: str | Path | None = None, **argum
         model,
         run=run or temporary_run(),
         bind=address,
-        loss="mse",  # fits every model; devices do not compute it
+        loss="mse",  # a placeholder for any model; devices do not compute it
         settings={"hub": {"quiet": False}},
         **arguments,
     )

@@ -18,17 +18,20 @@ __all__ = ["device_count", "empty_cache", "is_available", "set_device", "synchro
 
 
 def is_available() -> bool:
-    """Return whether torch, if it is already imported, or onnxruntime can use a GPU."""
+    """Return whether torch (if already imported) or onnxruntime can use a GPU."""
     return device_count() > 0
 
 
 def device_count() -> int:
-    """Return the number of torch's GPUs; if it is 0 and onnxruntime can use a GPU, return 1."""
+    """Return the number of GPUs that torch can use, or 1 if only onnxruntime can use a GPU."""
     return _torch_count() or int(_onnxruntime_starts())
 
 
 def set_device(device: object) -> None:
-    """Select torch's GPU; edgeasync's models always use the first GPU, which is logged once."""
+    """Select torch's GPU.
+
+    edgeasync's models always use the first GPU. If torch has no GPU, a warning is logged once.
+    """
     if _torch_count():
         sys.modules["torch"].cuda.set_device(device)
     else:
@@ -51,7 +54,7 @@ def usable(device: object, model: Any, where: str) -> str:
     """Return the device for a model: `device`, or `"cpu"` if the model cannot use that GPU.
 
     The fallback is logged once. `None` means the model's current device, which is initially the
-    CPU. Raises `ConfigError` for a device that only torch supports, if the model is not a torch
+    CPU. Raises `ConfigError` if only torch supports the device, and the model is not a torch
     module.
     """
     if device is None:
@@ -92,5 +95,5 @@ def _torch_count() -> int:
 
 @cache
 def _onnxruntime_starts() -> bool:
-    """Return whether onnxruntime can start on a GPU, since a driver or libraries may be missing."""
+    """Return whether onnxruntime can start on a GPU. A driver or library may be missing."""
     return OnnxTrainer.starts_on("cuda")

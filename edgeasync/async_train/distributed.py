@@ -25,10 +25,11 @@ def init_distributed(
     master_addr: str | None = None,
     master_port: int | None = None,
 ) -> ProcessRank:
-    """Return rank and world size, from the arguments or RANK and WORLD_SIZE; by default `(0, 1)`.
+    """Return this process's rank and the world size, by default `(0, 1)`.
 
-    `master_addr` and `master_port` are written to the environment variables MASTER_ADDR and
-    MASTER_PORT. Raises `ConfigError` if the rank is not below the world size.
+    Omitted arguments default to the environment variables RANK and WORLD_SIZE. `master_addr` and
+    `master_port` are written to MASTER_ADDR and MASTER_PORT. Raises `ConfigError` if the rank is
+    not below the world size.
 
     >>> from edgeasync.async_train import init_distributed
     >>> init_distributed(rank=1, world_size=4)

@@ -19,7 +19,7 @@ from edgeasync.policies.monitor import Monitor
 from edgeasync.policies.staleness import ConstantStaleness
 
 PATIENCE_S = 86_400.0
-"""Maximum time in seconds that a loop waits for the hub in its own process."""
+"""Maximum time in seconds that a loop waits for the hub, which runs in the same process."""
 
 FLOAT32 = {"push": "identity", "model": "identity", "delta": "off"}
 
@@ -43,7 +43,8 @@ class FaultTolerantTrainer:
     - `checkpoint_frequency`: updates between two checkpoints. A restart replays the updates since
       the last one.
     - `recovery_strategy`: the model to restart from: `"latest"`, `"best"` (the checkpoint with the
-      best evaluation), or a checkpoint's name. The data position is always the latest one.
+      best evaluation), or a checkpoint's name. Training always continues from the latest position
+      in the data.
     - `device`: `"cpu"` or `"cuda"`; by default, the model's current device.
     - `workers`: the number of parallel workers, each with its part of the data.
     - `update_frequency`: batches between two updates.
@@ -73,7 +74,7 @@ class FaultTolerantTrainer:
         seed: int = 0,
     ) -> None:
         self.model, self._workers, self._seed = model, workers, seed
-        self.device = usable(device, model, "FaultTolerantTrainer")  # the device that computes
+        self.device = usable(device, model, "FaultTolerantTrainer")  # the device on which the model computes
         self._folder = Path(checkpoint_dir).expanduser().absolute()
         self._rules = _rules(self._folder, checkpoint_frequency, recovery_strategy, update_frequency)
 
@@ -88,7 +89,7 @@ class FaultTolerantTrainer:
         batch_size: int | None = None,
         evaluate: object = None,
     ) -> Run:
-        """Train up to `epochs` epochs in total, including earlier starts; return the run.
+        """Train up to `epochs` epochs, counting those of earlier starts; return the run.
 
         After that, the model contains the trained values. `batch_size` defaults to the loader's batch
         size, or to 32 without a loader. `evaluate` is held-out data, as for `edgeasync.train`.

@@ -1,4 +1,4 @@
-"""Logs once that an argument, which the toolbox accepts only for compatibility, is ignored."""
+"""Logs once if the toolbox ignores an argument that it accepts only for compatibility."""
 
 import logging
 from functools import cache
@@ -7,7 +7,7 @@ LOG = logging.getLogger("edgeasync.async_train")
 
 
 def ignore(where: str, why: str, **arguments: object) -> None:
-    """Log once that arguments of `where` are ignored, with the reason; skip those that are `None`.
+    """Log once that `where` ignores these arguments, and why; skip arguments that are `None`.
 
     >>> ignore("AsyncModelAverager", "edgeasync uses ZeroMQ", communication_backend=None)
     """

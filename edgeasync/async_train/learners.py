@@ -33,7 +33,7 @@ class Learner(ABC):
     @property
     @abstractmethod
     def device(self) -> str:
-        """The device that computes."""
+        """The device on which the model computes."""
 
     @property
     @abstractmethod
@@ -156,7 +156,7 @@ class NetworkLearner(ArrayLearner):
 
     @property
     def device(self) -> str:
-        """The device that computes."""
+        """The device on which the model computes."""
         return self.model.device
 
     @property
@@ -238,7 +238,7 @@ class TorchLearner(Learner):
 
     @property
     def device(self) -> str:
-        """The device that computes."""
+        """The device on which the model computes."""
         return str(next(self.model.parameters()).device)
 
     @property

@@ -165,7 +165,7 @@ class Sequential(Model):
 
 
 class Parameters:
-    """The parameters of a model as a sequence of arrays, which is created on first access."""
+    """Iterates over a model's trained arrays; an iteration builds the network if necessary."""
 
     def __init__(self, model: Model) -> None:
         self.model = model

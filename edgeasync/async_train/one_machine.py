@@ -35,13 +35,13 @@ def async_sgd(
     seed: int = 0,
     **settings: Any,
 ) -> Any:
-    """Train a model with `num_workers` processes and a hub in this one; return the trained model.
+    """Train a model with `num_workers` processes and a hub in this process; return the model.
 
     - `model`: a torch module, a model of `async_train.nn`, or an object with `parameters` and
       `gradient`. The trained values are written to this model, and it is returned. For an ONNX file
       or layers, a new `Model` is returned.
-    - `data`: a dataset, or a loader, whose batch size is then used. The examples are split among the
-      workers.
+    - `data`: a dataset or a loader. A loader also sets the batch size. The examples are split among
+      the workers.
     - `loss_fn`: by default, cross entropy. An object with `gradient` uses its own loss.
     - `optimizer`: by default, SGD with the learning rate `lr`.
     - Other arguments are those of `edgeasync.train`, such as `run`, `evaluate` and `topology`. With
@@ -73,7 +73,7 @@ def async_sgd(
     if not has_own_code(model) and not isinstance(model, Model):
         model = Model(model, seed=seed)
     arguments |= as_trained(model, dataset, chosen, loss_fn, usable(None, model, "async_sgd"))
-    if arguments["policy"] is not None:  # without a hub nothing can be watched
+    if arguments["policy"] is not None:  # without a hub, nothing can monitor the training
         arguments = watched(given, arguments)
     put_back(model, edgeasync.train(data=parts or dataset, **arguments).arrays)
     return model

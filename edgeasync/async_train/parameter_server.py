@@ -23,10 +23,10 @@ from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.staleness import AdaptiveLearningRate, ConstantStaleness
 
 STEPS_MAX = 100_000
-"""Number of local steps that the server assigns; workers use a lower `update_frequency`."""
+"""Number of local steps that the server assigns. Workers reduce it to `update_frequency`."""
 
 MOMENTUM = 0.9
-"""Momentum with `momentum_correction`; the learning rate 1 - `MOMENTUM` compensates for it."""
+"""Momentum of the policy `momentum_correction`; the learning rate 1 - `MOMENTUM` offsets it."""
 
 HERE, ANYWHERE = "127.0.0.1", "0.0.0.0"  # noqa: S104 - used only with keys or insecure=True
 
@@ -110,7 +110,7 @@ class ParameterServer(Running):
         await asyncio.to_thread(self.wait_for_workers, num_workers, timeout_s)
 
     def stop(self) -> None:
-        """End training for all workers, and load the trained values into the model, if started."""
+        """If started, end training for all workers, and load the trained values into the model."""
         if not self._started:
             return
         self.hub.finish("the parameter server was stopped")

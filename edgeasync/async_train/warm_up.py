@@ -26,10 +26,10 @@ class AsyncTrainer:
     - `warm_up_epochs`: the number of passes over the data during warm-up. In the warm-up, all
       workers exchange in rounds, every `warm_up_sync_frequency` batches. After the warm-up, workers
       do not wait for each other, and exchange every `regular_sync_frequency` batches.
-    - `delay`: the number of batches that a worker trains between its update and the use of the
-      answer; if `delay` is 0, the worker waits for the answer. `delay` is limited to the number of
+    - `delay`: the number of batches that a worker trains between pushing an update and using the
+      answer. If `delay` is 0, the worker waits for the answer. `delay` is limited to the number of
       batches between two exchanges, also during warm-up.
-    - `workers`: the number of workers of `train`.
+    - `workers`: the number of workers that `train` starts.
     - `steps_per_epoch`: the number of batches per epoch, from which `train_step` computes the end
       of the warm-up.
     - `seed`: the seed for the initial values and for shuffling the examples.
@@ -94,12 +94,12 @@ class AsyncTrainer:
         return await asyncio.to_thread(self.train_step, *batch, **training)
 
     def close(self) -> Run | None:
-        """Push the last steps of `train_step`, end the hub that it has started; return the run."""
+        """Push the last steps of `train_step`, end its hub, and return the run."""
         stepping, self._stepping = self._stepping, None
         return None if stepping is None else stepping[1].stop()
 
     def check_may_watch(self) -> None:
-        """Raise `ConfigError` after the first `train_step`, when a new monitor has no effect."""
+        """Raise `ConfigError` after the first `train_step`: a new monitor would have no effect."""
         if self._stepping is not None:
             raise ConfigError("training has already started: create the monitor before the first train_step")
 

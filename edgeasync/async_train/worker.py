@@ -38,9 +38,9 @@ class AsyncWorker:
     """Trains on its own data, and pushes an update every `update_frequency` batches.
 
     If `delay` is set, the worker keeps training after each update, and uses the server's answer
-    exactly `delay` batches later. It trains the server's model. If that model is a torch module
-    which the server does not send, the module must also be passed here, as `model`. All other
-    arguments are those of `Agent`, such as `state`, `enrol` and `insecure`.
+    exactly `delay` batches later. The worker trains the server's model. If that model is a torch
+    module that the server does not send, pass the module here, too, as `model`. All other arguments
+    are those of `Agent`, such as `state`, `enrol` and `insecure`.
 
     >>> import numpy as np
     >>> from edgeasync.async_train import AsyncWorker, ParameterServer, nn, optim
@@ -81,7 +81,7 @@ class AsyncWorker:
         self.agent: Agent | None = None
 
     def train(self, dataset: object = None, **training: Unpack[Training]) -> None:
-        """Train for `epochs` on `dataset` or `dataloader`; the server may end training earlier."""
+        """Train for `epochs` epochs on `dataset` or `dataloader`, or until the server ends training."""
         with self._begin(dataset, **training) as agent:
             agent.wait()
 

@@ -18,8 +18,9 @@ class SaveBest:
     models; `saved` is the resulting path. Any other suffix raises `ConfigError`. Pass this callback
     to `train` or `Hub`; an `Agent` does not evaluate the run's model.
 
-    Without held-out data (`evaluate=`), versions are compared by the losses that the devices report.
-    The best version is the one with the lowest loss that most devices reach.
+    Without held-out data (`evaluate=`), versions are compared by the losses that the devices
+    report. A version's loss is then the value that most devices reach, and the version with the
+    lowest loss is the best.
 
     >>> import tempfile
     >>> from pathlib import Path

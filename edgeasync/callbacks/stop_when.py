@@ -11,8 +11,8 @@ from edgeasync.sdk.events import Evaluation, Event, Exchange
 class StopWhen:
     """Ends the run when a rule is met; `Run.reason` then describes the rule.
 
-    - `rule`: a function that receives every event and returns true to end the run; or the name of a
-      number in evaluations, such as "loss", which is then compared with `below` or `above`.
+    - `rule`: a function that receives every event and returns true to end the run. Alternatively,
+      pass the name of a number in evaluations, such as "loss", to compare with `below` or `above`.
     - `reason`: the value of `Run.reason` after the rule has ended the run.
 
     In a `Hub` or in `train`, the rule ends the run for all devices. In an `Agent`, it ends only

@@ -56,7 +56,7 @@ def model(
 
 
 class JaxModel(Adapted):
-    """Parameters and a loss that devices train, created by `model`."""
+    """A parameter tree that devices train with a loss; created by `model`."""
 
     optimizer_is = "pass one of optax to edgeasync.jax.model"
 

@@ -20,9 +20,8 @@ def params(tree: Any, optimizer_state: Any = None, *, frozen: Any = None) -> "Pa
 
     The training loop reads and sets `.value`, then calls `session.step()`. If `optimizer_state` is
     passed, the loop also reads and sets `.optimizer_state`. The session resets this state if the
-    hub requests it, and restores it if the script is restarted after it was killed. `frozen` is a
-    tree of arrays that the loop uses but does not train. The hub rejects devices with different
-    values.
+    hub requests a reset, and restores it when a killed script is restarted. `frozen` is a tree of
+    arrays that the loop uses but does not train. The hub rejects devices with different values.
 
     >>> import tempfile
     >>> import jax.numpy as jnp
@@ -41,7 +40,7 @@ def params(tree: Any, optimizer_state: Any = None, *, frozen: Any = None) -> "Pa
 class Params(AddingParticipant):
     """A parameter tree in a session, created by `params`."""
 
-    rounds = False  # all are float32
+    rounds = False  # all arrays are float32, as in the session
 
     def __init__(self, tree: Any, optimizer_state: Any, frozen: Any) -> None:
         self.value = tree
@@ -95,7 +94,7 @@ class Params(AddingParticipant):
         """
         self._staged = self._layout.stage(arrays)
 
-    def add(self, arrays: Arrays) -> None:  # noqa: ARG002 - `stage` has them
+    def add(self, arrays: Arrays) -> None:  # noqa: ARG002 - `stage` has copied them
         """Add the arrays of the last call of `stage` to the tree's values."""
         self.note_step()
         self.value = self._layout.sum(self.value, self._staged)

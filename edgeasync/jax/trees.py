@@ -47,7 +47,10 @@ def arrays_of(tree: Any) -> Arrays:
 
 
 def frozen_of(tree: Any) -> Frozen | None:
-    """Return the checksum of a tree's arrays, or `None`. Raises `ConfigError` for random keys."""
+    """Return the checksum of a tree's arrays, or `None` for an empty tree.
+
+    Raises `ConfigError` for random keys.
+    """
     for name, leaf in _named(tree):
         if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
             raise ConfigError(f"frozen contains {name!r}, a random key; remove it")

@@ -38,25 +38,25 @@ LOG = logging.getLogger("edgeasync.agent")
 
 
 class Agent(Service):
-    """A device that trains for a hub and waits for it as long as needed.
+    """A device that trains for a hub, and waits for the hub as long as needed.
 
     - `hub`: the hub's address, or several addresses. An enrolled device has stored its hub's
       address, so that `hub` may be omitted.
-    - `data`: a `Dataset`, a tuple `(x, y)` or a file path. The hub decides which model to train on
-      it.
+    - `data`: a `Dataset`, a tuple `(x, y)` or a file path. The hub decides which model the device
+      trains on these data.
     - `model`: a model of `edgeasync.torch`, `edgeasync.jax` or `edgeasync.sklearn`, or an object
       with `parameters` and `gradient`. The device then trains this model. Its arrays must have the
       same names and shapes as the hub's, in any order.
     - `trainer`: your own trainer, used instead of `data`. If its `step` is an `async def`, it is
-      awaited on the agent's event loop. Alternatively, pass `data` and, as `trainer`, the name of a
-      factory, `"package.module:factory"`, as for the command `edgeasync agent`.
+      awaited on the agent's event loop. Alternatively, pass `data`, and set `trainer` to the name
+      of a factory, `"package.module:factory"`, as for the command `edgeasync agent`.
     - `initial`: the parameters that this device starts from, by array name or as one flat vector.
       The device's first update then contains the difference between these parameters and the hub's
       model. By default, the device starts from the hub's model.
     - `validation`: data, a function of the named arrays that returns a loss, or a fraction of this
-      device's data to hold out, such as 0.1. Each update then reports the validation loss that this
-      device's parameters have after the update's local steps. The hub's policies `take` and
-      `behind_max` compare devices by this loss.
+      device's data to hold out, such as 0.1. Each update then reports this device's validation loss
+      after the update's local steps. The hub's policies `take` and `behind_max` compare devices by
+      this loss.
     - `workers`: the number of devices in this agent, each with its own connection. They are named
       `name/0`, `name/1` and so on. The data are split evenly at random. To assign data or trainers
       to the workers yourself, pass a list with one entry per worker as `data` or `trainer`.
@@ -75,9 +75,9 @@ class Agent(Service):
       agent reads no sensors.
     - `epochs`: passes over this device's data between two exchanges, instead of the hub's number of
       local steps.
-    - `passes`: passes over this device's data after which the agent ends; each pass uses every
-      example once. With a `state` folder and `spool="full"`, passes are counted across restarts, so
-      that an agent that was killed continues its interrupted pass.
+    - `passes`: the number of passes over this device's data after which the agent ends. Each pass
+      uses every example once. With a `state` folder and `spool="full"`, passes are counted across
+      restarts. A killed agent then continues its interrupted pass.
     - `seed`: the seed for shuffling the examples.
     - `callbacks`: functions, or objects with methods such as `on_exchange`; see
       `edgeasync.callbacks`.
@@ -194,10 +194,10 @@ class Agent(Service):
     def evaluate(self, data: object) -> events.Evaluation:
         """Evaluate the newest model received from the hub, in the calling thread.
 
-        `data` is as for `Agent`, or a function of the named arrays that returns a loss, or a loss
-        and an accuracy. A training graph is evaluated in training mode, with batch statistics and
-        dropout. The result is also passed to the callbacks' `on_evaluation`. After the agent has
-        ended, it evaluates the last model that it received.
+        `data` is as for `Agent`, or a function of the named arrays. The function returns a loss, or
+        a loss and an accuracy. A training graph is evaluated in training mode, with batch
+        statistics and dropout. The result is also passed to the callbacks' `on_evaluation`. After
+        the agent has ended, it evaluates the last model that it received.
 
         Raises `EdgeAsyncError` before the agent has received a model, and `DataError` for unusable
         data.
@@ -256,7 +256,7 @@ class Agent(Service):
         return self._reason or running[0].result()
 
     async def _make(self, worker: AgentWorker) -> None:
-        self._workers.append(worker)  # so that it is closed even if `make` fails
+        self._workers.append(worker)  # so that the worker is closed even if `make` fails
         agent = await asyncio.to_thread(worker.make)
         if self._stopping:
             agent.request_stop()

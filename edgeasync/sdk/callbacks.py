@@ -116,7 +116,7 @@ class Callbacks:
             handler(event)
         except StopTraining as stop:
             self.on_stop(str(stop) or f"stopped by {_name(callback)}")
-        except BaseException:  # SystemExit, too, so that the other callbacks are still called
+        except BaseException:  # including SystemExit, so that the other callbacks are still called
             if number not in self._failed:  # log each callback only once
                 self._failed.add(number)
                 LOG.exception("callback %s failed on %s; training continues", _name(callback), event)

@@ -119,7 +119,7 @@ class Best(Event, frozen=True):
 
     @property
     def model(self) -> Any:
-        """The model, in the type of the model that the user passed, as in `Run.model`."""
+        """The model, converted to the type of model that the user passed, as in `Run.model`."""
         return self.restore(self.arrays)
 
 

@@ -82,18 +82,18 @@ class Table:
 class History(Table):
     """The history of a run: one row for each update that the hub applied, buffered or rejected.
 
-    In a long history, some rows of the older half are removed, so that `row` skips values there.
+    A long history lacks some rows of its older half. The column `row` skips their numbers.
 
     | column | content |
     |---|---|
-    | `time` | the hub's time in seconds, not counting times when no hub was running |
+    | `time` | the hub's time in seconds, excluding times when the hub was not running |
     | `version` | the number of the newest version after the update |
     | `update` | the update's number, as counted by its device |
     | `device` | the name of the device |
     | `outcome` | `applied`, `buffered` (until the next version), or the reason of the rejection |
     | `loss` | the mean loss of the update's local steps, as reported by the device |
-    | `staleness` | the number of versions created since the one the update was computed from |
-    | `local_steps`, `examples` | the number of local steps, and of examples used in them |
+    | `staleness` | the number of versions that the hub created after the update's base |
+    | `local_steps`, `examples` | the number of local steps, and of examples in these steps |
     | `bytes` | the size of the encoded update |
     | `updates` | the total number of updates applied to the model, including this one |
     | `row` | the update's number in the run, from 1 |
@@ -180,8 +180,8 @@ def _evaluation_columns(rows: list[EvaluationRow]) -> dict[str, Column]:
 def _robust_limits(*curves: Column) -> tuple[float, float] | None:
     """Return limits for an axis, ignoring outliers; return `None` if all values are equal.
 
-    A value is an outlier if it is outside the middle 98 % of its curve's values and more than 3
-    interquartile ranges above the upper quartile or below the lower quartile.
+    An outlier is outside the middle 98 % of its curve's values. It is also more than 3
+    interquartile ranges above the upper quartile, or below the lower quartile.
     """
     shown = []
     for curve in curves:

@@ -122,8 +122,8 @@ class Hub(Service):
     def status(self) -> dict[str, Any]:
         """Return the output of `edgeasync status --json` as a dict (docs/reference/json.md).
 
-        The call waits until the returned state is on disk. On the hub's own event loop, it cannot
-        wait, and returns the state that was on disk at the previous call.
+        The call waits until the returned state is on disk. A call on the hub's own event loop
+        cannot wait. It returns the state that was on disk at the previous call.
         """
         hub = self._running
         found: concurrent.futures.Future[dict[str, Any]] = concurrent.futures.Future()

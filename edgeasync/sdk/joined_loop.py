@@ -52,8 +52,8 @@ class JoinedTraining(NamedTuple):
 class JoinedLoop(UserLoop):
     """A session that takes part in a hub's run from your own loop; created by `join`.
 
-    The session counts every optimizer step. After the number of steps that the hub has assigned, it
-    pushes an update and receives the next model.
+    The session counts every optimizer step. After the assigned number of steps, it pushes an update
+    and receives the next model.
     """
 
     def __init__(
@@ -267,8 +267,8 @@ def join(
       `own_start` is set.
     - `optimizer`: the torch optimizer whose steps are counted; by default, every optimizer of the
       module's parameters. For other models, call `session.step()` after each step.
-    - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state`, a killed script resumes with
-      its optimizer state, random state and, with `session.batches`, its position in the data.
+    - `name`, `state`, `enrol`, `insecure`: as for `Agent`. With `state`, a killed script resumes
+      its optimizer state and random state and, with `session.batches`, its position in the data.
     - `also`: other torch objects with a `state_dict` to save and resume, such as a scheduler.
     - `examples`: number of examples that the loop trains on.
     - `keep_optimizer_state`: whether exchanges keep the optimizer's state; by default, the hub decides.
@@ -277,7 +277,7 @@ def join(
       their models without a hub (docs/train/peers.md). The session ends with one more round.
     - Other keyword arguments: keys of `[agent]` and `[limits]` or, without a hub, of `[peer]`.
 
-    Raises `ConfigError`, `AddressError`, `AccessError`, or, for another model, `ModelMismatchError`.
+    Raises `ModelMismatchError` for another model, `ConfigError`, `AddressError` or `AccessError`.
 
     >>> import tempfile
     >>> import numpy as np

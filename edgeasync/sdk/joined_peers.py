@@ -25,15 +25,15 @@ LOG = logging.getLogger("edgeasync.join")
 Found = TypeVar("Found")
 
 _OF_A_DEVICE = (*DeviceSection.__struct_fields__, "steps_max", "epochs", "rounds_max", "out")
-"""Keys of `[peer]` about local training, the end of training and the files written then."""
+"""Keys of `[peer]` that do not apply: local training, its end, and the files written at the end."""
 
 
 class JoinedPeers(UserLoop):
     """A session that averages your loop's model with other devices; created by `join`.
 
-    The session begins once all devices in the file are connected, or after the duration of a lease.
-    At the end of the `with` block, it waits for one more round, as a `Peer` does, and loads that
-    round's mean into the model.
+    The session begins once all devices in the file `peers` are connected, but at the latest after
+    the duration of a lease. At the end of the `with` block, it waits for one more round, as a
+    `Peer` does, and loads that round's mean into the model.
     """
 
     def __init__(

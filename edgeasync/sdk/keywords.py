@@ -66,9 +66,9 @@ class DeviceKeywords(TypedDict, total=False):
 
 
 class AgentKeywords(LocalKeywords, DeviceKeywords, total=False):
-    """Keyword arguments of an `Agent`: keys of its settings file, and of local training.
+    """Keyword arguments of an `Agent`: keys of its settings file, and local training settings.
 
-    The settings of local training override the hub's.
+    The local training settings override the hub's.
     """
 
     loss: LossSetting | None

@@ -37,9 +37,9 @@ class Lockstep:
     """A trainer whose steps the user's loop takes, in the loop's own thread.
 
     The agent's worker thread requests a step and waits. The loop takes one step, reports it, and
-    waits until the worker requests the next step. An exchange may happen in between, after which a
-    new model is available. Only the loop's thread accesses the user's model: it reads the model at
-    the end of an assignment, and copies new values into the model (`LoopModel`).
+    waits until the worker requests the next step. Between two steps, an exchange may provide a new
+    model. Only the loop's thread accesses the user's model: it reads the model at the end of an
+    assignment, and copies new values into the model (`LoopModel`).
 
     If `ahead_max` is above 0 and the participant can add differences (`RunAhead`), the loop may run
     ahead of the worker by `ahead_max` steps. It then does not wait while the worker encodes an
@@ -69,9 +69,9 @@ class Lockstep:
         self._loop: Turn = "training"
         self._results: deque[StepResult] = deque()
         self._reading: Reading | None = None
-        """Copies the model's values, which the loop has recorded for the worker, into the vector."""
+        """A function that copies the values that the loop has recorded into the worker's vector."""
         self._has_filled = False
-        """Whether the vector has received the loop's model since `begin`."""
+        """Whether the loop's model was copied into the vector since `begin`."""
         self._steps_beyond = 0
         """The number of steps that are not part of an update yet."""
         self._score: float | None = None
@@ -102,7 +102,7 @@ class Lockstep:
     def begin(self, parameters: Vector) -> None:
         """Begin an assignment with the new model `parameters`.
 
-        The loop then copies it, or adds the difference between it and the previous model.
+        The loop then copies the new model, or adds its difference from the previous model.
         """
         with self._turn:
             self._has_filled = False
@@ -123,14 +123,14 @@ class Lockstep:
             if self._results:
                 return self._results.popleft()
         if self.model.runs_ahead:
-            self._fill()  # the last update may contain steps taken before its model arrived
+            self._fill()  # the last update may contain steps from before the new model arrived
         raise StepsEndedError("the loop takes no more steps")
 
     def flush(self) -> None:
-        """Wait until the loop has recorded its model, and copy this into the worker's vector.
+        """Wait until the loop has recorded its model, and copy it into the worker's vector.
 
-        If the loop runs ahead, its model is read once per update, since later steps are not undone.
-        Raises `StepsEndedError` if the loop ends first.
+        If the loop runs ahead, its model is read only once per update. A second read would contain
+        later steps. Raises `StepsEndedError` if the loop ends first.
         """
         if not (self.model.runs_ahead and self._has_filled):
             self._fill()
@@ -219,7 +219,7 @@ class Lockstep:
             return self._has_filled + (self._steps_beyond > 0)
 
     def end(self) -> None:
-        """End the loop and record its state. Then call `serve` until the worker ends."""
+        """End the loop and record its state; the caller then calls `serve` until the worker ends."""
         with self._turn:
             self._kept = self._keep()
             self._set_loop("ended")
@@ -249,7 +249,7 @@ class Lockstep:
         return self.model.runs_ahead and (self.model.is_new or len(self._results) < self.model.ahead_max)
 
     def _may_serve(self) -> bool:
-        """Return whether the worker waits for the loop's model, and no new model is to be loaded."""
+        """Return whether the worker waits for the loop's model, and the loop has none to load."""
         return self._worker == "awaits_model" and not self.model.is_new
 
     def _serve(self) -> None:

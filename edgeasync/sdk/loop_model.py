@@ -26,7 +26,7 @@ Reading = Callable[[], None]
 
 
 class LoopModel:
-    """The loop's model, the worker's vector, and the state that tells which of them is newer.
+    """The loop's model, the worker's vector, and the state that shows which of the two is newer.
 
     Only the loop's thread reads and writes the model. The worker's thread calls `renew`, `offer`
     and `fill`. `Lockstep` holds its lock during all calls except `fill`. With `each_step`, the

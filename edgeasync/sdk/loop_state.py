@@ -22,7 +22,7 @@ class LoopState:
 
     A resuming loop skips finished epochs without reading a batch, and restarts the interrupted
     epoch with the same random state. Once the loop has reached its old position, `restore` is
-    called, which overwrites all changes that the skipped part of the epoch has made.
+    called. It overwrites all changes made while the loop skipped batches.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class LoopState:
         """The number of finished epochs, and of batches received in the current epoch."""
         self._begun = random_state()
         self._passed = 0
-        """The number of epochs since this start; it is below `_epochs` while the loop resumes."""
+        """Epochs passed or skipped since this start; below `_epochs` while the loop resumes."""
         self._resumed: tuple[RandomState, Callable[[], None]] | None = None
         self._generator: Any = None
         """The loader's own random generator, such as a torch generator, if the loader has one."""

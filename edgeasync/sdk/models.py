@@ -43,8 +43,8 @@ KINDS = (
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A model that is ready to train.
 
-    - `make_trainer`: a function that creates a trainer from data, a seed and a number of threads,
-      which some trainers ignore.
+    - `make_trainer`: a function that creates a trainer from data, a seed and a number of threads.
+      Some trainers ignore the number of threads.
     - `described`: the model as in a settings file, or `None` if it is defined only by Python code.
     - `loss`: the kind of the model's loss, or `None` if unknown.
     - `accumulates`: whether the model's trainers support `accumulation_steps`.
@@ -192,7 +192,7 @@ def _numpy(model: SoftmaxModel | MlpModel, local: LocalTraining, loss: LossSetti
 
 
 def _onnx(file: str | Path, forward: bytes | None, settings: GraphSettings, local: LocalTraining) -> Prepared:
-    """Prepare an ONNX model without a training graph, from its bytes or from `file`."""
+    """Prepare an ONNX model from the bytes in `forward` or, if they are `None`, from `file`."""
     described = with_own_loss(OnnxModel(file=FilePath.parse(file), **msgspec.structs.asdict(settings)))
     graph = load_graph(described) if forward is None else build_graph(forward, described, "the model")
     for warning in graph.warnings:

@@ -16,8 +16,8 @@ from edgeasync.protocol.messages import Frozen
 class Participant(ABC):
     """A model that a session exchanges. Write a subclass to connect your own kind of model.
 
-    All methods are called in the thread of the user's loop, during `join`, `step`, `evaluate` and
-    at the end of a session. The session reads the model at the end of each assignment.
+    All methods are called in the thread of the user's loop: during `join`, `step` and `evaluate`,
+    and at the end of a session. The session reads the model at the end of each assignment.
     `parameters`, `read` and `write` are required; the other members have defaults. If the hub
     allows overlap, the loop of an `AddingParticipant` does not wait for exchanges.
     """
@@ -93,7 +93,7 @@ class AddingParticipant(Participant):
     def add(self, arrays: Arrays) -> None:
         """Add trained arrays to the model's values, and replace the model's statistics.
 
-        `arrays` are those that were passed to `stage` before.
+        `arrays` are the arrays of the last call of `stage`.
         """
 
 

@@ -45,18 +45,17 @@ class Peer(Service):
     - `peers`: the file that lists all peers, which is identical on every device
       (docs/train/peers.md).
     - `hub`: instead of `peers`, the address of a hub that provides the list of peers. This also
-      requires `address="tcp://HOST:PORT"`, at which the other peers reach this device, and at the
-      first start `enrol`, a token from `edgeasync keys enrol`.
+      requires `address="tcp://HOST:PORT"`, at which the other peers reach this device. The first
+      start also requires `enrol`, a token from `edgeasync keys enrol`.
     - `name`: this device's name in the list of peers; by default this machine's name. A hub assigns
       the name when the device enrols.
-    - `optimizer`, `batch_size`, `keep_optimizer_state`: settings of its local steps.
+    - `optimizer`, `batch_size`, `keep_optimizer_state`: settings of the peer's local steps.
     - `loss`, `output`, `train`, `freeze`: as for `edgeasync.train`.
     - `on_report`: a function that is called with each report on the peer's event loop. A report has
       the attributes `event`, `peer` and `detail`.
     - Other keyword arguments are keys of `[peer]` in a settings file, such as
-      `topology="all_to_all"` or `codec="float16"`. With `epochs` or `steps_max`, the peer takes
-      part in one more round when it has trained that much, and then ends; otherwise it ends at
-      `stop`.
+      `topology="all_to_all"` or `codec="float16"`. With `epochs` or `steps_max`, the peer trains
+      that much, takes part in one more round, and ends. Otherwise it ends at `stop`.
 
     The peer trains alone until another peer connects. Its first start creates a key, and reports
     the entry to add to the file `peers`:
@@ -135,9 +134,9 @@ class Peer(Service):
     def evaluate(self, data: object) -> events.Evaluation:
         """Evaluate the current model in the calling thread.
 
-        `data` is as for `Peer`, or a function of the named arrays that returns a loss, or a loss
-        and an accuracy. Raises `EdgeAsyncError` if the peer has not started, and `DataError` for
-        unusable data.
+        `data` is as for `Peer`, or a function of the named arrays. The function returns a loss, or
+        a loss and an accuracy. Raises `EdgeAsyncError` if the peer has not started, and `DataError`
+        for unusable data.
         """
         self._check_may_wait("evaluate", "write `await asyncio.to_thread({0}.evaluate, data)`")
         peer, prepared = self._begun()

@@ -166,7 +166,10 @@ def make_hub(
 
 
 def _record(plan: HubPlan) -> bytes | None:
-    """Return the settings for the commands, or `None` if the model is defined only by Python code."""
+    """Return the settings with which the commands can resume the run.
+
+    Return `None` if the model is defined only by Python code.
+    """
     if plan.prepared.described is None or not plan.recordable:
         return None
     sections = plan.sections

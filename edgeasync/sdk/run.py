@@ -98,7 +98,7 @@ class Run:
 
     @property
     def model(self) -> Any:
-        """The trained model, in the type of the model that the user passed.
+        """The trained model, converted to the type of model that the user passed.
 
         ONNX models and layers are returned as an `onnx.ModelProto` for inference. Your own models
         and named arrays are returned as named arrays.
@@ -127,9 +127,9 @@ class Run:
     def open(cls, path: str | Path, *, best: bool = False, trust_code: bool = False) -> "Run":
         """Read the newest version of a run from its folder, even while the run continues.
 
-        With `best`, read the version with the best evaluation instead. Code that the folder names
-        is not imported. If the run uses plugins, the version of the last checkpoint is therefore
-        read, and a warning is logged. With `trust_code`, the plugins are imported, and run with
+        With `best`, read the version with the best evaluation instead. Code named in the folder is
+        not imported. If the run uses plugins, `open` therefore reads the version of the last
+        checkpoint, and logs a warning. With `trust_code`, the plugins are imported, and run with
         your rights.
 
         Raises `StorageError` if the folder does not contain a run.

@@ -7,7 +7,7 @@ from edgeasync.sdk.participants import AddingParticipant
 
 
 class RunAhead:
-    """Adds the change that an exchange has made to the loop's model, instead of replacing the model.
+    """Adds the change from an exchange to the loop's model, instead of replacing the model.
 
     The loop keeps training while its model is read, exchanged and installed. If the new model
     replaced the loop's model, the steps taken in the meantime would be lost. Therefore the worker
@@ -37,7 +37,7 @@ class RunAhead:
         trained = self._spec.trained_length
         with np.errstate(over="ignore", invalid="ignore"):
             np.subtract(vector[:trained], self._held[:trained], out=self._held[:trained])
-        # The sum of two differences could make a variance negative.
+        # Statistics are copied, because adding differences could make a variance negative.
         self._held[trained:] = vector[trained:]
         self._is_difference = True
         pieces = (self._held[start : start + CHUNK] for start in range(0, len(self._held), CHUNK))

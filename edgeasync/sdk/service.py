@@ -78,7 +78,7 @@ class Service(ABC):
 
     async def wait_async(self) -> str:
         """Wait until the service ends; return why it ended, or raise its error."""
-        return await asyncio.shield(asyncio.wrap_future(self._done))  # cancelling the wait must not cancel it
+        return await asyncio.shield(asyncio.wrap_future(self._done))  # a cancelled wait must not cancel `_done`
 
     # -- in a thread -----------------------------------------------------------------------------------------
 

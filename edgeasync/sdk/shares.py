@@ -53,7 +53,7 @@ def count_workers(workers: int | None, given: object, default: int) -> int:
 
 
 def check_apart(parts: list[Any]) -> None:
-    """Raise `ConfigError` if two workers have the same trainer, since each runs in its own thread."""
+    """Raise `ConfigError` if two workers have the same trainer, since each worker has a thread."""
     first: dict[int, int] = {}
     for number, part in enumerate(parts, 1):
         if is_trainer(part) and first.setdefault(id(part), number) != number:

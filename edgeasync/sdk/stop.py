@@ -19,7 +19,7 @@ class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
     epochs: float
     """The number of passes over all workers' data since the start of this call of `train`."""
     loss: float | None
-    """The mean over all workers of the loss that each has reported last."""
+    """The median of the losses that the devices reported last, or `None` without losses."""
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,7 +79,7 @@ def _names(module: nn.Module, count: int) -> list[str]:
         if parameter.kind is parameter.VAR_POSITIONAL:
             return [*names, *[f"{name}{number}" for number in range(count - len(names))]][:count]
         names.append(name)
-    # If there are too many, the call fails later with a reason.
+    # If the example has too many inputs, the call fails later, with a reason.
     return [*names[:count], *[f"x{number}" for number in range(len(names), count)]]
 
 

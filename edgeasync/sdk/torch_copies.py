@@ -1,7 +1,7 @@
 """Copies between numpy arrays and the tensors of a module.
 
-CPU tensors are copied one by one. Tensors on one GPU are gathered in a flat buffer there, and a
-single copy on a separate stream transfers it to or from pinned memory.
+CPU tensors are copied one by one. Tensors on one GPU are gathered in a flat buffer there. A single
+copy on a separate stream transfers this buffer to or from pinned memory.
 """
 
 import threading
@@ -18,7 +18,7 @@ from edgeasync.sdk.torch_modules import read_tensors, write_tensors
 
 
 class Link:
-    """A CUDA GPU with a side stream and buffers. Tests replace it."""
+    """A CUDA GPU with a side stream and buffers. Tests replace this class."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -29,7 +29,10 @@ class Link:
         return torch.empty(length, dtype=torch.float32, pin_memory=True)
 
     def device_buffer(self, length: int) -> Tensor:
-        """Allocate float32 values on the GPU; torch reuses them only after the side stream's work."""
+        """Allocate float32 values on the GPU.
+
+        torch reuses the memory only after the side stream's work.
+        """
         buffer = torch.empty(length, dtype=torch.float32, device=self._device)
         buffer.record_stream(self._side)
         return buffer
@@ -39,7 +42,7 @@ class Link:
         return self._event_on(torch.cuda.current_stream(self._device))
 
     def copy(self, target: Tensor, source: Tensor, after: torch.cuda.Event) -> torch.cuda.Event:
-        """Copy on the side stream, after its earlier copies and after `after`."""
+        """Copy on the side stream, after this stream's earlier copies and the event `after`."""
         self._side.wait_event(after)
         with torch.cuda.stream(self._side):
             target.copy_(source, non_blocking=True)
@@ -98,7 +101,7 @@ class Copies:
             self._flat[1].stage(arrays)
 
     def add(self, tensors: Mapping[str, Tensor], arrays: Arrays, trained: Collection[str]) -> None:
-        """Add `arrays` to the trained tensors, and copy them to all other tensors.
+        """Add the arrays of trained tensors to them, and copy the other arrays into their tensors.
 
         Call `stage` with the same arrays before.
         """
@@ -211,7 +214,7 @@ def _move(targets: list[Tensor], parts: list[Tensor], added: Sequence[bool]) -> 
 
 
 def _pairs(flat: Tensor, tensors: Mapping[str, Tensor], arrays: Arrays) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the tensors, and the part of the flat buffer for each, in the tensor's shape."""
+    """Return the flat buffer's parts, in the shapes of the tensors, and the tensors."""
     chosen = [tensors[name].detach() for name in arrays]
     return [part.view(one.shape) for part, one in zip(_parts(flat, arrays), chosen, strict=True)], chosen
 

@@ -14,7 +14,7 @@ from edgeasync.sdk.torch_pending import SavedTensors
 
 LOG = logging.getLogger("edgeasync.join")
 
-# Implemented in C for speed, because a session checks after every step.
+# Implemented in C for speed, because a session calls these after every step.
 _VALUES = methodcaller("values")
 _REQUIRES_GRAD, _SHAPE = attrgetter("requires_grad"), attrgetter("shape")
 
@@ -33,7 +33,7 @@ class Exchanged:
         self._layout = ModuleLayout(module)
 
     def follow(self) -> set[str]:
-        """Switch to the module's current tensors; return the names of trained tensors replaced.
+        """Switch to the module's current tensors; return the names of replaced trained tensors.
 
         Raises `ModelMismatchError` if the tensors do not match those at `join` any more.
         """

@@ -50,15 +50,15 @@ def to_onnx(
     - `train`, `freeze`: patterns of parameters to train or freeze, as for `train` and `Hub`. By
       default, the parameters that are not frozen in torch are trained.
     - `check`: whether to build the training graph, and to compare its gradients and running
-      statistics with torch's, for random examples and for parameters near the module's. During the
-      check, dropout is disabled, and torch and the graph draw the same random numbers.
+      statistics with torch's. The check uses random examples, and parameters near the module's. It
+      disables dropout, and makes torch and the graph draw the same random numbers.
 
     If `forward` returns a dict, a tuple or a dataclass, the file has several outputs; select one
     with the argument `output` of `train` and `Hub`. Gradients stopped by `detach`, `torch.no_grad`
-    or `padding_idx` are also stopped in the file. The legacy exporter cannot express this, so that
-    the check fails for such modules. Parameters that are frozen in torch, and the statistics of
-    batch norms in evaluation mode, stay frozen unless the hub's `train` matches their names. The
-    module is not changed.
+    or `padding_idx` are also stopped in the file. The legacy exporter cannot express this, so the
+    check fails for such modules. Parameters that are frozen in torch, and the statistics of batch
+    norms in evaluation mode, stay frozen unless the hub's `train` matches their names. The module
+    is not changed.
 
     Needs the extra `hub`. Raises `GraphError` if the module cannot be trained as ONNX or would
     train differently there, and `ConfigError` for an invalid module or example.
@@ -193,7 +193,7 @@ def _counted(proto: Any, call: Call, written: Written) -> str | None:
 
 
 def _output_names(module: nn.Module, call: Call) -> list[str]:
-    """Return a name for each output tensor that differs from all names of inputs and parameters.
+    """Name each output tensor, without reusing a name of an input or parameter.
 
     Raises `ConfigError` if `forward` rejects the example, or a batch of twice its size.
     """
@@ -333,7 +333,7 @@ def _flattened(forward: Any, call: Call, written: Written, own: set[int]) -> Any
     def flattened(*tensors: Tensor) -> Any:
         with torch.enable_grad(), written:
             found = list(flat(call.of(forward, tensors)).values())
-        # An exporter supports one name per tensor.
+        # An exporter supports only one name per tensor, so copy tensors that have one.
         named = {id(tensor) for tensor in tensors}
         for place, tensor in enumerate(found):
             if place in own or id(tensor) in named:

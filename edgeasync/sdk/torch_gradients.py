@@ -24,7 +24,7 @@ Gradients = dict[str, npt.NDArray[np.float32]]
 """Arrays by parameter name."""
 
 APART_MAX = 1e-3
-"""Tolerance relative to a gradient's largest value; sums are computed in a different order."""
+"""Tolerance relative to a gradient's largest value; torch and the graph sum in different orders."""
 
 NOISE = 1e-5
 """Tolerance relative to the largest gradient value of all parameters."""
@@ -33,7 +33,7 @@ SPREADS = 4.0
 """Tolerance as a multiple of the change in torch's gradient when parameters move by `NUDGE`."""
 
 NUDGE = 1e-6
-"""Relative change of parameters of a few units in the last place of float32."""
+"""Relative change of parameters, equal to a few units in the last place of float32."""
 
 MOVED = 0.05
 """Relative change applied to parameters before the comparison, because zeros would hide errors."""
@@ -52,7 +52,7 @@ UNCLIPPED = (
 ITSELF = "train the module itself with edgeasync.torch.model"
 
 POINTS, POINTS_MAX = 2, 6
-"""Number of points to compare, and of points to try, since some are near a discontinuity."""
+"""Number of points to compare, and maximum to try, because some are near a discontinuity."""
 
 
 def check_export(module: nn.Module, call: Call, outputs: list[str], content: bytes, written: Written) -> None:
@@ -349,7 +349,7 @@ def _run(session: Any, point: _Point) -> Gradients:
 
 def _compare(point: _Point, results: Gradients, written: Written) -> None:
     for name, gradient in point.gradients.items():
-        # A parameter that the output does not depend on is not in its training graph.
+        # The output's training graph lacks parameters that the output does not depend on.
         apart = float(np.abs(results.get(name, np.float32(0.0)) - gradient).max(initial=0.0))
         if not apart <= point.allowed(name) + SPREADS * float(point.spreads[name].max(initial=0.0)):
             raise GraphError(

@@ -28,14 +28,14 @@ class TorchLoss:
     """
 
     def __init__(self, given: Loss | None) -> None:
-        named = getattr(given, "keywords", {}).get("reduction")  # of functools.partial
+        named = getattr(given, "keywords", {}).get("reduction")  # for a functools.partial
         if (named or getattr(given, "reduction", None)) in ("sum", "none"):
             raise ConfigError("the loss does not return the mean of a batch; set reduction='mean'")
         self.given = given
         self.takes_values = type(given) in ELEMENTWISE or given in ELEMENTWISE
         """Whether the loss is elementwise, so that targets must have the shape of the output."""
         self.ignored_label: int | None = getattr(given, "ignore_index", None)
-        function = getattr(given, "func", given)  # of functools.partial
+        function = getattr(given, "func", given)  # for a functools.partial
         home = str((function if inspect.isroutine(function) else type(function)).__module__)
         self._is_known = given is None or home.startswith("torch.nn")
 
@@ -69,7 +69,10 @@ def _fitted(found: Any, y: Tensor) -> Tensor:
 
 
 def are_scores(found: Any, y: npt.NDArray[Any]) -> bool:
-    """Return whether an output contains class scores, as opposed to values for float targets."""
+    """Return whether an output is one tensor of scores, with a shape that fits the targets.
+
+    Integer targets need at least two class scores per target.
+    """
     if not isinstance(found, Tensor):
         return False
     shape = list(found.shape)

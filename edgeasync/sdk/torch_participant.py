@@ -52,7 +52,7 @@ class TorchParticipant(AddingParticipant):
 
     @property
     def has_unsent(self) -> bool:
-        """Whether an optimizer has stepped the module since the session's last read."""
+        """Whether an optimizer has stepped the module since the last step that counted."""
         return self._optimizers.has_unsent
 
     def note_step(self) -> None:

@@ -25,16 +25,16 @@ class SavedTensors:
     values that were changed in place.
 
     A graph whose backward pass never runs also refers to tensors. If tensors are pending after each
-    of `STEPS_PENDING_MAX` consecutive steps, graphs that already existed when the tensors' optimizer
-    stepped are ignored from then on. If tensors are still pending after every step, those that were
-    pending all the time are ignored, too.
+    of `STEPS_PENDING_MAX` consecutive steps, graphs older than the last step of the tensors'
+    optimizer are ignored from then on. If tensors stay pending for as many steps again, those that
+    were pending all the time are ignored, too.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._names = list(tensors)
         self._tensors = list(tensors.values())
         # Even after its backward pass, a graph refers to the accumulator, which refers to the
-        # parameter. Keeping the accumulator makes this one reference constant.
+        # parameter. Storing the accumulator here keeps the parameter's use count constant.
         self._accumulators = [_accumulator_of(one) for one in self._tensors if one.requires_grad]
         self._owners = [_owners_of(name, tensors) for name in self._names]
         self._usual = [1 + one.requires_grad for one in self._tensors]

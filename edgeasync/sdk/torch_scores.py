@@ -38,16 +38,17 @@ def scores_of(loss: Any, *, whole_targets: bool) -> Scores | None:
     """Return the kind of scores that a torch loss expects; `None` as loss means cross entropy."""
     if loss is None:
         return "classes" if whole_targets else None
-    loss = getattr(loss, "func", loss)  # of functools.partial
+    loss = getattr(loss, "func", loss)  # for a functools.partial
     return _TAKING.get(loss if inspect.isroutine(loss) else type(loss))
 
 
 def check_scores(module: nn.Module, returned: Callable[[nn.Module], Any], scores: Scores) -> None:
     """Raise `ConfigError` if a module's output does not suit its loss.
 
-    Class scores, for example, must not be probabilities, and there must be at least two. `returned` calls
-    the module on a few examples. A copy runs in training mode, with random parameters from small to
-    large. A module that fails in this check is accepted; training will report the error.
+    Class scores, for example, must not be probabilities, and there must be at least two. `returned`
+    calls the module on a few examples. A copy of the module runs in training mode, with random
+    parameters from small to large. If the module itself raises an error, it is accepted, because
+    training will report the error.
     """
     name = type(module).__name__
     own, runs = _runs(module, returned)

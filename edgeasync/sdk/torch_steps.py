@@ -19,7 +19,9 @@ STEPS_UNSEEN_MAX = 16
 """Number of consecutive uncounted optimizer steps after which the session warns."""
 
 _watchers: list[Callable[[Optimizer], None]] = []
-"""Functions to call after each optimizer step; never modified, since any thread may read it."""
+"""Functions to call after each optimizer step. The list is replaced, never modified, because any
+thread may read it.
+"""
 
 _watchers_lock = threading.RLock()  # reentrant, because the garbage collector may call `end`
 
@@ -69,7 +71,7 @@ class Optimizers:
         self._given = given
         self._exchanged = exchanged
         self._used: list[Optimizer] = [] if given is None else [given]
-        # A known optimizer may train the module indirectly, for example through float32 copies.
+        # The passed optimizer may train the module indirectly, for example through float32 copies.
         self._is_trusted = given is not None and not self._owns(given)
         self._stepped: Optimizer | None = None
         self._left: Optimizer | None = None
@@ -166,7 +168,7 @@ class Optimizers:
         self._replaced.clear()
 
     def begin_write(self) -> None:
-        """Warn if the known optimizer has stepped without changing the module."""
+        """Warn if the passed optimizer has stepped without changing the module."""
         if self._is_trusted and self._has_stepped and not self._is_told and self._sums == self._sums_now():
             self._is_told = True
             LOG.warning(

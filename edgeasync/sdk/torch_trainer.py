@@ -197,10 +197,10 @@ class HeldModule:
 
 
 class _NoneAlone(Batches):
-    """Batches of an epoch that never end with a single example.
+    """Batches of at least two examples.
 
-    If the last batch would contain one example, another example is moved there from the batch
-    before.
+    If the last batch of an epoch would contain only one example, the previous batch passes its
+    last example on to it.
     """
 
     def draw(self) -> npt.NDArray[np.int64]:

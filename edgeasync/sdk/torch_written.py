@@ -19,7 +19,7 @@ class Written(TorchFunctionMode):  # type: ignore[misc]
 
     Wherever gradients are stopped, for example by `torch.no_grad` or the padding row of an
     embedding, a `detach` is inserted. Exporters convert channel dropouts to masks that stay random
-    in inference; this class therefore builds channel dropouts from plain dropouts. Embedding bags
+    in inference. This class therefore builds channel dropouts from plain dropouts. Embedding bags
     are rewritten as sums. `stopped` records the causes of stopped gradients. `kept` is true if the
     exporter supports `detach`.
     """
@@ -106,7 +106,7 @@ def _is(ids: Tensor, table: Tensor, row: int) -> Tensor:
 
 
 def _channels(unbatched: int) -> Callable[..., Tensor]:
-    """Return a channel dropout for inputs that have `unbatched` axes if there is no batch axis."""
+    """Return a channel dropout; `unbatched` is the number of axes of an unbatched input."""
 
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: ARG001, FBT001, FBT002
         return x * _mask(x, 1 if x.ndim == unbatched else 2, p, training=training)
@@ -190,7 +190,7 @@ def decided(run: Callable[[], list[Tensor]]) -> str | None:
         try:
             with Branches(number):
                 others = run()
-        except Exception:  # noqa: BLE001, S112 - a guard raises any error
+        except Exception:  # noqa: BLE001, S112 - a guard may raise any error
             continue
         pairs = zip(results, others, strict=False)
         if len(results) != len(others) or not all(torch.equal(one, other) for one, other in pairs):

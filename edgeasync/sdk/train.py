@@ -69,8 +69,8 @@ async def train_async(
     folder `run` contains the newest version.
 
     - `model`: layers of `edgeasync.nn`, an ONNX file or your own model (docs/train/models.md).
-    - `data`: a `Dataset`, a tuple `(x, y)` or a file path, whose examples are split at random among
-      the workers; or a list with the data of each worker.
+    - `data`: a `Dataset`, a tuple `(x, y)` or a file path. The examples are split at random among
+      the workers. Alternatively, pass a list with the data of each worker.
     - `until`: when to stop; by default, after 10 passes over the data.
     - `evaluate`: held-out data, or a function of the named arrays.
     - `settings`: other tables of a hub's settings file, such as `{"codec": {"push": "int8"}}`.
@@ -160,7 +160,7 @@ class _Job(NamedTuple):
             seed=self.seed,
             settings=self.settings,
         )
-        # A temporary folder is never resumed.
+        # A run in a temporary folder is never resumed, so its policy need not be recordable.
         return plan if kept else replace(plan, recordable=is_recordable(plan.sections.policy))
 
 
@@ -188,7 +188,7 @@ async def _train_with_hub(
 
 class _Begin(Protocol):
     async def __call__(self, folder: Path, *, kept: bool) -> Run:
-        """Train in a folder, which is deleted with the returned run unless it is `kept`."""
+        """Train in a folder. Unless `kept` is set, it is deleted with the returned `Run` object."""
         ...
 
 

@@ -62,7 +62,7 @@ class UserLoop(Service):
 
     @property
     def steps(self) -> int:
-        """The number of steps that are part of an exchange or will be.
+        """The number of counted steps: those already exchanged, and those to exchange next.
 
         With a state folder, steps of earlier starts are included.
         """
@@ -138,9 +138,9 @@ class UserLoop(Service):
     def batches(self, loader: Iterable[Item]) -> "LoopBatches[Item]":
         """Return an iterable over a loader's batches; a pass ends early if the run ends.
 
-        With a hub and a state folder, a script that was killed resumes after the last batch of its
-        last update, with the same order of examples; passes that were already finished are empty. A
-        pass raises `DataError` if the loader returns no batches.
+        With a hub and a state folder, a killed script resumes after the last batch of its last
+        update. The order of examples stays the same, and passes that were already finished are
+        empty. A pass raises `DataError` if the loader returns no batches.
         """
         return LoopBatches(self, loader)
 
@@ -242,7 +242,7 @@ class UserLoop(Service):
 
 
 class LoopBatches(Generic[Item]):
-    """The batches of a loader; each iteration is one pass over it."""
+    """The batches of a loader; each iteration is one pass over the loader."""
 
     def __init__(self, session: UserLoop, loader: Iterable[Item]) -> None:
         self._session = session

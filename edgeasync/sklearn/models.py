@@ -24,8 +24,8 @@ KINDS = (SGDClassifier, SGDRegressor, MLPClassifier, MLPRegressor)
 def model(estimator: Any, features: int, classes: int | None = None) -> "SklearnModel":
     """Return an estimator as a model for `train`, `Hub` and `Agent`. The estimator is copied, not changed.
 
-    - `estimator`: an `SGDClassifier`, `SGDRegressor`, `MLPClassifier` or `MLPRegressor`. Training
-      starts with the parameters of a fitted estimator, or with scikit-learn's initial ones.
+    - `estimator`: an `SGDClassifier`, `SGDRegressor`, `MLPClassifier` or `MLPRegressor`. If it is
+      fitted, training starts with its parameters, otherwise with scikit-learn's initial values.
     - `features`: the number of features per example.
     - `classes`: the number of classes, for a classifier; labels are numbers from 0.
 
@@ -103,7 +103,7 @@ class SklearnTrainer:
     def __init__(self, model: SklearnModel, data: Dataset, local: LocalTraining, seed: int) -> None:
         self.spec = model.spec
         self._estimator = copy.deepcopy(model._estimator)  # noqa: SLF001 - the model's own trainer
-        self._stream = batches(Dataset(data.x, data.y), local.batch_size, seed)  # `x` requires a single input
+        self._stream = batches(Dataset(data.x, data.y), local.batch_size, seed)  # several inputs raise an error
         self._keeps = local.keep_optimizer_state
         self._vector: Vector | None = None
 

@@ -23,7 +23,8 @@ class ImageFolder:
     names; an image is decoded at each access. `transform` is called with an image as uint8 (height,
     width, 3).
 
-    Raises `DataError` if there are no images or, at an access, if a file is not an image.
+    Raises `DataError` if there are no images. Accessing an example raises `DataError` if its file
+    is not an image.
     """
 
     lazy = True

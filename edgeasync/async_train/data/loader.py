@@ -51,7 +51,7 @@ class DataLoader:
     - `dataset`: a dataset of this module, an `edgeasync.Dataset`, a pair of arrays, or any object
       with a length and items.
     - `seed`: the seed for shuffling. The order also depends on `epoch`, the number of passes that
-      have begun, which may be set.
+      have begun. You may set `epoch`.
     - `num_workers` and `pin_memory` are ignored.
 
     >>> import numpy as np

@@ -120,7 +120,7 @@ class CenterCrop:
 class RandomResizedCrop:
     """Crops and resizes a random part of the image; needs Pillow.
 
-    The part's fraction of the image's area is in the range `scale`, and its aspect ratio is in the
+    The part covers a fraction of the image's area in the range `scale`. Its aspect ratio is in the
     range `ratio`.
     """
 
@@ -136,7 +136,7 @@ class RandomResizedCrop:
         self._random = np.random.default_rng(seed)
 
     def __call__(self, picture: Any) -> Picture:
-        """Return the part, or the whole image if ten random parts do not fit into the image."""
+        """Return the resized part; if ten random parts do not fit, resize the whole image."""
         values = np.asarray(picture)
         height, width = _sides(values)
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""Base classes for the engines of `train`; creates workers' agents, and restarts after crashes."""
+"""Base classes for the engines of `train`, which create agents and restart crashed workers."""
 
 import asyncio
 import logging
@@ -46,7 +46,7 @@ class Workers(ABC):
     bind = ""
     """The address that the workers' hub must listen on; known inside `async with`."""
     network: ZmqNetwork | None = None
-    """The network that the hub must share with them, if any."""
+    """The network that the hub must share with the workers, if any."""
     keys: Path | None = None
     """The hub's key folder, if workers connect over a network."""
 

@@ -19,7 +19,10 @@ from edgeasync.sdk.workers.peer_job import PeerJob, note_end
 from edgeasync.sdk.workers.pickling import dump_error, load
 
 LOOK_S = 1.0
-"""Interval in seconds between checks of the parent; a copy of the program may keep the pipe open."""
+"""Interval in seconds between checks that the parent still runs.
+
+The pipe alone does not show this, because a forked copy of the program may keep it open.
+"""
 
 
 def main(folder: Path, number: int, lifeline: int, program: int) -> None:
@@ -60,9 +63,9 @@ def main(folder: Path, number: int, lifeline: int, program: int) -> None:
 
 
 def watch(lifeline: int, program: int, on_end: Callable[..., None]) -> None:
-    """Call `on_end` when the program requests the end, or when program or forker has exited."""
+    """Call `on_end` when the program requests the end, or when the program or forker has exited."""
     forker = os.getppid()
     while os.getppid() == forker:
         if select.select([lifeline], [], [], LOOK_S)[0]:
-            return on_end(orphaned=not os.read(lifeline, 1))  # a living program writes a byte
+            return on_end(orphaned=not os.read(lifeline, 1))  # a program that has exited writes no byte
     return on_end(orphaned=not Path(f"/proc/{program}").exists())

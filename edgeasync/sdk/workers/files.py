@@ -21,7 +21,7 @@ MAKE_FILE = "make-trainer"
 
 
 HUB_SOCKET = "hub"
-"""The hub's local socket; the names of peers' sockets are their numbers."""
+"""Name of the hub's local socket. A peer's number is the name of its socket."""
 
 SOCKET_PATH_BYTES_MAX = 107
 """Linux's limit for the length of a socket's path."""

@@ -28,7 +28,10 @@ from edgeasync.sdk.workers.files import MAKE_FILE
 MESSAGE_BYTES_MAX = 64
 
 NEEDED = {b"edgeasync.torch": ("torch._dynamo", "edgeasync.torch")}
-"""Modules to import early if the pickled objects contain a name; importing starts no threads."""
+"""Modules to import before forking if the pickled function contains a name.
+
+These imports start no threads.
+"""
 
 
 def serve(folder: Path, requests: socket.socket, parent: int) -> None:

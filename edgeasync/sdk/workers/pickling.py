@@ -42,7 +42,7 @@ def dump_error(error: BaseException) -> bytes:
             raise TypeError("it would end the hub's process, too")  # noqa: TRY301 - handled like a pickling error
         content = dump((error, trace), "an error")
         load(content)  # fails if the error's constructor takes other arguments
-    except Exception:  # noqa: BLE001 - any error of the error's own class
+    except Exception:  # noqa: BLE001 - the error's class may raise any error
         content = pickle.dumps((EdgeAsyncError(f"{type(error).__name__}: {error}"), trace))
     return content
 

@@ -33,7 +33,7 @@ from edgeasync.sdk.workers.peer_job import PeerJob
 from edgeasync.sdk.workers.pickling import load_error
 
 CLOSE_S = 2.0
-"""Time in seconds after a worker's own time limit for ending until the worker is killed."""
+"""Extra time in seconds, after a worker's own time limit for ending, until the worker is killed."""
 
 ANSWER_BYTES_MAX = 64
 
@@ -88,7 +88,7 @@ class Forker:
             return self._requests
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # -P excludes the current folder, because PYTHONPATH already contains the program's whole path.
+            # -P excludes the current folder, because PYTHONPATH already contains the program's `sys.path`.
             command = [sys.executable, "-P", "-m", "edgeasync.sdk.workers.forker", str(self.folder)]
             try:
                 self._process = subprocess.Popen(  # noqa: S603
@@ -135,7 +135,7 @@ class Forker:
             number, code = map(int, answer.split())
             self._ended.pop(number).set_result(code)
             return
-        self._disconnect()  # the forker has died, and its workers will
+        self._disconnect()  # the forker has died, and its workers will end, too
         assert self._process is not None
         code = self._process.wait()
         while self._ended:
@@ -174,7 +174,7 @@ async def run_process(forker: Forker, job: Job | PeerJob, stopping: asyncio.Even
 
 @contextlib.asynccontextmanager
 async def _forked(forker: Forker, number: int, close_s: float) -> AsyncIterator[asyncio.Future[int]]:
-    """Fork a worker; at the end, request by a pipe that it ends, and kill it after `close_s`."""
+    """Fork a worker; at the end, request its end through a pipe, and kill it after `close_s`."""
     theirs, lifeline = os.pipe()
     try:
         ended = forker.fork(number, theirs)

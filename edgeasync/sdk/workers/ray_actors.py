@@ -50,7 +50,7 @@ class Actor:
         self._agent: AgentRuntime | None = None
 
     async def prepare(self, share: Share, make: MakeTrainer, job: Job) -> None:
-        """Create the trainer; errors that this raises are not changed."""
+        """Create the trainer; raise its errors unchanged."""
         self._trainer: Trainer = await asyncio.to_thread(make_trainer, share, make, job)
 
     async def run(self, job: Job) -> None:
@@ -181,7 +181,7 @@ def _check_reached(address: str | None) -> None:
 
 
 def _part(free: float, count: int) -> float:
-    """Return a worker's amount of a resource: one, or an equal part of the free amount."""
+    """Return a worker's amount of a resource: an equal part of the free amount, at most 1."""
     return min(1.0, int(1000 * free / count) / 1000)
 
 
