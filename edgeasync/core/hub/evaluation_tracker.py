@@ -13,8 +13,8 @@ RISEN = 1.25
 """A held-out loss has risen if it exceeds the lowest held-out loss by this factor."""
 
 RISEN_EVALUATIONS = 10
-"""After this number of consecutive evaluations with a risen loss, and without a new best version,
-the hub warns.
+"""The hub warns after this number of consecutive evaluations with a risen loss and no new best
+version.
 """
 
 
