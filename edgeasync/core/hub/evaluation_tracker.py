@@ -111,7 +111,7 @@ class EvaluationTracker:
         """
         state = self.state
         state.lowest_held_out = min(state.lowest_held_out, loss)  # NaN is never lower
-        risen = loss > RISEN * state.lowest_held_out >= 0.0  # not for negative losses
+        risen = loss > RISEN * state.lowest_held_out >= 0.0  # negative losses are not checked
         state.risen = state.risen + 1 if risen and not best else 0
         if state.risen != RISEN_EVALUATIONS or state.best is None:
             return []
