@@ -44,7 +44,7 @@ class BufferPool:
             # A bytearray would be zeroed, which takes 0.1 s for 100 MB.
             buffer = np.empty(self._nbytes, np.uint8).data
             self._made += 1
-        # Views keep this array alive, not the buffer: numpy follows bases only through arrays.
+        # Views keep this array alive, but not `buffer`, because numpy tracks only arrays as bases.
         array = np.frombuffer(buffer, np.uint8)
         weakref.finalize(array, self._free.append, buffer).atexit = False
         return array

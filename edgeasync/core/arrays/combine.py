@@ -102,7 +102,7 @@ class Mixer:
     def _mix_side_by_side(self, terms: Sequence[Term], current: Vector, at: slice, target: Vector) -> None:
         """Combine all rows at once.
 
-        Each slice is shorter than `CHUNK`, so that all rows together have `CHUNK` values.
+        Work in slices that are short enough for all rows together to have at most `CHUNK` values.
         """
         count = _rows_of(terms)
         width = max(1, CHUNK // count)

@@ -119,8 +119,8 @@ class DeviceModel:
     ) -> wire.Buffer:
         """Encode the difference from the base or, if `kind` is "model", the whole model.
 
-        Statistics are always sent as plain values, because the hub's value may have changed by the
-        time it could add a difference. With `feedback`, a delta includes the residual, and the part
+        Statistics are always sent as plain values, because the hub's value may change before the
+        hub could add a difference. With `feedback`, a delta includes the residual, and the part
         that the codec drops becomes the new residual. If `feedback` is `None`, this happens only if
         an earlier codec left a residual. With `overlap`, the caller may continue to train before it
         installs the next model.
@@ -153,8 +153,8 @@ class DeviceModel:
     def resolve(self, codec: VectorCodec, payload: wire.Buffer, decay: float | None) -> None:
         """Undo the effect of a rejected update on the residual, then scale it by `decay`.
 
-        If `decay` is `None`, drop the residual and all training since then, because the update was
-        not finite. Call this before the next model is installed.
+        If `decay` is `None`, drop the residual and all training since the update. Call this before
+        the next model is installed.
         """
         if decay is None:
             self.overlaps = False

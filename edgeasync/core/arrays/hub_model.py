@@ -240,10 +240,10 @@ class HubModel:
     def dump_state(self, waiting: WaitingUpdates) -> tuple[ModelState, dict[str, Array]]:
         """Return the durable state and its arrays, with the updates of `waiting`.
 
-        Call this when all folds decided before `waiting` was captured are done, and no later one
-        is. The current version is not among the arrays; write it under the names of `spec.views`.
-        Only the optimizer's vectors are copied, since the other vectors never change. If versions
-        share a vector, they share an array, too.
+        Call this once all folds decided before `waiting` was captured are done, and before any
+        later fold. The current version is not among the arrays; write it under the names of
+        `spec.views`. Only the optimizer's vectors are copied, since the other vectors never change.
+        If versions share a vector, they share an array, too.
         """
         arrays: dict[str, Array] = {
             f"optimizer/{place}": vector.copy() for place, vector in enumerate(self._state)
@@ -367,8 +367,8 @@ class HubModel:
     def _centre(self, step: Vector, at: slice, factor: float, weight: float, told: float) -> None:
         """Add the centre's share to a step, then move the centre towards the result.
 
-        `told` is the sum of the clipped weights of the updates. The centre's share is the rest of
-        `weight`.
+        `told` is the sum of the clipped weights of the updates. The centre's weight is `weight`
+        minus `told`.
         """
         centre = self._state[-1][at]
         rest = np.multiply(centre, np.float32(-(weight - told) * factor))

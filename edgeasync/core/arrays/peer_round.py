@@ -130,7 +130,7 @@ def _norms(values: Vector, trained: int) -> tuple[float, float]:
 
 
 def check_peer_codec(name: str) -> None:
-    """Raise `ValueError` for a codec that is unknown, or too lossy to average models with it."""
+    """Raise `ValueError` for a codec that is unknown, or too lossy for averaging models."""
     if _codec_of(name, 1).needs_feedback or name.startswith("top_k"):
         raise ValueError(
             f"codec = {name!r} is too lossy: peers send whole models; use identity, float16, bfloat16, int8 or "

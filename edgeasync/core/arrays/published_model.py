@@ -160,7 +160,7 @@ class Publisher:
             step = self._delta.encode(Difference(current.vector, base.vector, trained), random)
             follow(base.vector, [self._delta.open(step)], self._codec, trained, vector)
             self._steps.append((base.number, step))
-            self._trim_steps(self._codec.payload_bytes_max)  # older versions need no less than the whole model
+            self._trim_steps(self._codec.payload_bytes_max)  # deltas from older versions save nothing
         if not is_finite(VectorSource(vector)) and is_finite(VectorSource(current.vector)):
             # The model has values too large for its codec (float16 ends at 65,504); use float32
             # from now on.
@@ -199,7 +199,7 @@ class Publisher:
             return found
         published = self.published
         if self._delta is not None:
-            fits = codec == self._codec.name  # other codecs but identity would round the published values
+            fits = codec == self._codec.name  # any codec but this or identity would round the published values
         else:
             fits = self._fits(published, codec)
             if self._offered != published.number:
@@ -207,7 +207,7 @@ class Publisher:
                 self._sent.outdate()
         used = make_codec(codec if fits else "identity", self._spec)
         payload, checksum = published.payload(used)
-        if used.name != "identity":  # that payload is a view of the vector itself
+        if used.name != "identity":  # the payload of `identity` is a view of the vector itself
             self._sent.watch(payload)
         return PublishedPayload(payload, checksum, used.name)
 

@@ -18,7 +18,7 @@ TrainerState = Mapping[str, npt.NDArray[Any]]
 class Spool(msgspec.Struct, frozen=True):
     """An update as it was first sent, and the state from which training resumes after it.
 
-    It does not contain parameters, which the device gets with the next assignment, or from a
+    It does not contain parameters. The device gets them with the next assignment, or from a
     `HeldModel` and differences. So after a restart, a device cannot undo the effect of a rejected
     update on the residual, and drops the residual instead.
     """

@@ -14,7 +14,7 @@ RELEASED = "this device's updates count again"
 
 
 class AnswerReports:
-    """Reports every answer, and each change of divergence, preemption or quarantine."""
+    """Reports answers, new divergence and preemption, and the start and end of quarantine."""
 
     def __init__(self) -> None:
         self._diverged = self._in_quarantine = self._preempted = False

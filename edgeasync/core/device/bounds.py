@@ -2,7 +2,8 @@
 
 A hub may be faulty or another implementation of the protocol, and an unauthenticated peer may not
 be a hub at all. An invalid `Welcome` is refused. Excessive times and numbers of steps are clamped.
-The device then continues to work, but requests, pings or answers more often than the hub specified.
+The device then continues to work, but sends requests, pings or updates more often than the hub
+specified.
 """
 
 import msgspec
@@ -17,7 +18,7 @@ values.
 """
 
 SEQ_MAX = 2**52
-"""Maximum number of the last push. It leaves enough numbers for later pushes."""
+"""Maximum number of the last push, so that enough numbers remain for later pushes."""
 
 HEADER_BYTES_MAX = 1 << 14
 """Maximum header length of all messages except `Welcome`, which contains the names of all

@@ -16,8 +16,8 @@ SPARE_BYTES = PIECE_BYTES_MIN + HEADERS_BYTES
 """Bytes that no exchange may use, because a hub may send one piece of a model without a request."""
 
 HEADERS_SHARE = 256
-"""Inverse of the maximum share of a payload's size that the headers of its pieces take: 1/256. Each
-piece needs two messages of 64 bytes.
+"""The headers of a payload's pieces take at most 1/256 of the payload's size. Each piece needs two
+messages of 64 bytes.
 """
 
 BYTES_PER_DAY_MIN = 2 * PIECE_BYTES_MIN
@@ -26,7 +26,7 @@ BYTES_PER_DAY_MIN = 2 * PIECE_BYTES_MIN
 RECORDS_A_DAY = 128
 """A record on disk exceeds the actual count by at most 1/128 of the quota.
 
-So a day has at most twice as many records.
+So a day has at most 256 records.
 """
 
 RECORD_EVERY_S = 3600.0
@@ -46,9 +46,9 @@ class DataQuota:
 
     After a crash, the day continues from the last record. Each record contains a higher count than
     the actual one, and the next record is due before the actual count reaches it. So no used bytes
-    are forgotten in a crash. The record exceeds the count by at most a piece, or by the bytes used
-    since the start. After a start, records are written at shorter intervals, so that days also end
-    on a board that often loses its power.
+    are forgotten in a crash. A record exceeds the actual count by at most the bytes used since the
+    start, or by one piece if that is more. After a start, records are written at shorter intervals,
+    so that days also end on a board that often loses its power.
     """
 
     def __init__(self, bytes_per_day_max: int | None = None) -> None:
@@ -93,7 +93,7 @@ class DataQuota:
     def bears(self, nbytes: int, now_s: float) -> bool:
         """Return whether enough bytes are left for the day to transfer payloads of this size.
 
-        Headers, and messages that the hub may send without a request, are included.
+        The calculation includes headers, and messages that the hub may send without a request.
         """
         left_bytes = self.left_bytes(now_s)
         return left_bytes is None or left_bytes >= needed_bytes(nbytes)
@@ -156,8 +156,8 @@ class ExchangeCost:
 
     def __init__(self, data_quota: DataQuota) -> None:
         self.needs_bytes = 0
-        """The number of bytes required by an exchange for which the quota is too small, until the
-        device disconnects.
+        """If the quota is too small for an exchange, the number of bytes that it requires,
+        otherwise 0. The device disconnects if this is set.
         """
         self.model_bytes: int | None = None
         self.update_bytes: int | None = None

@@ -60,8 +60,8 @@ class DeviceCore:
     - `limits` are the device's own; `throttle` slows it down and pauses it.
     - `hubs` is the number of hub addresses, which are tried in turn.
     - `random` adds jitter to the times of retries and heartbeats.
-    - With `trains_at_rest`, the device also takes the steps that `limits.alone_steps_max` allows
-      while the hub asks it to idle.
+    - With `trains_at_rest`, the device also trains while the hub asks it to idle.
+      `limits.alone_steps_max` limits these steps.
 
     `link` is changed only by `_move_link`, as the table `LINK` allows. `unexpected` counts events
     that were ignored because they did not fit the state, by a short text such as "Welcome while
@@ -81,8 +81,8 @@ class DeviceCore:
         self.link: LinkState = "offline"
         self.limits = limits
         self.data_quota = DataQuota(limits.bytes_per_day_max)
-        """The device's own daily quota. The sender and the receiver of messages count their bytes
-        in it.
+        """The device's own daily quota. The code that sends and receives messages counts their
+        bytes in it.
         """
         self.throttle = Throttle(throttle)
         self.unexpected = UnexpectedEvents()
@@ -237,7 +237,7 @@ class DeviceCore:
             case events.ResumeRequested() if self._paused:
                 self._paused = False
                 self.work.overlap.pause = None
-                self._heard_s = now_s  # the hub was not silent, but paused
+                self._heard_s = now_s  # do not count the pause as silence of the hub
                 return self._begin_handshake(now_s)
             case events.DeviceStopRequested():
                 return [*self._goodbye(), effects.EndAgent("stopped")]
@@ -354,7 +354,7 @@ class DeviceCore:
         if needed_bytes > (self.data_quota.bytes_per_day_max or 0):
             told += ". The quota is too small for an exchange; raise [limits] bytes_per_day_max"
         decided = self._leave_until(ends_s)
-        self._heard_s = ends_s  # the hub was not silent
+        self._heard_s = ends_s  # do not count the wait as silence of the hub
         return [*decided, effects.DeviceReport("resting", told), *self.work.cut_off()]
 
     def _pause(self, pause: events.PauseRequested, now_s: float) -> list[DeviceEffect]:
@@ -384,8 +384,8 @@ class DeviceCore:
             case "unknown_session" | "sequence":
                 if self.link != "joined":
                     return self.unexpected.ignore(f"Refuse of a session while {self.link}")
-                # More such refusals may be in flight on this connection, and would end each new
-                # session.
+                # Open a new connection: more such refusals may be in flight on this one, and each
+                # would end a new session.
                 return self._go_offline(now_s, refuse.sentence)
             case "malformed":
                 self.work.back_off(now_s)

@@ -65,8 +65,8 @@ class DeviceHandshake:
 def refuse_welcome(welcome: Welcome, before: Welcome | None, limits: DeviceLimits) -> EndAgent | None:
     """Return the effect that ends a device if it cannot train the hub's model, or `None`.
 
-    `before` is the welcome of an earlier hub. The device ends because waiting would not help if the
-    model has changed or the graph is too large.
+    `before` is the welcome of an earlier hub. If the model has changed or the graph is too large,
+    waiting would not help, so the device ends.
     """
     if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
         return _refuse_model("the hub now trains another model than before; restart the agent")

@@ -34,7 +34,7 @@ class HubRotation:
 
     @property
     def is_news(self) -> bool:
-        """Whether a failure is this hub's first since the last welcome, so that it is reported."""
+        """Whether to report a failure, because it is this hub's first since the last welcome."""
         return self.attempts == 0 or 1 < self._hubs >= self.attempts
 
     def welcomed(self) -> None:
@@ -77,8 +77,7 @@ class HubRotation:
 class Repetition:
     """Repeats an unanswered message at the time `due_s`.
 
-    `repeated` is set if the message was sent twice on this connection, so that two answers may
-    arrive.
+    `repeated` is set if the message was sent again on this connection. Two answers may then arrive.
     """
 
     def __init__(self, random: Random) -> None:

@@ -22,10 +22,10 @@ class DeviceLimits(Section, frozen=True):
     """
     delay_steps: Annotated[int, Meta(ge=0, le=100_000)] | None = None
     """Number of local steps to take after an update before using the hub's answer. With 0, the
-    agent waits for the answer. Otherwise it continues to train, and waits only if the answer
-    arrives later than that. It may be at most `local_steps_max`, and the agent never takes more of
-    these steps than the update contained. The default is the hub's `delay_steps`. If this is set,
-    the agent does not train while no hub is reachable.
+    agent waits for the answer. Otherwise, it continues to train, and waits only if the answer
+    arrives after these steps. The value may be at most `local_steps_max`, and the agent never takes
+    more of these steps than the update contained. The default is the hub's `delay_steps`. If this
+    is set, the agent does not train while no hub is reachable.
     """
     graph_bytes_max: ByteCount = ByteCount(64 << 20)
     """Size of the largest training graph that this device accepts. If the hub's graph is larger,
@@ -53,9 +53,9 @@ class DeviceLimits(Section, frozen=True):
     """
     alone_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
     """Maximum number of extra local steps while no hub is reachable; with 0, the device pauses. The
-    agent merges the result of these steps with the next model that it receives, and sends it in the
-    next update. If the hub sets `overlap_steps_max`, the larger of the two limits applies. This
-    needs memory for one more vector of the model's size.
+    agent adds the result of these steps to the next model that it receives, and includes the result
+    in its next update. If the hub sets `overlap_steps_max`, the larger of the two limits applies.
+    This needs memory for one more vector of the model's size.
     """
 
     def __post_init__(self) -> None:

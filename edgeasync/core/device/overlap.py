@@ -49,7 +49,7 @@ class OverlapSteps:
 
     @property
     def waits_exactly(self) -> bool:
-        """Whether the answer is used after a fixed number of steps, rather than when it arrives."""
+        """Whether the answer is used after a fixed number of steps, not when it arrives."""
         has_own = self._limits.delay_steps is not None
         return has_own or (self.welcome is not None and self.welcome.delay_steps > 0)
 
@@ -73,7 +73,7 @@ class OverlapSteps:
     def add(self, result: Trained) -> None:
         """Add the result of a training call. Steps that the call did not take remain allowed."""
         self._running = False
-        self._possible = self._possible and result.local_steps > 0  # the trainer has no more steps
+        self._possible = self._possible and result.local_steps > 0  # with 0 steps, the trainer has no more
         self._asked -= max(0, self._wanted - result.local_steps)
         if result.local_steps and not self._dropped:
             self._done = result if self._done is None else result.after(self._done)

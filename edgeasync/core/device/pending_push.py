@@ -92,8 +92,8 @@ class PendingPush:
 
         A hub adopts this number only if it does not know the device. Such a hub may have counted
         the pending update before it evicted the device. So if the pending update was sent, return
-        the number that follows its number. The hub's record in the welcome then shows whether it
-        knew the device, and no update counts twice.
+        its number plus 1. The hub's record in the welcome then shows whether it knew the device,
+        and no update counts twice.
         """
         return self.push.seq + 1 if self._said and self.push is not None else self.seq_last
 
@@ -125,8 +125,8 @@ class PendingPush:
             self.seq_last = seq_last - 1
         elif self._said and push.seq <= seq_last:
             # The hub evicted this device, or was restored to a state in which another update had
-            # the number, or a copy of the device pushed more. The push may have counted, so it must
-            # not get a new number.
+            # the number, or a copy of this device has pushed since. The push may have counted, so
+            # it must not get a new number.
             self.push = None
             return f"the hub no longer knows whether push {push.seq} counted; dropping it"
         # If the number drops by more than one, the hub was restored to a state before its last

@@ -1,4 +1,4 @@
-"""Select the training pace by temperature, power, memory and time. Part of `DeviceCore`.
+"""Selects the training pace by temperature, power, memory and time. Part of `DeviceCore`.
 
 This governor does no I/O: it receives sensor readings and the time, and returns a pace. A missing
 sensor does not limit the pace. A board without a battery is treated as running on mains power, and
@@ -21,7 +21,7 @@ BATTERY_HYSTERESIS = 0.05
 """How far the battery's charge must rise above its limit before the limit is lifted."""
 
 MEMORY_HYSTERESIS = 1.25
-"""The limit on free memory is lifted once free memory reaches this multiple of it."""
+"""The limit on free memory is lifted once free memory reaches this multiple of the limit."""
 
 PRESSURE_MAX = 0.1
 """Memory is short if all programs were stalled on memory for this fraction of the last 10 s.
@@ -133,7 +133,7 @@ class Throttle:
             self._slowed_s = now_s
         if pace.share <= before.share or now_s >= self._slowed_s + HOLD_S:
             self.pace = pace
-        # A change from 81 to 82 C does not change the pace; the next heartbeat reports it.
+        # A rise from 81 to 82 C changes only the reason, which the next heartbeat reports.
         return self.pace.share != before.share
 
     def _pace_by(self, readings: ThrottleReadings) -> Pace:

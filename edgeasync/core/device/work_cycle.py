@@ -35,7 +35,7 @@ from edgeasync.protocol.messages import (
 from edgeasync.states import Table, check_move
 
 RESTING_S = 10.0
-"""Minimum idle time that is reported."""
+"""Idle times shorter than this are not reported."""
 
 WorkState = Literal["idle", "fetching_graph", "installing", "training", "pushing"]
 
@@ -268,7 +268,7 @@ class WorkCycle:
         """Process the result of a look-up or a download of the graph.
 
         If the graph is stored, join. If it is missing, fetch it. If it is forged, end the agent. If
-        the hub is lost while the shell checks the graph, `welcomed` joins later.
+        the device loses the hub while the shell checks the graph, `welcomed` joins later.
         """
         if self.state != "fetching_graph":
             return self._ignore(type(event).__name__, normal=not isinstance(event, events.GraphForged))

@@ -13,7 +13,7 @@ from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.settings import HubCoreSettings
 
 SHARE = 4
-"""The inverse of the fraction of the slots that the transfers of one key may use: a quarter."""
+"""The transfers of one key may use 1/4 of the slots; this is the divisor."""
 
 
 class Capacity:
@@ -35,9 +35,7 @@ class Capacity:
         log_writer: LogWriter,
     ) -> None:
         self.measuring = 0
-        """The number of updates that arrived in pieces, and that the worker is verifying in the
-        background.
-        """
+        """The number of updates that arrived in pieces and that the worker is still verifying."""
         self._limits = settings.limits
         self._lease_s = settings.liveness.lease_s
         self._model = model
@@ -50,7 +48,7 @@ class Capacity:
     def for_update(self, now_s: float, member: Member | None = None) -> bool:
         """Return whether the hub can buffer one more update.
 
-        Drop transfers if that frees enough memory. `member` is the sender if it announces the
+        Drop transfers if that frees enough memory. Pass the sender as `member` if it announces the
         update in pieces.
         """
         if self._log_writer.is_behind:
@@ -60,7 +58,7 @@ class Capacity:
             return True
         if _is_crowding(member, self._incoming, places):
             return False
-        # This device's suspended push does not block it: it is resumed or dropped.
+        # The device's own suspended push does not count: the new push resumes or replaces it.
         owner = None if member is None else member.owner
         held_max = places + self._incoming.is_suspended(owner)
         if held < held_max:

@@ -24,7 +24,7 @@ class OffsetClock:
     def when(self, time_s: float) -> float:
         """Return the time on `source` at which this clock returns at least `time_s`.
 
-        Rounding does not affect the result.
+        This holds despite rounding.
         """
         source_s = self._began_s + (time_s - self._first_s)
         while (shown_s := self._shown_at(source_s)) < time_s:

@@ -66,8 +66,8 @@ class Deliveries:
     def assign(self, effect: Assign) -> None:
         """Send an assignment of the published model, or resume a suspended assignment.
 
-        If a device on a bad link always received the newest model from the first byte on, it might
-        never receive a complete model.
+        If every interrupted assignment restarted with the newest model, a device on a bad link
+        might never receive a complete model.
         """
         member = self._core.members.by_peer(effect.peer)
         if member is None:

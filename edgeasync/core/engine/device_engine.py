@@ -46,8 +46,8 @@ class DeviceEngine:
     """Converts frames to events, and effects to frames. The shell creates it.
 
     It reads the time from `now_s`, and no call blocks for longer than it takes to copy a model. The
-    core's limits cap its traffic. If a `spool` is passed, every update is written to disk before it
-    is sent, and the model is written at intervals. `observe` is called with every event.
+    core's limits cap the engine's traffic. If a `spool` is passed, every update is written to disk
+    before it is sent, and the model is written at intervals. `observe` is called with every event.
     """
 
     def __init__(
@@ -234,10 +234,7 @@ class DeviceEngine:
         self._keep_quota()
 
     def _carry_out(self, effect: effects.DeviceEffect) -> None:
-        """Execute an effect on the link immediately.
-
-        Start an effect that requires background work.
-        """
+        """Execute an effect; do its slow work in the background."""
         match effect:
             case effects.Connect():
                 self._end_connection()
@@ -410,7 +407,7 @@ class DeviceEngine:
         if isinstance(first, Rejected) and model is not None and codec is not None:
             decay: float | None = self._hub.residual_decay
             spoilt = first.reason == "not_finite" or first.preempted
-            if spoilt or self._kept.recalled is not None:  # its effect cannot be undone
+            if spoilt or self._kept.recalled is not None:  # the update's effect on the residual cannot be undone
                 decay = None
             self._training.submit(partial(model.resolve, codec, payload, decay))
         if isinstance(first, Rejected) and first.preempted:
@@ -423,7 +420,7 @@ class DeviceEngine:
         self.transfers.push(push, self._payload, self._hub.piece_bytes)
 
     def _keep(self, push: Push, key: ModelKey) -> None:
-        """Write an update to disk under its number; then let the core send the update again."""
+        """Write an update to disk, then report `Kept`, so that the core sends the update."""
         if not self._kept.begin_write(push):
             return
         assert self._kept.spool is not None

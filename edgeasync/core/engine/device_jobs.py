@@ -46,7 +46,7 @@ def install_model(
     try:
         if deltas is None:
             model.install(make_codec(assignment.codec, welcome.spec).open(payload))
-        elif before == assignment.version:  # the model arrived earlier, but the hub does not know
+        elif before == assignment.version:  # the device has this version already, but the hub does not know
             model.install_deltas((), make_codec(deltas.rounding, welcome.spec), deltas.checksum)
         elif before is None or before.number != deltas.base:  # the lineage may be new; the checksum decides
             model.version = before

@@ -1,7 +1,7 @@
 """A device's traffic: transfers in pieces, and the cap on its bandwidth.
 
-Under a cap, messages that have a payload or request one wait in a queue. Credits wait in this
-queue, too, which limits the rate of incoming payloads. Heartbeats and other small messages are sent
+Under a cap, a message waits in a queue if it has a payload or requests one. Credits wait in the
+same queue, and so limit the rate of incoming payloads. Heartbeats and other small messages are sent
 immediately, but delay the messages in the queue.
 """
 
@@ -176,7 +176,7 @@ class DeviceTransfers:
         message, transfer = self._message, self._incoming
         if message is None or transfer is None or piece.transfer != transfer.number:
             return None
-        self._incoming = None  # an invalid piece ends it
+        self._incoming = None  # an invalid piece ends the transfer
         transfer.accept(piece, part)
         self._note_passed(piece.offset + len(part), up=False)
         self._send_in_turn(transfer.credit(), None, len(part))
@@ -207,7 +207,8 @@ class DeviceTransfers:
             self._send_in_turn(push, payload)
             return
         if self.share is not None and self._pacer is not None:
-            # Wait for half of the train's time before it leaves, and for the other half afterwards.
+            # Wait for half of the train's transfer time before sending it, and for the other half
+            # afterwards.
             self._pacer.spend(TRAIN_BYTES // 2, self._now_s())
             self._paid_bytes = TRAIN_BYTES // 2
         self._count += 1
@@ -265,7 +266,7 @@ class DeviceTransfers:
         return self._window
 
     def _note_passed(self, total_bytes: int, *, up: bool) -> None:
-        """Record the progress of a train of pieces; adapt the pace to the rate measured with it."""
+        """Record the progress of a train; if this updates the measured rate, adapt the pace."""
         if self.share is not None and self.share.note_passed(total_bytes, self._now_s(), up=up):
             self._pacer = self.share.pace(self._pacer, self._now_s())
 

@@ -159,7 +159,7 @@ class HubEngine:
         return self._now_s
 
     def next_deadline_s(self) -> float:
-        """Return when `tick` is next due: infinity once the core has stopped, and while it halts."""
+        """Return when `tick` is next due; infinity while the core halts or has stopped."""
         return math.inf if self._standing_still else self.core.next_deadline_s()
 
     def tick(self, now_s: float) -> None:
@@ -281,7 +281,7 @@ class HubEngine:
             self.outbox.abandon()
 
     def revoke(self, key: Key, now_s: float) -> None:
-        """Expel the devices of a revoked key; pass no message under this key afterwards."""
+        """Expel the devices of a revoked key. The shell must pass no more of its messages."""
         self._now_s = now_s
         self._roster.forget(key)
         if self._standing_still:
@@ -304,8 +304,8 @@ class HubEngine:
         nbytes = len(header) if payload is None else len(header) + len(payload)
         member = self.core.members.by_peer(peer)
         if member is not None and member.key != sender.key:
-            # A routing id proves nothing: ignore a message under another key's id, without a
-            # strike.
+            # A routing id proves nothing. If it belongs to another key's device, ignore the
+            # message, but do not count a strike.
             self._handle(
                 HubReceivedMalformed(
                     peer, "routing id belongs to another key's device", strike=False, key=sender.key
@@ -345,8 +345,8 @@ class HubEngine:
     ) -> HubEvent | None:
         """Convert a message to an event of the core.
 
-        Return `None` if there is no event for it, or not yet. A request first ends the transfer
-        that it replaces. The event reports whether the hub has the capacity to answer it.
+        Return `None` if the message creates no event, or creates it later. A request first ends the
+        transfer that it replaces. The event reports whether the hub has the capacity to answer it.
         """
         if isinstance(message, Push):
             return self._intake.take(peer, member, message, payload, sender=self._sender, now_s=self._now_s)
@@ -364,7 +364,7 @@ class HubEngine:
             self._deliveries.outgoing.drop(peer)  # a repeated request abandons the transfer
             return HubReceived(peer, message, self._capacity.for_graph(self._now_s, member), *self._stamp(member))
         if isinstance(message, Fetch):
-            # Strangers have no transfers.
+            # A connection without a member has no transfers.
             resumes = member is not None and self._deliveries.restart(peer, member, message, self._now_s)
             has_capacity = resumes or self._capacity.for_snapshot(self._now_s, member)
             return HubReceived(peer, message, has_capacity, *self._stamp(member))
@@ -384,7 +384,7 @@ class HubEngine:
         return self._malformed(peer, answer.sentence, strike=False) if isinstance(answer, Refuse) else None
 
     def _piece(self, peer: Peer, piece: Piece, payload: wire.Buffer | None) -> HubEvent | None:
-        """Accept and credit a piece; return `None` if it completes a push, which a worker measures."""
+        """Accept and credit a piece; if it completes a push, let the worker measure the push."""
         arriving = None if payload is None else self._intake.incoming.accept(peer, piece, payload, self._now_s)
         if arriving is None:
             return self._malformed(peer, "piece without a transfer", strike=False)

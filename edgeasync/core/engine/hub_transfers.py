@@ -5,9 +5,9 @@ its transfer is suspended. It is then identified by the device id and the state 
 may resume it on another connection. It is dropped after `SUSPENDED_S`, or earlier if the hub needs
 the memory.
 
-A suspended assignment keeps its payload. If a device on a bad link always received the newest model
-from the first byte on, it might never receive a complete model. A suspended transfer of the graph
-is not stored, because the payload is always the same.
+A suspended assignment keeps its payload. If every interrupted assignment restarted with the newest
+model, a device on a bad link might never receive a complete model. A suspended transfer of the
+graph is not stored, because the payload is always the same.
 """
 
 from typing import Generic, TypeVar
@@ -25,7 +25,7 @@ SUSPENDED_S = 600.0
 
 
 class _HubTransfer(msgspec.Struct, kw_only=True):
-    """A transfer with its owner, the voter whose slots it uses, and its last progress."""
+    """A transfer, its owner, the `voter` against which it counts, and its last progress."""
 
     owner: Owner
     voter: str
@@ -58,7 +58,7 @@ class _HubTransfers(Generic[AnyTransfer]):
         self._suspended: dict[Owner, AnyTransfer] = {}  # in the order of suspension
 
     def held_by(self, member: Member) -> int:
-        """Return how many transfers the member's key has, not counting the member's own."""
+        """Return how many transfers belong to other members of the member's key."""
         voter, owner = member.voter, member.owner
         transfers = (*self._active.values(), *self._suspended.values())
         return sum(transfer.voter == voter and transfer.owner != owner for transfer in transfers)

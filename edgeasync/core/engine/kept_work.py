@@ -1,4 +1,4 @@
-"""Tracks which of a device's work is on disk, to limit the loss from a power cut."""
+"""Tracks what a device has saved to disk, to limit the loss from a power cut."""
 
 import math
 
@@ -12,8 +12,8 @@ from edgeasync.core.engine.device_shell import DeviceSpool
 from edgeasync.protocol.messages import Push
 
 KEEP_MODEL_S = 60.0
-"""Minimum time between two writes of the model, because it is large, and an older copy is useful as
-well.
+"""Minimum time between two writes of the model, because the model is large, and an older copy is
+useful as well.
 """
 
 
@@ -61,7 +61,7 @@ class KeptWork:
     def begin_write(self, push: Push) -> bool:
         """Record that an update is being written.
 
-        Return whether no write with this number is in progress yet.
+        Return false if a write with this number is already in progress.
         """
         begins, self._keeping_seq = self._keeping_seq != push.seq, push.seq
         return begins

@@ -1,9 +1,9 @@
 """Limits a device's traffic to a share of the link, whose bandwidth it measures.
 
-The first model is not paced, and its pieces measure the rate. After that, the first pieces of every
-update are sent back to back, as a train. The intervals between the credits of a train measure the
-rate of the uplink. The delay between two trains is long enough for the traffic to stay within the
-share.
+The device does not pace the first model, and measures the rate with its pieces. After that, the
+first pieces of every update are sent back to back, as a train. The intervals between the credits of
+a train measure the rate of the uplink. The device waits long enough between two trains for its
+traffic to stay within the share.
 """
 
 from collections import deque
@@ -71,7 +71,7 @@ class LinkShare:
     def pace(self, pacer: Pacer | None, now_s: float) -> Pacer:
         """Return the pacer for the share of the rate.
 
-        An existing pacer is changed and keeps its debt.
+        An existing pacer gets the new rate, and still delays messages for the bytes already sent.
         """
         rate = self.bytes_per_s
         assert rate is not None

@@ -60,7 +60,7 @@ class LogWriter:
         return self._log is not None and self._log.bytes_appended - self._covered_bytes > self._since_bytes_max
 
     def overfull(self, answers: int) -> str:
-        """Return why the hub must not accept anything, so that its memory is limited, or ""."""
+        """Return "" or, if too much waits for the disk, why the hub must accept nothing."""
         if self._log is None:
             return ""
         waiting_bytes = self._log.bytes_waiting

@@ -59,7 +59,7 @@ class Outbox:
         self._log.commit()
 
     def end(self, action: Callable[[], None]) -> None:
-        """Call `action` after all other actions, even if the log can no longer be written."""
+        """Call `action` last, even if the log can no longer be written."""
         self.then(action)
         if self._log is not None and self._log.failing:
             self.abandon()

@@ -43,7 +43,7 @@ class PeerShell(Protocol):
         """Run `work` in order while training continues, then call `then` with its result."""
 
     def applied(self, parameters: Vector) -> None:
-        """Restart the trainer from the averaged model, between the same two local steps."""
+        """Restart the trainer from the averaged model, before its next local step."""
 
     def report(self, report: effects.PeerReport) -> None:
         """Report an event to the user of the device."""

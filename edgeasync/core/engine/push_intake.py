@@ -109,7 +109,7 @@ class PushIntake:
             handle = self._model.keep(WaitingUpdate(_NOT_OPENED, push.codec, payload))
             return PushArrived(peer, push, handle, math.nan, can_answer, sender.key, moved_by(member))
         if owner is not None:
-            self.incoming.drop_suspended(owner)  # a whole push replaces it
+            self.incoming.drop_suspended(owner)  # a whole push replaces the suspended one
         if self._spec.nbytes > INLINE_BYTES_MAX:
             self.measure(peer, push, payload, sender)
             return None

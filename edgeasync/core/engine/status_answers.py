@@ -15,7 +15,9 @@ DEVICES_AT_A_TIME = 256
 """Number of devices per slice. Describing a slice takes a few milliseconds."""
 
 REFRESH_S, REFRESH_DEVICE_S = 1.0, 0.02
-"""Minimum seconds between two descriptions without a request, and additional seconds per device."""
+"""Minimum seconds between two descriptions that nobody requested: a fixed part, and a part per
+device.
+"""
 
 Tell = Callable[[bytes], None]
 
@@ -23,9 +25,9 @@ Tell = Callable[[bytes], None]
 class StatusAnswers:
     """Describes the hub in answers, each of which waits until its content is durable.
 
-    While the log cannot be written, the answer is the newest durable status, with the reason. If
-    there are several slices, the hub is described at the time of the first slice, and each device
-    at the time of its own slice.
+    While the log cannot be written, the answer is the newest durable status, with the reason for
+    the failure. If there are several slices, the hub is described at the time of the first slice,
+    and each device at the time of its own slice.
     """
 
     def __init__(self, core: HubCore, shell: HubShell, outbox: Outbox) -> None:

@@ -23,7 +23,7 @@ REVOKED = (
 """The message for a device whose key is no longer valid."""
 
 ASKED = "paused by its program"
-"""The reason for the pace of a device that sent `Goodbye` because its program paused it."""
+"""The pace reason of a device that sent `Goodbye` because its program paused it."""
 
 
 class Admission:
@@ -154,8 +154,8 @@ class Admission:
     def renew_lease(self, member: Member, peer: Peer, now_s: float) -> list[HubEffect]:
         """Renew the lease of the member that sent a message.
 
-        If its connection has changed, rebind it. Raises `RefusalError` while the member is in
-        quarantine.
+        If the member has a new connection, bind the member to it. Raises `RefusalError` while the
+        member is in quarantine.
         """
         if member.state == "quarantined":
             if now_s < member.quarantined_until_s:
@@ -206,7 +206,8 @@ class Admission:
     def note_progress(self, member: Member, now_s: float) -> list[HubEffect]:
         """Record that a member takes local steps.
 
-        This is ignored while the member's pace is 0, because it took these steps before its pause.
+        While the member's pace is 0, the steps are ignored, because the device took them before its
+        pause.
         """
         member.progress_s = now_s
         if member.state == "training" or member.pauses:

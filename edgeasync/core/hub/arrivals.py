@@ -1,10 +1,10 @@
 """Decides which devices may join or rejoin, and which devices to evict for them.
 
-The state folder of an agent stores a random *state id*. Each time an agent starts on this folder,
-it is the next *incarnation*. If two agents have the same state id, the one with the higher
-incarnation wins. A new state id (for example, of a reflashed card) is admitted only if the device
-with the old one is not live. The numbers of its pushes start again from the first one, and the hub
-remembers the old state id as retired.
+The state folder of an agent stores a random *state id*. Each start of an agent on this folder is a
+new *incarnation*. If two agents have the same state id, the one with the higher incarnation wins. A
+new state id (for example, of a reflashed card) is admitted only if the device with the old one is
+not live. The hub then adopts the push number that the device reports, and remembers the old state
+id as retired.
 """
 
 import math
@@ -25,7 +25,7 @@ Arrival = Literal["joined", "rejoined", "reconnected"]
 RETIRED_STATES_MAX = 8
 
 SHARE = 4
-"""The inverse of the fraction of `limits.devices_max` that one key may use: a quarter."""
+"""One key may use `limits.devices_max / SHARE` device ids."""
 
 
 class Arrivals:

@@ -67,8 +67,8 @@ class Budgets:
     def judge_shares(self, member: Member) -> list[HubEffect]:
         """Return a warning if the hub's quota is too small for the fleet.
 
-        The warning is returned only once. The quota must be large enough for the pings of every
-        live device, including this one, and for one exchange a day.
+        The warning is returned only once. The quota must cover the pings and one exchange a day of
+        every live device, including this one.
         """
         if self._hub_max is None or self._has_warned:
             return []
@@ -92,7 +92,7 @@ class Budgets:
     def rest_s(self, member: Member, now_s: float, is_learning: Callable[[], bool]) -> float:
         """Return how many seconds a device must wait before its next exchange.
 
-        0 if it need not wait.
+        Return 0 if the device need not wait.
         """
         if not self._limited and member.own_day is None:
             return 0.0  # the usual case, checked for every answer
@@ -101,7 +101,7 @@ class Budgets:
         if member.measurements.updates > member.exchange_updates:
             due_s = member.exchange_s + self._period_s(member, now_s, is_learning)
         most_bytes = self._most_bytes(member)
-        for allowance in allowances:  # each applies separately: a device may report that its own day ends soon
+        for allowance in allowances:  # check each one: a device's own day may end sooner than the hub's
             if allowance.left_bytes < most_bytes:
                 due_s = max(due_s, now_s + allowance.remaining_s)
         rest_s = due_s - now_s
@@ -110,8 +110,8 @@ class Budgets:
     def _most_bytes(self, member: Member) -> float:
         """Return the maximum size of an exchange, which consists of a whole model and an update.
 
-        Deltas are never larger than a whole model. For the update, the largest of the device's
-        codecs is used: the hub selects a codec by the link, which is unknown in a replay.
+        Deltas are never larger than a whole model. For the update, assume the least compact of the
+        device's codecs. The hub selects the codec by the link, and a replay does not know the link.
         """
         update = max(map(bytes_per_value, member.codecs_push), default=bytes_per_value("identity"))
         return self._values * (bytes_per_value(member.codec_model) + update) + HEADERS_BYTES
@@ -160,7 +160,7 @@ class Budgets:
         }
 
     def describe_device(self, member: Member, now_s: float) -> dict[str, int | float | None]:
-        """Return the quota of a device for the status: the one with the fewest remaining bytes."""
+        """Return a device's quota with the fewest remaining bytes, for the status."""
         left = []
         if self._device_max is not None:
             left.append((member.traffic.left_bytes(self._device_max, now_s), self._device_max))

@@ -13,8 +13,8 @@ COARSE = "int8"
 
 ASKED_MIN = 2
 ASKED_AGAIN_MIN = 32
-"""Number of consecutive times that another codec must be better, before the first change
-(`ASKED_MIN`) and before later changes (`ASKED_AGAIN_MIN`).
+"""How many times in a row another codec must be better before the hub changes to it: `ASKED_MIN`
+times for the first change, `ASKED_AGAIN_MIN` times for later changes.
 """
 
 
@@ -32,9 +32,9 @@ class CodecAgreement:
         if settings.push == "auto":
             self._ladder = MODEL_LADDER if policy.aggregate.update == "model" else LADDER
         # A delta update is relative to the device's own model, so the coarse model's error cancels
-        # out. A whole model would contain that error.
-        # Deltas in other codecs either are so short that an exact first model pays off, or drop too
-        # much to correct a coarse one.
+        # out. An update that is a whole model would contain that error.
+        # With another delta codec, the first model must be exact: the deltas drop too much to
+        # correct a coarse one, or are so short that following the chain saves more.
         leads_on = settings.delta != "off" and stages_of(settings.delta) <= {COARSE, "zstd"}
         self._coarse = leads_on and policy.aggregate.update == "delta"
         self._wanted = [rung.codec for rung in self._ladder] or [settings.push]

@@ -1,8 +1,8 @@
 """Alarms, rollbacks and operators' orders. Part of `HubCore`.
 
-An alarm never excludes a device; only an operator can. Judged by norms and losses alone, an honest
-device with unusual data looks like a corrupted one: a model that is never trained on that data fits
-it worse and worse.
+An alarm never excludes a device; only an operator can. By norms and losses alone, an honest device
+with unusual data looks like a corrupted one. If alarms excluded such devices, the model would fit
+their data worse and worse.
 """
 
 from collections.abc import Collection, Container, Mapping
@@ -17,16 +17,16 @@ from edgeasync.measurements.votes import DEVICES_MIN
 from edgeasync.policies.monitor import REDUCTION, Detector, Evidence, Monitor, Observation, Remedy, Scope
 
 KEEP_EVERY_UPDATES = 32
-"""Number of updates without an alarm between two versions kept for a rollback; large fleets need
-more.
+"""Minimum number of updates without an alarm between two versions that are kept for a rollback. It
+is larger in large fleets.
 """
 
 CAUTION_MIN = 1 / 64
-"""The lowest factor to which rollbacks reduce the hub's learning rate."""
+"""Minimum factor by which rollbacks scale the hub's learning rate."""
 
 FIRST_RATIO = 4.0
-"""If the norm of an unclipped first update exceeds the peak norm by this factor, it corrupted the
-model.
+"""If the norm of an unclipped first update exceeds this multiple of the peak norm, the update
+corrupted the model.
 """
 
 FIRST_UPDATES = 8
@@ -38,9 +38,7 @@ halved.
 """
 
 WATCHED_PER_MEMBER = 8
-"""The maximum number of entries per member. Above it, the entries of evicted devices are
-dropped.
-"""
+"""Above this number of entries per member, the hub drops the entries of evicted devices."""
 
 PAST_MAX = 32
 """Number of past alarms in the status."""
@@ -77,7 +75,7 @@ class Cause(msgspec.Struct):
     """The reason for an alarm, as found by one detector.
 
     `found` is the latest evidence. `updates` counts the updates in which the detector found it.
-    `calm` counts the updates without it since then.
+    `calm` counts the later updates in which the detector did not find it.
     """
 
     found: Evidence
@@ -131,8 +129,7 @@ class DivergenceState(msgspec.Struct):
       raised an alarm yet.
     - `caution` is the factor by which rollbacks reduced the hub's learning rate. It rises again as
       versions are kept.
-    - `counted` lists the devices that sent an update that counted since the start or the last
-      rollback.
+    - `counted` lists the devices with a counted update since the start or the last rollback.
     - `first` lists the first updates since the start or the last rollback. It becomes `None` once
       there are enough updates to compare.
     - `unbounded` lists the devices that sent an unclipped update since the start or the last
@@ -261,7 +258,7 @@ class DivergenceGuard:
         state = self.state
         # Device alarms do not matter here, because each update is clipped.
         state.calm_since_kept = 0 if state.fleet else state.calm_since_kept + updates
-        # A device that trains from a corrupted version shows it only in its next update.
+        # A device shows only in its next update that it trained from a corrupted version, so wait.
         if not self._rolls_back or state.calm_since_kept < max(KEEP_EVERY_UPDATES, 2 * members):
             return False
         state.calm_since_kept = 0
@@ -314,7 +311,7 @@ class DivergenceGuard:
         return next((voter for voter, order in orders if order.device_id == device_id), None)
 
     def keep_only(self, members: Collection[str]) -> None:
-        """Drop the entries of evicted devices if there are too many; keep the orders."""
+        """If there are too many entries, drop those of evicted devices, but keep all orders."""
         state = self.state
         if len(state.devices) + len(state.causes) + len(state.counted) <= WATCHED_PER_MEMBER * len(members):
             return
@@ -411,7 +408,7 @@ class DivergenceGuard:
     ) -> list[HubEffect]:
         """Start, continue or end the cause that a detector found.
 
-        Return a report if it starts or ends.
+        Return a report if the cause starts or the alarm ends.
         """
         state, of_device = self.state, detector.scope == "device"
         device_id = update.device_id if of_device else ""

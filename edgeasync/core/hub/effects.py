@@ -60,7 +60,7 @@ class Assign(msgspec.Struct, frozen=True, gc=False):
 class Publish(msgspec.Struct, frozen=True, gc=False):
     """Make the current version the published version.
 
-    `whole` is set after a rollback, because no delta connects the two versions.
+    `whole` is set after a rollback, because there is no delta to the restored version.
     """
 
     number: int

@@ -25,7 +25,7 @@ class Electorate:
         return len(voters) - sum(voter in voters for voter in orders) if orders else len(voters)
 
     def fleet(self, waiting: Waiting | None = None) -> Fleet:
-        """Return the fleet as an aggregator needs it.
+        """Return what an aggregator must know about the fleet.
 
         If `waiting` is passed, the votes of devices whose update was rejected are subtracted.
         """
@@ -47,13 +47,13 @@ class Electorate:
         heard = (self.state.electorate.infrequent, waiting.of_device, self.members.pausing)
         members, shared, orders = self.members.members, self.members.shared, self.state.divergence.orders
         spoken = self.state.electorate.spoken
-        # Do not sum over a set: its order changes with every start of Python, and with it the last
-        # bit.
+        # Do not sum over a set. Its order, and so the last bit of the sum, changes with every start
+        # of Python.
         refused = [members[device_id] for device_id in spoken if not any(device_id in part for part in heard)]
         return sum(1.0 / shared.get(member.voter, 1) for member in refused if member.voter not in orders)
 
     def _votes_of_the_pausing(self, waiting: Waiting) -> int:
-        """Return the number of voters with a buffered update, but only paused devices."""
+        """Return the number of voters with a buffered update whose live devices all pause."""
         first = waiting.of_device
         spoken = {first[device_id].voter for device_id in self.members.pausing if device_id in first}
         return len(spoken - self.members.voters.keys())
@@ -68,7 +68,8 @@ class Electorate:
     def forget_infrequent(self, device_id: str) -> None:
         """Remove a device from the infrequent devices.
 
-        The table is replaced, not changed in place, because vote counts are cached by its identity.
+        Replace the table instead of changing it, because its identity is the cache key of vote
+        counts.
         """
         infrequent = self.state.electorate.infrequent
         if device_id in infrequent:

@@ -13,8 +13,8 @@ RISEN = 1.25
 """A held-out loss has risen if it exceeds the lowest held-out loss by this factor."""
 
 RISEN_EVALUATIONS = 10
-"""After this number of consecutive evaluations with a risen loss, and without a new best version,
-the hub warns.
+"""The hub warns after this number of consecutive evaluations with a risen loss and no new best
+version.
 """
 
 
@@ -111,7 +111,7 @@ class EvaluationTracker:
         """
         state = self.state
         state.lowest_held_out = min(state.lowest_held_out, loss)  # NaN is never lower
-        risen = loss > RISEN * state.lowest_held_out >= 0.0  # not for negative losses
+        risen = loss > RISEN * state.lowest_held_out >= 0.0  # negative losses are not checked
         state.risen = state.risen + 1 if risen and not best else 0
         if state.risen != RISEN_EVALUATIONS or state.best is None:
             return []

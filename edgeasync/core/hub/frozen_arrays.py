@@ -23,8 +23,8 @@ class FrozenState(msgspec.Struct):
 class FrozenArrays:
     """Compares the frozen arrays of devices with those of the hub or of the first device.
 
-    Devices with a different parameter layout are not compared; for these, another check raises an
-    error that names the arrays.
+    A device with a different parameter layout is not compared. Another check refuses it, and names
+    the arrays.
     """
 
     def __init__(self, spec: ParameterSpec, settings: HubCoreSettings) -> None:

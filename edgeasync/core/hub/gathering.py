@@ -29,7 +29,7 @@ of long updates.
 
 
 class Gathering:
-    """Buffers updates, and determines their relative weights in a fold. Scalars only.
+    """Buffers updates, and determines their weights in a fold. Handles scalars only.
 
     Every voter has one vote, and the norms of updates are clipped to the usual norm.
     """
@@ -152,8 +152,8 @@ class Gathering:
             int(fleet.voters_live),
         )
         gathering.folds += 1
-        # An infrequent device's update is old, so its agreement with others says nothing about the
-        # period.
+        # An infrequent device's update is old. Whether it agrees with others says nothing about the
+        # exchange period.
         infrequent = electorate.infrequent and any(one.device_id in electorate.infrequent for one in contributions)
         measure = count > 1 and not combine.robust and not infrequent
         if measure:
@@ -216,9 +216,9 @@ class Gathering:
     def _share_of_voters(self, contributions: Sequence[Contribution]) -> float:
         """Return the fraction of all votes that belongs to these updates.
 
-        The updates are folded together. In an idle fleet, only a few devices may be active. Each of
-        them then has the same weight as in the whole fleet. Otherwise, a device that exchanges
-        alone would replace the model by its own.
+        Return 1 if updates are folded one by one. In an idle fleet, a fold may contain the updates
+        of only a few devices. With this fraction, each of them weighs as much as in a fold of the
+        whole fleet. Otherwise, a device that exchanges alone would replace the model with its own.
         """
         if folds_one_by_one(self._in_force.aggregate):
             return 1.0
@@ -234,7 +234,7 @@ class Gathering:
         """
         fleet, monitor, divergence = self.state.fleet, self._policy.monitor, self._divergence
         centred = self._policy.combine.centred
-        # A combiner with a centre limits the distance from that centre itself.
+        # A combiner with a centre clips each update itself, by its distance from the centre.
         bound = math.inf if centred else monitor.norm_max(fleet)
         if (self._norm_usual if centred else bound) == math.inf:
             for one in contributions:

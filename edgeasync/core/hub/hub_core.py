@@ -65,9 +65,7 @@ from edgeasync.protocol.messages import (
 )  # fmt: skip
 
 RENEWALS_PER_LEASE = 8
-"""Receiving a piece or a credit creates an event only if this fraction of the lease (1/8) has
-passed since the last renewal.
-"""
+"""A piece or credit creates an event only if 1/8 of the lease has passed since its last renewal."""
 
 UNCOUNTED_BYTES_MAX = 4 << 20
 """A piece or a credit also creates an event once this number of bytes is uncounted. If the hub
@@ -168,7 +166,7 @@ class HubCore:
         if (fold := self.policy_engine.gathering.due_s()) is not None:
             due.append(fold)
         elif self.members.waiters and not self.policy_engine.gathering.count:
-            due.append(-math.inf)  # their version is made, or has no updates left
+            due.append(-math.inf)  # the version that they wait for exists, or has no updates left
         return min(due)
 
     # -- events ----------------------------------------------------------------------------------------------
@@ -378,7 +376,7 @@ class HubCore:
         """
         self.lifecycle.state.stopped = self.lifecycle.state.evaluates_last = False
         if resumed.lineage:
-            self.messages_accepted.clear()  # these count from the last start
+            self.messages_accepted.clear()  # counted from the hub's last start
             self.messages_refused = self.messages_ignored = 0
             self.policy_engine.state.ancestry.branch(resumed.lineage, self.version)
         self.members.resume(now_s, connected=not resumed.lineage)

@@ -104,7 +104,7 @@ class Lifecycle:
         if isinstance(event, Evaluated):
             model = self._policy_engine.state
             effects += self._policy_engine.evaluations.observe(event, model.updates_applied, now_s)
-            if event.number != model.version:  # it began before the end
+            if event.number != model.version:  # this evaluation began before training ended
                 return [*effects, Evaluate()]
             effects.append(Save())
         self.state.evaluates_last = False

@@ -7,13 +7,13 @@ from edgeasync.measurements.medians import RECENT, add_recent, median
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, CreditWindow
 
 MEASURED_BYTES_MIN = 1 << 16
-"""Minimum number of bytes in a cycle that measures the bandwidth. Shorter cycles measure the
-latency instead.
+"""A cycle measures the bandwidth only if it transfers at least this number of bytes. The duration
+of a smaller cycle depends mostly on the latency.
 """
 
 CYCLES = 32
-"""The bandwidth is that of the fastest of this number of latest cycles, because a busy machine
-slows down most cycles.
+"""Number of latest cycles. The fastest one determines the bandwidth, because a busy machine slows
+down most cycles.
 """
 
 SURE_CYCLES_MIN = 3
@@ -129,7 +129,8 @@ class LinkEstimate:
         moved = self.bytes_up + self.bytes_down - self._begun_bytes
         if moved < MEASURED_BYTES_MIN or communication_s <= self.round_trip_s:
             return
-        # The pings may have queued behind other messages, so subtract at most half of the time.
+        # Pings may have waited behind other messages, so that their round trip is too long.
+        # Subtract at most half of the time.
         moving_s = max(communication_s - self.round_trip_s, communication_s / 2)
         add_recent(self._cycles, (min(moved / moving_s, BANDWIDTH_MAX_BYTES_PER_S), moving_s), CYCLES)
         if self._windows and len(self._cycles) >= RECENT:

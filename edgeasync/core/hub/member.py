@@ -37,8 +37,8 @@ connection.
 """
 
 STEPS_UNASSIGNED = 8
-"""Number of local steps to assume for an update if the hub has evicted the device, and with it the
-assignment.
+"""Number of assigned local steps to assume if the hub has evicted the device, and so has lost the
+record of its assignment.
 """
 
 SHORTENED = 0.5
@@ -95,7 +95,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     updates_shortened: int = 0
     """The number of the device's updates that were clipped to less than half of their norm."""
     updates_long: int = 0
-    """The number of the device's updates that were longer than usual when they were folded."""
+    """The number of the device's updates whose norm exceeded the limit when they were folded."""
     weight: float = 0.0
     """The sum of the weights of the device's folded updates before clipping.
 
@@ -113,8 +113,8 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     exchange_bytes: int = 0
     exchange_updates: int = 0
     pace_percent: int = 100
-    """The percentage of time during which the device reports to train, 0 while paused.
-    `pace_reason` is the reason that it reports.
+    """The percentage of time during which the device trains, as it reports; 0 while paused.
+    `pace_reason` is the reason that the device reports.
     """
     pace_reason: str = ""
     temperature_c: float | None = None

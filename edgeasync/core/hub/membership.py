@@ -16,8 +16,8 @@ from edgeasync.protocol.messages import (
 )
 
 NAMES_MAX = 64
-"""The maximum number of device ids under one key for which the key's new devices get an
-allowance.
+"""If a key has more device ids than this, the hub does not tolerate long first updates of its
+devices.
 """
 
 SAMPLE = 256
@@ -50,9 +50,10 @@ class Membership:
         self.voters: dict[str, int] = {}
         """The number of live devices that are not paused, for each voter."""
         self.shared: dict[str, int] = {}
-        """The same numbers, only for voters with more than one such device.
+        """The entries of `voters` with more than one device.
 
-        The table is replaced, not changed in place, because vote counts are cached by its identity.
+        Replace the table instead of changing it, because its identity is the cache key of vote
+        counts.
         """
 
     def dump_state(self) -> list[Member]:
@@ -277,7 +278,7 @@ class Membership:
                 self.end_wait(member)
             if member.live and not connected:
                 self.set_pace(member, 100, "")  # its next ping reports the current pace
-                member.move("joining")  # `greet` then accepts a session newer than this state
+                member.move("joining")  # `greet` then accepts a device whose session is newer than this state
         if not connected:
             self._by_peer.clear()
 
@@ -293,11 +294,11 @@ class Membership:
         ended = list(takewhile(lambda member: member.lease_until_s <= now_s, self._leases.values()))
         for member in ended:
             del self._leases[member.device_id]
-        return sorted(ended, key=_by_lease)  # the order of simultaneous expiries is not durable
+        return sorted(ended, key=_by_lease)  # sort, because the order of simultaneous expiries is not durable
 
     @property
     def stride(self) -> int:
-        """The inverse sampling rate: a sample contains one in this number of members."""
+        """The sampling interval: with stride n, a sample contains every n-th member."""
         return max(1, math.ceil(self.live_count / SAMPLE))
 
     def sample(self, turn: int) -> list[Member]:

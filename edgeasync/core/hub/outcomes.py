@@ -12,8 +12,8 @@ QUARANTINED, REVOKED, ROLLED_BACK = "quarantined", "revoked", "rolled_back"
 """Reasons why a buffered update is dropped."""
 
 _DROPS = {"excluded": QUARANTINED, "revoked": REVOKED}
-"""The reason why buffered updates are dropped, by the report of the event. If there is no such
-report, the hub has rolled back.
+"""Maps the kind of an event's report to the reason why the event drops buffered updates. Without
+such a report, the hub has rolled back.
 """
 
 _WEIGHED = ("stale", "behind", "not_finite", "quarantined")

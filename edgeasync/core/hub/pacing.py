@@ -136,7 +136,8 @@ class Pacing:
     def observe_evaluation(self, evaluation: Evaluated, now_s: float, *, rate_lowered: bool) -> list[HubEffect]:
         """Check by an evaluation whether the model improves.
 
-        If the learning rate was lowered, shorten the plateau, since the model may now improve.
+        If the learning rate was lowered, the model may now improve, so shorten the recorded
+        plateau.
         """
         if self._in_force.adaptive is None:
             return []

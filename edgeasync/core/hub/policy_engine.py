@@ -33,12 +33,12 @@ from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.messages import Applied, Buffered, FirstOutcome, ModelVersion, Rejected
 
 EVALUATED_AT_REST_S = 10.0
-"""Minimum time between two evaluations while the fleet is idle. The hub then evaluates every
-version, apart from this limit.
+"""Minimum time between two evaluations while the fleet is idle. The hub evaluates every version
+then, but not more often than this.
 """
 
 UNCOUNTED = ("not_finite", "quarantined", "behind")
-"""Reasons to reject an update after which no quorum waits for the device that sent it."""
+"""If an update is rejected for one of these reasons, no quorum waits for its device."""
 
 
 class PolicyEngine:
@@ -188,8 +188,8 @@ class PolicyEngine:
 
         Buffered updates are dropped, and later updates that are based on an earlier version are
         rejected. If a first update corrupted the model, the usual norm is known by now, and the hub
-        keeps it. Otherwise, the device's next update would not be clipped, and would corrupt the
-        model again.
+        keeps this norm. Otherwise, the device's next update would not be clipped, and would corrupt
+        the model again.
         """
         state = self.state
         dropped = self.gathering.take()
@@ -207,7 +207,7 @@ class PolicyEngine:
     def _evaluate_if_due(self, updates: int, now_s: float) -> list[HubEffect]:
         """Count applied updates.
 
-        If an evaluation is due, request it, or evaluate by the devices' losses.
+        If an evaluation is due, request it. Without held-out data, use the devices' losses instead.
         """
         before, evaluations = self.state.updates_applied, self.state.evaluations
         self.state.updates_applied += updates
@@ -250,8 +250,8 @@ class PolicyEngine:
         """Drop the vote and the reports of a device that has left.
 
         If another device of the same voter is live, the voter's reports are kept. Alarms, orders
-        and measurements of the device's data are kept, too, since a restart of the device must not
-        change them.
+        and measurements of the device's data are kept, too, so that a device cannot reset them by a
+        restart.
         """
         self.state.electorate.spoken.pop(member.device_id, None)
         self.electorate.forget_infrequent(member.device_id)
@@ -312,8 +312,8 @@ class PolicyEngine:
         """Return the policies' fields of the status (docs/reference/json.md).
 
         `period_s` is the median time between two exchanges of one of these devices, not counting
-        infrequent devices. `aim_s` is the controller's target, which the devices may not reach
-        because of configured bounds.
+        infrequent devices. `aim_s` is the controller's target for this time. Configured bounds may
+        prevent devices from reaching it.
         """
         state = self.state
         fleet = state.fleet

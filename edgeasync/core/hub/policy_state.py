@@ -14,10 +14,10 @@ from edgeasync.policies.frequency import Cadence
 
 
 class ElectorateState(msgspec.Struct):
-    """The devices whose vote on the next version is not awaited.
+    """The devices for whose vote the next version does not wait.
 
     `spoken` lists the live devices whose update since the last version does not count. `infrequent`
-    maps each live device for which no quorum waits to its share of a vote.
+    maps each infrequent live device to its share of a vote. No quorum waits for these devices.
     """
 
     spoken: dict[str, None] = {}

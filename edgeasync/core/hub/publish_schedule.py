@@ -20,7 +20,7 @@ class PublishState(msgspec.Struct):
 
 
 class PublishSchedule:
-    """Decides when to publish the newest version. Scalars only."""
+    """Decides when to publish the newest version. Handles scalars only."""
 
     def __init__(self, settings: CodecSettings, number: int, now_s: float) -> None:
         self.state = PublishState(number, now_s)

@@ -77,8 +77,8 @@ class Pushes:
     def _waits_for_version(self, outcome: Outcome) -> bool:
         """Return whether a device must wait for the next version before it continues.
 
-        It must wait if its update is buffered, or if it must start over from the updates of other
-        devices.
+        It must wait if its update is buffered. If the hub told it to start over, it must wait for
+        the buffered updates of other devices.
         """
         if self._policy_engine.in_force.aggregate.answer != "at_flush":
             return False

@@ -1,9 +1,9 @@
 """Limits the statistics that a device reports to plausible values. Part of `HubCore`.
 
-An impossible value is clamped, and the report is accepted; honest devices never send one. The hub
-cannot know how many steps a device took without a hub, between its last update and the assignment.
-The norm of an update with such steps is not meaningful, so it is neither monitored nor compared
-with other norms. The update is clipped like any other update.
+The hub clamps an impossible value, and accepts the report. Honest devices never send such values.
+The hub cannot know how many steps a device took without a hub, between its last update and the
+assignment. The norm of an update with such steps is not meaningful, so it is neither monitored nor
+compared with other norms. The update is clipped like any other update.
 """
 
 import math
@@ -24,7 +24,7 @@ data.
 """
 
 BATCHES_OF_ALL_MAX = 4
-"""How often one local step of a device may use each of its examples, with augmentation."""
+"""How often one local step may use each example of the device, for example with augmentation."""
 
 LOSS_MAX = 1e30
 VARIANCE_MAX = 1e60
@@ -65,8 +65,7 @@ def clamp(
     `steps_max` limits the number of local steps after the assignment, and `overlap_steps_max` the
     number of local steps before it. `examples_told` is the number of examples that the device
     reports (0: not reported). `cycle_s` is the time since the assignment by the hub's clock
-    (`None`: not measured). The steps may take longer than that by `slack_s`, which the device
-    reports.
+    (`None`: not measured). The reported duration of the steps may exceed that time by `slack_s`.
     """
     overlap_steps = min(push.overlap_steps, push.local_steps)
     steps = min(push.local_steps - overlap_steps, steps_max)

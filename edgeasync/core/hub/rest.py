@@ -1,8 +1,8 @@
 """Decides when a fleet idles: as training plateaus, devices exchange less often.
 
 The exchange period of an idle fleet is a fraction of the duration of the plateau. So if training
-improves again, the fleet has lost at most that fraction of the plateau's duration. A fleet whose
-training has plateaued exchanges rarely, however long it runs.
+improves again, the fleet has lost at most that fraction of the plateau's duration. The longer the
+plateau lasts, the more rarely the fleet exchanges.
 """
 
 import math
@@ -49,8 +49,8 @@ total decrease of the loss.
 """
 
 NEWS_SHARE = 0.5
-"""The losses of a new voter wake the fleet if they exceed the worst loss by this fraction of such a
-rise. They are checked only once.
+"""The losses of a new voter wake the fleet if they exceed the worst loss by this fraction of the
+rise that `RISE_SHARE` defines. They are checked only once.
 """
 
 NEW_UPDATES = 3
@@ -70,7 +70,7 @@ is at most this value.
 """
 
 KNOWN_MAX = 4096
-"""Maximum number of voters that are stored so that they do not count as new again."""
+"""Maximum number of known voters to store. A known voter does not count as new again."""
 
 
 class Track(msgspec.Struct):
@@ -94,7 +94,7 @@ class Track(msgspec.Struct):
     def note(self, loss: float, worse: float, *, better: bool) -> None:
         """Record a loss and its upper estimate `worse`.
 
-        If `better` is set, both become the reference.
+        If `better` is set, they become the new best and worst loss.
         """
         if math.isnan(self.first):
             self.first = loss
@@ -104,7 +104,7 @@ class Track(msgspec.Struct):
             self.worst = max(self.worst, worse)
 
     def has_risen(self, loss: float, share: float = 1.0) -> bool:
-        """Return whether a loss exceeds the worst loss by a rise, which is scaled by `share`."""
+        """Return whether a loss exceeds the worst loss by more than `share` of a rise."""
         rise = share * max(self.learnt, self.worst - self.best)
         return not math.isnan(self.first) and loss > self.worst + rise
 
@@ -188,7 +188,7 @@ class Rest:
         times_by_half = half.improvement(most_have)
         half.note(most_have, most_have, better=times_by_half > 0.0)
         if times_by_half and not times:
-            times = 1.0  # the loss of one of two voters fell: shorten the period, but do not wake the fleet
+            times = 1.0  # only half of the voters improved: shorten the period, but do not wake the fleet
         return judges and self._judge(times, "the devices' losses fell", now_s, pace_s)
 
     def moved(self, agreement: float, now_s: float, pace_s: float) -> bool:

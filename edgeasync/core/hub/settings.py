@@ -78,8 +78,8 @@ class Limits(Section, frozen=True):
     strikes_max: Annotated[int, Meta(ge=1)] = 20
     """Number of malformed messages after which the hub quarantines a device."""
     quarantine_s: Annotated[float, Meta(ge=0)] = 300.0
-    """Duration of a quarantine. A key that has not joined or, without keys, a connection that has
-    not joined, stays in quarantine for this time after its last malformed message.
+    """Duration of a quarantine. A key that has not joined stays in quarantine for this time after
+    its last malformed message. Without keys, this applies to a connection that has not joined.
     """
     retry_after_s: Annotated[float, Meta(gt=0, le=SECONDS_MAX)] = 0.5
     """Time after which a device retries if the hub is busy, at most 3600 s."""
@@ -195,9 +195,9 @@ class CheckpointSettings(Section, frozen=True):
     the flag for a single start. The hub does not start if the folder has no checkpoint.
     """
     journal_bytes_max: ByteCount = ByteCount(256 << 20)
-    """Size by which the journal may grow before the hub writes a checkpoint, but at least eight
-    times the size of the model. After the checkpoint, the hub deletes the part of the journal that
-    precedes the second newest checkpoint.
+    """Size by which the journal may grow before the hub writes a checkpoint. If this is less than
+    eight times the size of the model, that size applies instead. After the checkpoint, the hub
+    deletes the part of the journal that precedes the second newest checkpoint.
     """
 
     def __post_init__(self) -> None:
@@ -288,9 +288,9 @@ class StopCondition(Section, frozen=True):
 class HubCoreSettings(Section, frozen=True):
     """All settings of the hub's core. They are fixed for a run.
 
-    With `held_out`, the hub evaluates the model on held-out data; a `Hub` with an evaluator sets
-    it. Without it, the hub uses the loss that most devices reach instead of an evaluation. With
-    `quiet` and an adaptive frequency, devices idle while training has plateaued.
+    A `Hub` with an evaluator sets `held_out`, and evaluates the model on held-out data. Without
+    `held_out`, the hub uses the loss that most devices reach instead. With `quiet` and an adaptive
+    frequency, devices idle while training has plateaued.
 
     `frozen` decides what happens to a device whose frozen arrays differ from the hub's. A `Hub`
     sets the checksum of its frozen arrays in `frozen_arrays`. If that is not set, the hub compares

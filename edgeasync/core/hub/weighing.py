@@ -47,10 +47,9 @@ class Weighing:
     def weigh(self, member: Member, update: PushArrived, stats: ReportedStats, now_s: float) -> Weighed:
         """Return the weight of an update or its rejection.
 
-        Device detectors process every update, including rejected ones. The measurements and
-        detectors of the fleet process only updates that count, with the exception of norms and
-        losses. These describe what devices send: if rejected updates were left out, the limits
-        could not follow a fleet whose norms grow.
+        Device detectors process every update, including rejected ones. The fleet's detectors and
+        most of its measurements process only updates that count. Norms and losses also include
+        rejected updates. Otherwise, the limits could not follow a fleet whose norms grow.
         """
         measurements, fleet, policy = member.measurements, self.state.fleet, self._policy
         voter, voters_live = member.voter, self._electorate.voters_live
@@ -126,7 +125,7 @@ class Weighing:
     def _is_far_behind(self, score: float) -> bool:
         """Return whether a device's score is so far behind that its update does not count.
 
-        A device without a score has NaN, which is never behind.
+        Without a reported score, `score` is NaN, which is never behind.
         """
         limit = self._policy.behind_max
         if limit is None:

@@ -95,8 +95,8 @@ class Decode(msgspec.Struct, frozen=True, gc=False):
     """Work: decode a payload into a segment of the sum, then report `Decoded`.
 
     `"add"` adds the payload to the segment. `"replace"` replaces the segment, because the payload
-    is the mean. If `own` is set, the outgoing payload of `step` is decoded, so that a member
-    includes its own values with the same rounding as those of the other members.
+    is the mean. If `own` is set, the outgoing payload of `step` is decoded, so that a member's own
+    values are rounded like those of the other members.
     """
 
     round: RoundId

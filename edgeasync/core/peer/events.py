@@ -8,8 +8,8 @@ from edgeasync.protocol.peer_messages import PeerMessage, RoundId
 class PeerReceived(msgspec.Struct, frozen=True, gc=False):
     """A message was received under the key of `peer`.
 
-    The payload of a `PeerPiece` has `payload_bytes` bytes. `sound` is set if the payload has the
-    checksum in its header. To store the payload, the core returns `StorePiece` for this event.
+    The payload of a `PeerPiece` has `payload_bytes` bytes. `sound` is set if the payload matches
+    the checksum in the header. To store the payload, the core returns `StorePiece` for this event.
     """
 
     peer: str

@@ -21,9 +21,9 @@ NO_PING = PeerPing(incarnation=0, count=0, fingerprint="", number=0, ready=False
 class Neighbour:
     """What this peer knows about another one, such as its latest ping and when it was heard.
 
-    `early_offers` are the offers of one round, by step, that arrived before the proposal of that
-    round, because the proposal is sent by another peer. `norms` are the norms of the payloads that
-    the other peer sent in the last complete round.
+    `early_offers` maps steps to the offers of a round whose proposal has not arrived yet. This
+    happens because another peer sends the proposal. `norms` are the norms of the payloads that the
+    other peer sent in the last complete round.
     """
 
     def __init__(self, name: str) -> None:
@@ -143,7 +143,7 @@ class Neighbours:
     def doubt(self, names: tuple[str, ...], now_s: float) -> None:
         """Record that another peer has lost these peers.
 
-        They do not join a round of this peer until they are heard again.
+        This peer does not include them in a round until it hears them again.
         """
         for name in names:
             if name in self._listed:

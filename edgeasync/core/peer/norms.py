@@ -19,8 +19,8 @@ def longest(own: Norms, others: Sequence[Norms]) -> Norms:
 
     `own` are the norms of the receiver's model, and `others` the norms that the other members last
     sent. The usual norm is the median of all of these, but at least 1. For an even number of
-    members, it is the value between the two middle ones that is nearest to `own`. So if there are
-    two members, it is the norm of the model that the receiver has.
+    members, it is `own`, clamped to the range between the two middle norms. So with two members, it
+    is `own`.
     """
     trained, statistics = zip(own, *others, strict=True)
     return _bound(own[0], trained), _bound(own[1], statistics)

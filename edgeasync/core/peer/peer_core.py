@@ -302,7 +302,7 @@ class PeerCore:
         ]
 
     def _lags(self, ping: PeerPing) -> bool:
-        """Return whether a member is still in a round of this peer that is over for the others."""
+        """Return whether a peer is still in a round that this peer proposed and completed."""
         completed = self.rounds.completed
         if completed is None or completed.proposer != self.name or ping.current != completed:
             return False

@@ -207,7 +207,7 @@ class Round:
     def awaited(self, *, owed: bool) -> tuple[int, tuple[str, ...]]:
         """Return the step at which this member waits, and the members for which it waits.
 
-        If it `owed` the result of work, it waits for itself.
+        If `owed` is set, its own work is unfinished, so it waits for itself.
         """
         if owed:
             return OWN_WORK, (self._name,)

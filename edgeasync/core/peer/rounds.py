@@ -100,7 +100,8 @@ class Rounds:
         round_ = self.current
         if round_ is None or round_.id != message.round or peer not in round_.others:
             return self._of_another_round(peer, message)
-        # Only the peer's current start is in the round; another one would not know the round's id.
+        # The sender has not restarted since it joined the round. Otherwise, it would not know the
+        # round's id.
         self._neighbours[peer].heard_s = now_s
         try:
             match message:
@@ -184,7 +185,7 @@ class Rounds:
         if round_ is None or peer not in round_.others:
             return []
         if ping.leaving and ping.completed == round_.id:
-            round_.outgoing.leave_behind(peer)  # a clean end: others have its payloads
+            round_.outgoing.leave_behind(peer)  # it ended cleanly: the others have its payloads
         is_preempted = ping.current is not None and ping.current > round_.id
         if is_preempted and round_.id.proposer == self._name and round_.state in UNFINISHED:
             return self.give_up("preempted", now_s)
@@ -216,8 +217,8 @@ class Rounds:
             self.schedule.note_retried(round_.id)
             self._neighbours.note_abandon(peer, abandon)
             return []
-        # The others doubt the members named as lost. These must not be the ones this member waited
-        # for.
+        # Other members doubt the members that are reported as lost. So repeat the reported names,
+        # not the names of the members for which this member waited.
         lost = (abandon.step, abandon.awaited) if abandon.reason == "lost" else None
         effects = self.give_up(abandon.reason, now_s, lost)
         if abandon.reason in {"lost", "unknown_member"}:
@@ -253,13 +254,14 @@ class Rounds:
     ) -> list[PeerEffect]:
         """Abandon the round without its mean, and name the members that delayed it.
 
-        The round counts as a failure of its proposer or, if its proposer was preempted by the
-        proposer `at_fault`, as a failure of that proposer.
+        The failure counts against the proposer of the round. If the proposer `at_fault` preempted
+        the round, it counts against `at_fault` instead.
         """
         round_ = self.current
         assert round_ is not None
         self.backoff.note_failed(at_fault or round_.id.proposer, now_s)
-        # Members behind this one stall while it receives from a slow one, so it must name that one.
+        # While this member receives from a slow member, the members behind it stall. So it must
+        # name the slow member.
         since_s = round_.step_s if reason == "stalled" else round_.progress_s
         if blamed is None and now_s >= since_s + self._settings.lease_s / 2:
             blamed = round_.awaited(owed=bool(self.owed))

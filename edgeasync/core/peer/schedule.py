@@ -88,7 +88,7 @@ class Schedule:
     def note_ended(self, now_s: float) -> None:
         """Record that no other member needs this peer in the round any more."""
         interval_s = self._settings.interval_s
-        if interval_s is not None:  # also not early for a member that completed it only now
+        if interval_s is not None:  # not early even for a member that completed this round only now
             self._half_s = now_s + interval_s / 2
             self.due_s = max(self._applied_s + interval_s, self._half_s)
         else:

@@ -9,7 +9,8 @@ from edgeasync.protocol.peer_messages import Topology
 class PeerCoreSettings(msgspec.Struct, frozen=True, gc=False):
     """The settings of a peer's core.
 
-    - `lease_s`: for how long a peer may send no message, or a step of a round make no progress.
+    - `lease_s`: maximum time without a message from a peer, or without progress in a step of a
+      round.
     - `ping_s`: time between pings, and approximate time before unanswered messages are repeated.
     - `piece_bytes`: size of a piece. The slowest link must be able to transfer a piece in half of
       a lease.

@@ -2,7 +2,8 @@
 
 If one member of a ring stops, the members behind it stop as well, and each of them reports the
 member for which it waits. The report with the lowest step names the culprit. If a member accuses a
-second culprit before any round completes, it is excluded, too, because its own link may be bad.
+second culprit before any round completes, the accuser is excluded, too, because its own link may be
+bad.
 """
 
 from edgeasync.protocol.peer_messages import Abandon
@@ -49,7 +50,7 @@ class Suspicion:
         accusations, self._accusations = self._accusations, {}
         if self._settled or not accusations:
             return []
-        self._settled = True  # a late accusation would count alone
+        self._settled = True  # otherwise, a late accusation would be judged on its own
         lowest = min(step for step, _ in accusations.values())
         culprits: set[str] = set()
         for accuser, (step, awaited) in accusations.items():

@@ -1,9 +1,9 @@
 """Payloads in transfer between two members of a round.
 
-A receiver grants credit for the bytes that follow those that it has. A sender without progress
-repeats its offer, and reports how many bytes it has sent. Messages arrive in the order in which
-they were sent, or not at all. So the receiver can determine which bytes are lost, and requests them
-again. It does not use a timer, because duplicates would fill a slow link.
+A receiver grants credit for the bytes that follow the bytes that it has received. A sender without
+progress repeats its offer, and reports how many bytes it has sent. Messages arrive in the order in
+which they were sent, or not at all. So the receiver can determine which bytes are lost, and
+requests them again. The receiver does not use a timer, because duplicates would fill a slow link.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Saves and restores the core, the model and the published model.
 
 The state does not include measurements of connections (`Member.link`, and the codec selected by
-it), malformed messages of connections without a member, and counts of messages since the start.
+it), malformed messages of connections without a member, or counts of messages since the start.
 `encode_state` defines the bytes.
 
 The state of a large model is saved in two parts. Call `note`, which is fast, right after an event.
@@ -265,7 +265,7 @@ def _is_close(one: float, other: float) -> bool:
 
 
 def _prefix(spec: ParameterSpec) -> str:
-    """Return a prefix for the names of other arrays with which no parameter's name begins."""
+    """Return a prefix of no parameter's name, for the names of other arrays."""
     prefix = ""
     kinds = ("optimizer/", "kept/", "update/", "chain/", "published", SCALARS)
     while any(
