@@ -112,8 +112,8 @@ def measure_churn(effort: Effort, commands: Commands, results: Results) -> None:
     seen = churn(commands, processes=effort.processes, devices=effort.devices, turns=effort.turns, seed=SEED)
     name = f"{seen['devices']:,} devices"
     for what, key in (
-        ("a killed one is missed", "missed_s"),
-        ("one started again has an answer", "answered_again_s"),
+        ("hub notices a killed device", "missed_s"),
+        ("restarted device has an answer", "answered_again_s"),
     ):
         add_quantiles(results, f"{name}: {what}", seen[key])
         results.bound(f"{name}: {what}", seen[key][-1], BACK_S)
@@ -135,10 +135,10 @@ def measure_joins(count: int, commands: Commands, results: Results) -> None:
 
 def measure_returns(count: int, commands: Commands, results: Results) -> None:
     """Stop or kill a device again and again, and start it when ten versions have passed."""
-    for name, spool in (("keeps its model", "full"), ("keeps no model", "identity")):
+    for name, spool in (("with its saved model", "full"), ("without a saved model", "identity")):
         taken = returns(commands, count, versions=AWAY_VERSIONS, spool=spool)
         row = f"away for {AWAY_VERSIONS} versions, {name}"
-        results.add("bytes taken, of a whole model of float32", row, {"mean": fmean(taken), "most": max(taken)})
+        results.add("bytes until it trains, per float32 model", row, {"mean": fmean(taken), "most": max(taken)})
         results.bound(row, max(taken), TAKEN_MAX)
 
 

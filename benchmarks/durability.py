@@ -109,14 +109,14 @@ def run_rates(case: Case, results: Results, folder: str, rounds: int) -> None:
         results.add("server CPU, us per update", case.name, {name: median(turn.server_cpu_us for turn in turns)})
         results.add("refused as busy", case.name, {name: sum(turn.refusals for turn in turns)})
     results.add("updates per second", case.name, disk)
-    results.add("server's memory at most, MB", case.name, peaks)
+    results.add("server's peak memory, MB", case.name, peaks)
     written = {
         "bytes per update": median(turn.nbytes / turn.updates for turn in journaled),
         "entries per update": median(turn.entries / turn.updates for turn in journaled),
         "syncs per update": median(turn.syncs / turn.updates for turn in journaled),
-        "ms for such a sync alone": median(1e3 * turn.disk_s for turn in journaled),
+        "ms per sync, disk alone": median(1e3 * turn.disk_s for turn in journaled),
     }
-    results.add("written down", case.name, written)
+    results.add("journal writes", case.name, written)
 
 
 def run_starts(case: Case, results: Results, folder: str, rounds: int) -> None:

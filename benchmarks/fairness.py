@@ -295,7 +295,7 @@ def note(title: str, fleet: str, found: Sequence[Outcome], results: Results, tru
         "least weight": weight,
         "updates refused": refused,
         "shortened at worst, %": 100.0 * shortened,
-        **{f"warned of {kind}": warned[kind] for kind in ("length", "fit", "other", "fleet")},
+        **{f"warned, {kind}": warned[kind] for kind in ("length", "fit", "other", "fleet")},
     }
     results.add(title, fleet, columns)
     lost_max, worst_max = LOST_MAX[trust]

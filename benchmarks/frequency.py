@@ -199,7 +199,7 @@ def judge(aggregate: str, phases: dict[str, dict[str, Phase]], results: Results)
             widest = max(widest, over_usual, 1.0 / over_usual)
             columns = {
                 "step, ms": 1e3 * phase.step_s,
-                "talking, ms": 1e3 * phase.communication_s,
+                "communication, ms": 1e3 * phase.communication_s,
                 "local steps": phase.local_steps,
                 "settled after": phase.settled_after,
                 "period, s": phase.period_s,

@@ -190,8 +190,8 @@ def judge_windows(what: str, windows: list[int], allowed: float, title: str, res
     """Compare every window with the bytes that it may have."""
     for name, value in {"least": min(windows), "median": float(np.median(windows)), "most": max(windows)}.items():
         results.add(title, f"{name}, MB", {"": value / 1e6})
-    results.ratio(f"1.05 {what}s over the most", (1.0 + WINDOW_OFF_MAX) * allowed / max(windows), 1.0)
-    results.ratio(f"the least over 0.95 {what}s", min(windows) / ((1.0 - WINDOW_OFF_MAX) * allowed), 1.0)
+    results.ratio(f"1.05 {what}s over the most bytes", (1.0 + WINDOW_OFF_MAX) * allowed / max(windows), 1.0)
+    results.ratio(f"least bytes over 0.95 {what}s", min(windows) / ((1.0 - WINDOW_OFF_MAX) * allowed), 1.0)
 
 
 def measure_cap(effort: Effort, results: Results) -> None:

@@ -336,7 +336,7 @@ def measure_learning(effort: Effort, results: Results) -> None:
         columns = {"accuracy": run.accuracy, "loss": run.loss or 0.0, "seconds": time.monotonic() - began_s}
         results.add(title, topology, columns, 4)
     for topology in TOPOLOGIES:
-        name = f"{topology}: accuracy and 1 point over the star's"
+        name = f"{topology}: accuracy plus 1 point over the star's"
         results.ratio(name, (found[topology] + POINTS_MAX) / found["star"], 1.0)
 
 

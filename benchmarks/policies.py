@@ -104,7 +104,7 @@ def judge(
             "s": statistics.median(times_s),
             "worst s": max(times_s),
             "MB": statistics.median([run.reached_mb for run in runs]),
-            "in the end, %": 100.0 * statistics.median([run.accuracy for run in runs]),
+            "final accuracy, %": 100.0 * statistics.median([run.accuracy for run in runs]),
         }
         row = f"{name} ({label})" if label else name
         results.add(scenario.name, row, columns)
@@ -145,7 +145,7 @@ def compare_unequal(partition: str, codec: str, effort: Effort, one_place: list[
         title = f"{at} {rule} / default"
         note_ratio(results, title, ours=ours, theirs=theirs, limit_s=scenario.limit_s, target=target)
     differences = [100.0 * (run.accuracy - alone) for run, alone in zip(ours, one_place, strict=True)]
-    title = f"{at} accuracy in the end - one place's, points"
+    title = f"{at} final accuracy - one place's, points"
     results.ratio(title, statistics.median(differences), -ACCURACY_LOST_MAX[partition])
 
 
@@ -170,7 +170,7 @@ def main(arguments: argparse.Namespace, results: Results) -> None:
     effort = EFFORTS[arguments.form]
     show_progress(f"{TARGET:.0%} of the digits held out is the target; all times are virtual")
     one_place = [measure_one_place(seed, effort.one_place_epochs) for seed in effort.judging]
-    results.add("one place", "plain SGD", {"in the end, %": 100.0 * statistics.median(one_place)})
+    results.add("one place", "plain SGD", {"final accuracy, %": 100.0 * statistics.median(one_place)})
     for codec in arguments.codec or effort.codecs:
         for partition in PARTITIONS:
             compare_unequal(partition, codec, effort, one_place, results)

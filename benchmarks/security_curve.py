@@ -214,7 +214,7 @@ def measure_case(case: Case, form: Form, results: Results) -> None:
     more_us = cpu["channel", True] - cpu["channel", False]
     share = rate["channel", True] / rate["channel", False]
     if case.payload_bytes == MIB:
-        results.bound("CPU of encryption, a MiB", more_us / 1e3, CPU_MS_PER_MIB_MAX)
+        results.bound("CPU of encryption, a message of 1 MiB", more_us / 1e3, CPU_MS_PER_MIB_MAX)
     else:
         results.bound("CPU of encryption, a message of 4 KiB", more_us, CPU_US_PER_MESSAGE_MAX)
         results.ratio("4 KiB: messages under CURVE over plain", share, SHARE_OF_MESSAGES_MIN)

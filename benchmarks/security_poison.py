@@ -104,8 +104,8 @@ def note(title: str, row: str, clean: float, outcomes: list[Outcome], results: R
         "lost, points": clean - mean_accuracy(outcomes),
         "honest updates refused, %": 100.0 * max(outcome.refused for outcome in outcomes),
         "runs with all warned of in time": float(sum(map(is_warned, outcomes))),
-        "warned of after, median": float(statistics.median(warned)) if statistics.median(warned) < NEVER else -1.0,
-        "honest warned of": float(sum(outcome.honest_warned for outcome in outcomes)),
+        "exchanges until alarm": float(statistics.median(warned)) if statistics.median(warned) < NEVER else -1.0,
+        "honest devices warned of": float(sum(outcome.honest_warned for outcome in outcomes)),
         "rollbacks": float(sum(outcome.rollbacks for outcome in outcomes)),
     }
     results.add(title, row, columns)
@@ -210,9 +210,9 @@ def judge_spoilt(effort: Effort, results: Results) -> None:
             continue
         row, lost_obeyed = f"{data}, {fault}, {bad}", without - mean_accuracy(obeyed)
         columns = {
-            "warned of after, median": statistics.median(one.warned for one in found),
+            "exchanges until alarm": statistics.median(one.warned for one in found),
             "at worst": max(one.warned for one in found),
-            "honest warned of": sum(one.honest_warned for one in found),
+            "honest devices warned of": sum(one.honest_warned for one in found),
             "lost, points": without - mean_accuracy(found),
             "lost with the order given": lost_obeyed,
         }
