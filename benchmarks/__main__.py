@@ -1,10 +1,11 @@
-"""Run benchmarks, and make pages and pictures of what they find.
+"""Run benchmarks, and generate pages and pictures from their results.
 
-`python -m benchmarks --quick` shows in a minute that all of them work. `python -m benchmarks run --all` measures,
-and writes benchmarks/results. `python -m benchmarks plot` writes docs/results from that.
+`python -m benchmarks --quick` checks in a minute that all benchmarks work. `python -m benchmarks
+run --all` measures and writes benchmarks/results. `python -m benchmarks plot` writes docs/results
+from these files.
 
-A benchmark is a module here with a `main`. Its parts, some of which are programs too, begin with its name:
-`train_step_speed` is a part of `train_step`.
+A benchmark is a module in this folder with a `main`. The names of its other modules begin with its
+name: `train_step_speed` belongs to `train_step`. Some of them are programs, too.
 """
 
 import argparse
