@@ -1,1 +1,1 @@
-"""Measure what edgeasync costs, against baselines in the same run. Results are ratios first."""
+"""Measure what edgeasync costs, compared with baselines in the same run."""

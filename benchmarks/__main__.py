@@ -1,10 +1,11 @@
-"""Run benchmarks, and make pages and pictures of what they find.
+"""Run benchmarks, and generate pages and pictures from their results.
 
-`python -m benchmarks --quick` shows in a minute that all of them work. `python -m benchmarks run --all` measures,
-and writes benchmarks/results. `python -m benchmarks plot` writes docs/results from that.
+`python -m benchmarks --quick` checks in a minute that all benchmarks work. `python -m benchmarks
+run --all` measures and writes benchmarks/results. `python -m benchmarks plot` writes docs/results
+from these files.
 
-A benchmark is a module here with a `main`. Its parts, some of which are programs too, begin with its name:
-`train_step_speed` is a part of `train_step`.
+A benchmark is a module in this folder with a `main`. The names of its other modules begin with its
+name: `train_step_speed` belongs to `train_step`. Some of them are programs, too.
 """
 
 import argparse
@@ -30,7 +31,10 @@ def find_benchmarks(folder: Path = FOLDER) -> list[str]:
 
 
 def run_benchmark(name: str, flags: list[str], *, quietly: bool) -> bool:
-    """Run a benchmark and print how it went, with its output if it failed; return whether it did well."""
+    """Run a benchmark and print its duration and exit code; return whether it succeeded.
+
+    If `quietly`, print its output only if it failed.
+    """
     started_s = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *flags],
@@ -48,7 +52,7 @@ def run_benchmark(name: str, flags: list[str], *, quietly: bool) -> bool:
 
 
 def show_all(arguments: argparse.Namespace) -> int:
-    """Run all benchmarks, and let each print what it finds; return 1 if any of them failed."""
+    """Run all benchmarks and print their results; return 1 if any of them failed."""
     flags = [f"--{arguments.form}"] * (arguments.form != Form.FULL) + ["--json"] * arguments.json
     quietly = arguments.form == Form.QUICK
     good = [run_benchmark(name, flags, quietly=quietly) for name in find_benchmarks()]
@@ -57,8 +61,8 @@ def show_all(arguments: argparse.Namespace) -> int:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the arguments; a quick run is refused where results are to be written."""
-    parser = make_parser("Run every benchmark and print what it finds, or do what a command says.")
+    """Return the arguments; refuse a quick run that would store results."""
+    parser = make_parser("Run every benchmark and print its results, or run a command.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     run = commands.add_parser("run", help="measure, and write benchmarks/results/NAME.json")
     which = run.add_mutually_exclusive_group(required=True)
@@ -73,10 +77,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Do what the arguments say; end with 1 if a benchmark failed."""
+    """Run the command of the arguments; exit with code 1 if a benchmark failed."""
     arguments = parse()
     if arguments.command == "run":
-        for number in (signal.SIGINT, signal.SIGTERM):  # SIGTERM, too, and both where a script has them ignored
+        for number in (signal.SIGINT, signal.SIGTERM):  # also SIGTERM, and both even if a script ignores them
             signal.signal(number, signal.default_int_handler)
         sys.exit(run_all(arguments.only, arguments.form))
     if arguments.command == "plot":

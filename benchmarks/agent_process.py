@@ -1,4 +1,4 @@
-"""Real agents in processes of their own: what they train with, at which pace, and what is noted of them."""
+"""Real agents in their own processes, with a set step time and recorded events."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ LOOK_S = 0.05
 
 
 class Waits:
-    """A trainer without vectors of its own, whose steps wait and then change every parameter by as much."""
+    """A trainer without vectors of its own; each step waits, then adds to every parameter."""
 
     def __init__(self, spec: ParameterSpec, step_s: float = 0.0, change: float = 0.0) -> None:
         self.spec = spec
@@ -50,7 +50,7 @@ class Waits:
 
 
 class PacedTrainer:
-    """Stretches every local step of another trainer to the seconds of a number, which may be shared."""
+    """Stretch every local step of another trainer to a given time, which may be shared."""
 
     def __init__(self, trainer: Trainer, step_s: c_double) -> None:
         self._trainer = trainer
@@ -58,7 +58,7 @@ class PacedTrainer:
 
     @property
     def spec(self) -> ParameterSpec:
-        """The other trainer's spec."""
+        """The wrapped trainer's spec."""
         return self._trainer.spec
 
     def begin(self, parameters: Vector) -> None:
@@ -66,7 +66,7 @@ class PacedTrainer:
         self._trainer.begin(parameters)
 
     def step(self) -> StepResult:
-        """Take a step, then wait until the time of a step has passed."""
+        """Take a step, then wait until the step time has passed."""
         started_s = time.perf_counter()
         result = self._trainer.step()
         time.sleep(max(0.0, self._step_s.value - (time.perf_counter() - started_s)))
@@ -75,7 +75,7 @@ class PacedTrainer:
 
 @dataclass(frozen=True)
 class Assigned:
-    """An assignment as the device got it."""
+    """An assignment as the device received it."""
 
     at_s: float
     local_steps: int
@@ -83,9 +83,9 @@ class Assigned:
 
 @dataclass(frozen=True)
 class Member:
-    """A device: its data, the seconds of a local step, what wraps its trainer, and keys of its settings.
+    """A device: its data, its step time in seconds, a wrapper of its trainer, and settings.
 
-    Without a `hub` among the keys it connects to its fleet's.
+    Without `hub` in `keys`, it connects to its fleet's hub.
     """
 
     data: Dataset
@@ -95,7 +95,7 @@ class Member:
 
 
 def run_agent(address: str, number: int, member: Member, pipe: "Connection[Assigned, None]") -> None:
-    """Train as `device-NUMBER` for the hub until killed; tell of every assignment."""
+    """Train as `device-NUMBER` until killed; report every assignment."""
     step_s = member.step_s if isinstance(member.step_s, c_double) else c_double(member.step_s)
 
     def make_trainer(welcome: Welcome) -> Trainer:
@@ -118,7 +118,11 @@ def run_agent(address: str, number: int, member: Member, pipe: "Connection[Assig
 
 @dataclass(frozen=True)
 class Noted:
-    """What an agent measured: pings, resumed transfers, memory, steps with their times, and the link's rate."""
+    """An agent's measurements.
+
+    They are ping round trips, resumed transfers, memory, steps with their times, and the link's
+    rate.
+    """
 
     round_trips_s: list[float]
     fetches_on: int
@@ -130,7 +134,7 @@ class Noted:
 
 
 class NotingAgent(AgentRuntime):
-    """An agent that notes its pings' round trips, its pushes, and its fetches that resume a transfer."""
+    """An agent that records ping round trips, pushes, and fetches that resume a transfer."""
 
     noted_fetches = 0
     noted_pushes = 0
@@ -156,7 +160,7 @@ class NotingAgent(AgentRuntime):
 def run_noting_agent(
     length: int, keys: Mapping[str, Any], seconds: float | None, pipe: "Connection[Noted, None]"
 ) -> None:
-    """Run an agent with these keys of its settings, for some seconds or to the hub's end; send what it noted."""
+    """Run an agent for some seconds, or until the hub ends; send its measurements."""
     round_trips_s: list[float] = []
     steps: list[tuple[float, int]] = []
     identity = DeviceIdentity("device", f"{7:032x}", 1)

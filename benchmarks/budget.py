@@ -1,8 +1,9 @@
-"""What a limit on a day's bytes buys: whether it is kept, when the target is reached, and accuracy at equal bytes.
+"""Measure training under a daily quota: traffic, time to target and accuracy per byte.
 
-Run as `python -m benchmarks.budget`. Eight simulated devices, one three times and one ten times slower, learn the
-handwritten digits with skewed labels in virtual time. Each may move 20 MB a day. The same fleet runs at full
-pace, too, and with a fixed interval of 16 local steps, until it has spent as many bytes.
+Run as `python -m benchmarks.budget`. Eight simulated devices learn the handwritten digits with
+skewed labels in virtual time. One is three times and one ten times slower. Each may transfer 20 MB
+a day. The same fleet also runs at full pace and with a fixed interval of 16 local steps, until it
+has used as many bytes.
 """
 
 import argparse
@@ -29,12 +30,12 @@ MBIT_20 = LinkProfile(up_bytes_per_s=2.5e6, down_bytes_per_s=2.5e6, delay_s=0.02
 ALPHA = 0.3
 LEARNING_RATE = 0.05
 CONSECUTIVE = 3
-"""How many evaluations in a row must be at or over the target."""
+"""How many consecutive evaluations must reach the target."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run, evaluated every `evaluate_s`. It ends after `seconds`, or `bytes_max` of each device."""
+    """One run, evaluated every `evaluate_s`. It ends after `seconds` or `bytes_max` per device."""
 
     policy: PolicySet
     seed: int
@@ -46,7 +47,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Moment:
-    """An evaluation: the accuracy, after this time and these bytes of all devices."""
+    """An evaluation: the accuracy at this time, and all devices' bytes until then."""
 
     now_s: float
     nbytes: int
@@ -55,13 +56,13 @@ class Moment:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run did: its evaluations, and each device's bytes of each whole day."""
+    """A run's evaluations, and each device's bytes on each whole day."""
 
     moments: tuple[Moment, ...]
     days: tuple[tuple[int, ...], ...]
 
     def reached(self, target: float) -> Moment | None:
-        """Return the first of the evaluations in a row at or over the target."""
+        """Return the first of the consecutive evaluations that reach the target."""
         good = [moment.accuracy >= target for moment in self.moments]
         for first in range(len(good) - CONSECUTIVE + 1):
             if all(good[first : first + CONSECUTIVE]):
@@ -69,12 +70,12 @@ class Spent:
         return None
 
     def accuracy_at(self, nbytes: float) -> float:
-        """Return the accuracy when the devices had sent and received that much."""
+        """Return the accuracy once the devices had transferred `nbytes`."""
         return [moment.accuracy for moment in self.moments if moment.nbytes <= nbytes][-1]
 
 
 def spend(case: Case) -> Spent:
-    """Train a fleet; its data and the model's first values are drawn from the seed."""
+    """Train a fleet; the seed determines its data and the model's initial values."""
     training, held_out = split_digits()
     settings = HubCoreSettings(limits=case.limits, codec=CodecSettings())
     fleet = VirtualFleet(MODEL, case.seed, policy=case.policy, settings=settings)
@@ -102,7 +103,7 @@ def spend(case: Case) -> Spent:
 
 BUDGET = 20_000_000
 LEVELS = (1e6, 2e6, 5e6, 10e6, 19e6)
-"""Bytes of a device at which accuracies are compared."""
+"""Bytes per device at which accuracies are compared."""
 
 LIMITED, FULL_PACE, FIXED = "20 MB a day", "full pace", "16 local steps"
 KEPT_MIN = 0.98
@@ -111,7 +112,7 @@ SEEDS = tuple(range(901, 916))
 
 @dataclass(frozen=True)
 class Effort:
-    """How many seeds, how long a day is watched, and how long the others may take to spend their bytes."""
+    """The seeds, the length of the day, and the time limit of the runs without a quota."""
 
     seeds: tuple[int, ...]
     watched_s: float
@@ -147,12 +148,12 @@ def row(runs: list[Spent]) -> dict[str, float]:
     return columns
 
 
-@benchmark("What a limit on a day's bytes buys.")
+@benchmark("What a daily traffic quota costs.")
 def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure all runs."""
     effort = EFFORTS[arguments.form]
     found = measure_groups(spend, cases(effort), "budget")
-    show_progress(f"{TARGET:.0%} of the digits held out is the target; all times are virtual")
+    show_progress(f"the target is {TARGET:.0%} accuracy on held-out digits; all times are virtual")
     title = f"{len(effort.seeds)} seeds"
     for name, runs in found.items():
         results.add(title, name, {key: value for key, value in row(runs).items() if math.isfinite(value)}, 4)

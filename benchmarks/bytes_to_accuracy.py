@@ -1,9 +1,10 @@
-"""How many bytes a fleet sends until it has learnt, by codec, in virtual time.
+"""Measure how many bytes a fleet sends until it reaches the target, by codec.
 
-Run as `python -m benchmarks.bytes_to_accuracy`. Twenty simulated devices with links of 1 to 50 Mbit/s train two
-networks on the handwritten digits under the default policy, with each codec both ways: updates up, and differences
-along the published chain down. Whole models, for those that join or come back, travel as float16, under `none` as
-float32. All that crosses a link counts: headers, heartbeats and what is lost on the way, too.
+Run as `python -m benchmarks.bytes_to_accuracy`. Twenty simulated devices with links of 1 to 50
+Mbit/s train two networks on the handwritten digits under the default policy, in virtual time.
+Updates and the differences of the published chain use the codec. Whole models, for devices that
+join or return, travel as float16, or as float32 under `none`. All bytes on a link count, including
+headers, heartbeats and lost messages.
 """
 
 import argparse
@@ -46,9 +47,9 @@ TUNING_SEEDS = (101, 102, 103)
 
 @dataclass(frozen=True)
 class Effort:
-    """Which models to train, and on which seeds to tune and to judge.
+    """The models to train, and the seeds for tuning and judging.
 
-    A target that is not reached by `limit_s` counts with this time, and with all bytes sent until then.
+    A run that misses the target by `limit_s` counts with that time and all its bytes.
     """
 
     models: Mapping[str, MlpModel]
@@ -68,7 +69,7 @@ TIME_MIN = 1.0
 
 
 def codecs() -> dict[str, CodecSettings]:
-    """Return the settings that are compared."""
+    """Return the compared codec settings."""
     found = {
         PLAIN: FLOAT32,
         "float16": CodecSettings(push="float16", model="float16", delta="off"),
@@ -82,7 +83,7 @@ def codecs() -> dict[str, CodecSettings]:
 
 
 def tune_asgd(scenario: Scenario, seeds: tuple[int, ...]) -> PolicySet:
-    """Return plain asynchronous SGD, an update for every step, with the learning rate that reaches it soonest."""
+    """Return plain asynchronous SGD with an update per step, at the fastest learning rate."""
     grid = RULES["ASGD"]
     found = compare_policies(grid, scenario, seeds, only_to_target=True)
     times = {label: statistics.median([run.reached_s for run in runs]) for label, runs in found.items()}
@@ -90,7 +91,10 @@ def tune_asgd(scenario: Scenario, seeds: tuple[int, ...]) -> PolicySet:
 
 
 def compare(title: str, model: MlpModel, effort: Effort, results: Results) -> None:
-    """Measure every codec on one model, and note the ratios of the one that needs fewest bytes in no more time."""
+    """Measure every codec on one model, and record the ratios of the best.
+
+    The best codec needs the fewest bytes and no more time.
+    """
     seeds, limit_s = effort.judging, effort.limit_s
     plain = Scenario(title, FleetProfile(), model=model, limit_s=limit_s)
     runs: dict[str, tuple[PolicySet, Scenario]] = {
@@ -113,7 +117,7 @@ def compare(title: str, model: MlpModel, effort: Effort, results: Results) -> No
 
 
 def columns(runs: list[Outcome], plain: list[Outcome], limit_s: float) -> dict[str, float]:
-    """Return a row: medians, and medians of the ratios on each seed."""
+    """Return a row of medians, and the medians of the per-seed ratios."""
 
     def time_of(run: Outcome) -> float:
         return min(run.reached_s, limit_s)
@@ -129,10 +133,10 @@ def columns(runs: list[Outcome], plain: list[Outcome], limit_s: float) -> dict[s
     }
 
 
-@benchmark("Bytes and time until a simulated fleet has learnt, by codec.")
+@benchmark("Bytes and time until a simulated fleet reaches the target, by codec.")
 def main(arguments: argparse.Namespace, results: Results) -> None:
     """Compare the codecs on both models."""
-    show_progress(f"{TARGET:.0%} of the digits held out is the target; all times are virtual")
+    show_progress(f"the target is {TARGET:.0%} accuracy on held-out digits; all times are virtual")
     effort = EFFORTS[arguments.form]
     for title, model in effort.models.items():
         compare(title, model, effort, results)

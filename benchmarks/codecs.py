@@ -1,9 +1,10 @@
-"""What coding and folding cost in multiples of copying or adding the same memory, and which codec `auto` takes.
+"""Measure codecs and folds relative to memcpy, and which codec `auto` chooses.
 
-Run as `python -m benchmarks.codecs`. Codecs and folds run on one thread, in turns. The delta is what a multilayer
-perceptron with that number of parameters learns in sixteen local steps of SGD on the handwritten digits; features
-and hidden units that are never active leave some zeros in it. Then eight real agents learn digits on loopback for
-ten minutes, beside a busy process on each core: all must have one codec in the end, and change it twice at most.
+Run as `python -m benchmarks.codecs`. Codecs and folds alternate on one thread. The delta is that of
+a multilayer perceptron after sixteen local steps of SGD on the handwritten digits. It has some
+zeros, from features and hidden units that are never active. Then eight real agents learn digits on
+loopback for ten minutes, with one busy process per core. All must end with the same codec, after at
+most two changes each.
 """
 
 import argparse
@@ -40,7 +41,7 @@ MODELS = {
     Form.QUICK: TINY,
 }
 ROUNDS = {Form.FULL: 40, Form.SHORT: 10, Form.QUICK: 1}
-"""Of a model of a million parameters or fewer; a larger one has fewer."""
+"""Rounds for models of at most a million parameters; larger models get fewer."""
 
 CODECS = (
     *("identity", "float16", "bfloat16", "int8", "int8(stochastic)", "int4", "int4(stochastic)", "sign"),
@@ -53,7 +54,7 @@ FOLDED = {
     Form.QUICK: {"0.1M": 100_000},
 }
 GATHERED = 12
-"""Updates in a version of the default: a quorum of twenty devices."""
+"""Updates in a version under the default policy: a quorum of twenty devices."""
 
 FOLD_MIN = 0.33
 DEVICES = 8
@@ -73,7 +74,7 @@ TARGETS = {
 
 
 def local_delta(model: MlpModel) -> Vector:
-    """Return what some steps of SGD change."""
+    """Return the change of the parameters after some steps of SGD."""
     digits = load_digits()
     x, y = digits.x, digits.y.astype(np.int64)
     order = np.random.Generator(np.random.PCG64(1)).permutation(len(y))
@@ -87,7 +88,7 @@ def local_delta(model: MlpModel) -> Vector:
 
 
 def add_decoded(codec: VectorCodec, payload: bytes, target: Vector, scratch: Vector) -> None:
-    """Decode a payload, and add it to a vector slice by slice, as a fold does."""
+    """Decode a payload and add it to a vector slice by slice, as a fold does."""
     source = codec.open(payload)
     for start in range(0, target.size, CHUNK):
         stop = min(start + CHUNK, target.size)
@@ -95,7 +96,10 @@ def add_decoded(codec: VectorCodec, payload: bytes, target: Vector, scratch: Vec
 
 
 def time_in_turns(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Return every case's median in microseconds; each turn runs a case twice and times the second run."""
+    """Return each case's median in microseconds.
+
+    Each turn runs a case twice and times the second run.
+    """
     times: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds):
         for name, work in cases.items():
@@ -107,7 +111,7 @@ def time_in_turns(cases: dict[str, Callable[[], object]], rounds: int) -> dict[s
 
 
 def measure(label: str, model: MlpModel, rounds: int, results: Results) -> None:
-    """Add the figures of one length."""
+    """Add the figures for one vector length."""
     delta, spec = local_delta(model), model.spec
     target, scratch = np.zeros_like(delta), np.empty(CHUNK, np.float32)
     copied, halves = np.empty_like(delta), delta.astype(np.float16)
@@ -151,9 +155,9 @@ def measure(label: str, model: MlpModel, rounds: int, results: Results) -> None:
 
 
 def measure_folds(label: str, length: int, rounds: int, results: Results) -> None:
-    """Fold updates by the default policy, one alone and a quorum of them, beside one plain `w += s g`.
+    """Time folds of one update and of a quorum under the default policy, and `w += s g`.
 
-    The plain sum is numpy's, in place and in slices that stay in the cache: no rule can do less.
+    The plain sum uses numpy in place, in slices that stay in the cache, so no rule can be faster.
     """
     random, policy = np.random.Generator(np.random.PCG64(1)), Policy()
     model = HubModel(ParameterSpec((Parameter("w", (length,)),)), np.zeros(length, np.float32), 0, policy)
@@ -191,7 +195,7 @@ def measure_folds(label: str, length: int, rounds: int, results: Results) -> Non
 
 
 def measure_choice(seconds: float, results: Results) -> None:
-    """Watch which codecs `push = "auto"` gives to equal devices on a busy machine, and how often others."""
+    """Record which codecs `push = "auto"` assigns to equal devices on a busy machine."""
     codecs: dict[str, str] = {}
     changes: Counter[str] = Counter()
     members = [Member(part, STEP_S) for part in iid(split_digits()[0], DEVICES, 0)]
@@ -214,9 +218,9 @@ def measure_choice(seconds: float, results: Results) -> None:
     results.bound("changes of a device's codec", max(0.01, most), CHANGES_MAX)
 
 
-@benchmark("What codecs and folds cost, and which codec `auto` takes.", PARTS)
+@benchmark("What codecs and folds cost, and which codec `auto` chooses.", PARTS)
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Measure the parts that are asked for."""
+    """Measure the requested parts."""
     form = arguments.form
     if "codecs" in arguments.part:
         for label, model in MODELS[form].items():

@@ -1,10 +1,9 @@
-"""How soon a fleet is back after kills of its hub or of its devices, and thousands of devices after a restart.
+"""Measure how soon a fleet recovers after its hub or its devices are killed.
 
-And what a device takes that was away and restarted.
-
-Run as `python -m benchmarks.comeback`. Real processes run, and the checks of the tests are made here too: no
-acknowledged update is lost, and no update counts twice. It ends with exit code 1 if anything takes longer than its
-bound.
+Run as `python -m benchmarks.comeback`. It also restarts a hub with thousands of devices, and
+measures the traffic of a device that returns after an absence. The processes are real, and the
+checks of the tests apply: no acknowledged update is lost, and none counts twice. The exit code is 1
+if a figure exceeds its bound.
 """
 
 import argparse
@@ -22,21 +21,21 @@ from tests.support.programs.processes import Commands
 from tests.support.programs.returns import returns
 
 GOES_ON_S = 5.0
-"""Seconds after a restart until every agent has its next answer."""
+"""Seconds from a restart until every agent has its next answer."""
 
 BACK_S = 5.0
-"""Seconds until the hub counts a killed device as lost, and until a restarted one has an answer."""
+"""Seconds until the hub notices a killed device, and until a restarted one has an answer."""
 
 WELCOMED_S = 10.0
-"""Seconds after a hub's restart until thousands of devices are members again."""
+"""Seconds from a hub's restart until thousands of devices are members again."""
 
 TAKEN_MAX = 0.3
-"""Of a whole model of four bytes a value: what a device takes that was away for ten versions and restarted."""
+"""Traffic of a device that returns after ten versions, relative to a float32 model."""
 
 AWAY_VERSIONS = 10
 
 LARGE_INPUTS = 300_000
-"""A model of 3.6 MB: in pieces, folded by a worker."""
+"""A model of 3.6 MB, which travels in pieces and is folded by a worker."""
 
 QUANTILES = ("p50", "p99", "longest")
 SEED = 1
@@ -47,7 +46,7 @@ Measure = Callable[[Commands, Results], None]
 
 @dataclass(frozen=True)
 class Kills:
-    """How often to kill the hub, and an agent with it, under which settings and with which fleet."""
+    """How often to kill the hub together with an agent, with which settings and fleet."""
 
     name: str
     kills: int
@@ -58,9 +57,10 @@ class Kills:
 
 @dataclass(frozen=True)
 class Effort:
-    """What to do; for churn, `processes` have `devices` each, and in each of `turns` a tenth of them is killed.
+    """The amount of work.
 
-    `returns` is how often a device goes and comes back.
+    For churn, each of `processes` runs `devices`, and each of `turns` kills a tenth of them.
+    `returns` is how often a device leaves and returns.
     """
 
     cases: tuple[str, ...]
@@ -108,12 +108,12 @@ def measure_kills(case: Kills, commands: Commands, results: Results) -> None:
 
 
 def measure_churn(effort: Effort, commands: Commands, results: Results) -> None:
-    """Kill devices, and start them again."""
+    """Kill devices and restart them."""
     seen = churn(commands, processes=effort.processes, devices=effort.devices, turns=effort.turns, seed=SEED)
     name = f"{seen['devices']:,} devices"
     for what, key in (
-        ("a killed one is missed", "missed_s"),
-        ("one started again has an answer", "answered_again_s"),
+        ("hub notices a killed device", "missed_s"),
+        ("restarted device has an answer", "answered_again_s"),
     ):
         add_quantiles(results, f"{name}: {what}", seen[key])
         results.bound(f"{name}: {what}", seen[key][-1], BACK_S)
@@ -122,7 +122,7 @@ def measure_churn(effort: Effort, commands: Commands, results: Results) -> None:
 
 
 def measure_joins(count: int, commands: Commands, results: Results) -> None:
-    """Kill the hub of thousands that hold its model, and start it again."""
+    """Kill a hub with thousands of members and restart it."""
     seen = joins(commands, count=count)
     ((listens_s, first_s, p50_s, p99_s, last_s),) = seen["listens_then_joined_first_p50_p99_last_s"]
     name = f"{count:,} devices: members again"
@@ -134,11 +134,11 @@ def measure_joins(count: int, commands: Commands, results: Results) -> None:
 
 
 def measure_returns(count: int, commands: Commands, results: Results) -> None:
-    """Stop or kill a device again and again, and start it when ten versions have passed."""
-    for name, spool in (("keeps its model", "full"), ("keeps no model", "identity")):
+    """Repeatedly stop or kill a device, and restart it after ten versions."""
+    for name, spool in (("with its saved model", "full"), ("without a saved model", "identity")):
         taken = returns(commands, count, versions=AWAY_VERSIONS, spool=spool)
         row = f"away for {AWAY_VERSIONS} versions, {name}"
-        results.add("bytes taken, of a whole model of float32", row, {"mean": fmean(taken), "most": max(taken)})
+        results.add("bytes until it trains, per float32 model", row, {"mean": fmean(taken), "most": max(taken)})
         results.bound(row, max(taken), TAKEN_MAX)
 
 
@@ -147,15 +147,15 @@ def add_quantiles(results: Results, name: str, quantiles: list[float]) -> None:
     results.add("seconds", name, dict(zip(QUANTILES, quantiles, strict=True)))
 
 
-@benchmark("How soon a fleet is back after kills and restarts.", CASES)
+@benchmark("How soon a fleet recovers after kills and restarts.", CASES)
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Measure what is asked for."""
+    """Measure the requested parts."""
     effort = EFFORTS[arguments.form]
     work: dict[str, list[tuple[str, Measure]]] = {
         "kills": [(kills.name, partial(measure_kills, kills)) for kills in effort.kills],
         "churn": [("kills of devices", partial(measure_churn, effort))],
         "joins": [(f"{effort.joining:,} devices at once", partial(measure_joins, effort.joining))],
-        "returns": [("a device that goes and comes back", partial(measure_returns, effort.returns))],
+        "returns": [("a device that leaves and returns", partial(measure_returns, effort.returns))],
     }
     for case in (case for case in arguments.part if case in effort.cases):
         for name, measure in work[case]:

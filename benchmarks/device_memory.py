@@ -1,7 +1,7 @@
-"""How much memory a device needs: the peak of a real agent that trains, against the bounds for small boards.
+"""Measure a training agent's peak memory against the bounds for small boards.
 
-Run as `python -m benchmarks.device_memory`. It ends with exit code 1 if an agent takes more than its bound. It
-needs Linux, which tells the peak.
+Run as `python -m benchmarks.device_memory` on Linux, which reports the peak. The exit code is 1 if
+an agent exceeds its bound.
 """
 
 import argparse
@@ -22,7 +22,10 @@ DEVICE = "small"
 
 @dataclass(frozen=True)
 class Case:
-    """What an agent trains, and the bound of its peak; `forward` is a model in ONNX, `table` one in numpy."""
+    """What an agent trains, and the bound of its peak.
+
+    `forward` is an ONNX model, `table` a numpy one.
+    """
 
     name: str
     bound_bytes: int
@@ -41,14 +44,17 @@ CASES = (
 
 @dataclass(frozen=True)
 class Effort:
-    """How many agents to measure, each with a hub of its own, and after how many updates."""
+    """How many agents to measure, each with its own hub, and after how many updates."""
 
     agents: int
     updates: int
 
 
 OFTEN = '[policy]\nfrequency = { kind = "fixed", local_steps = 8 }\n'
-"""The default policy exchanges five times a second: 200 updates would take as long as the benchmark waits."""
+"""The default policy exchanges five times a second.
+
+It would need the benchmark's whole time limit for 200 updates.
+"""
 
 EFFORTS = {Form.FULL: Effort(5, 200), Form.SHORT: Effort(1, 200), Form.QUICK: Effort(1, 5)}
 
@@ -69,7 +75,7 @@ def measure(case: Case, updates: int) -> int:
 
 @benchmark("The peak of a device's memory.")
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Measure all cases; the agent that took the most counts."""
+    """Measure all cases; the agent with the highest peak counts."""
     effort = EFFORTS[arguments.form]
     for case in CASES:
         peaks = []

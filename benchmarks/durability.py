@@ -1,8 +1,8 @@
-"""The cost of durability: the hub's rates, its starts, its history, and checkpoints of a large model.
+"""Measure the cost of durability: journal, recovery, history and checkpoints.
 
-Run as `python -m benchmarks.durability`. First the rows of a history. Then real hubs take turns in every round,
-with the same clients: with a journal, with a history too, and with neither, as in the exchange benchmark. Between
-them the time of the disk alone for the same bytes is measured.
+Run as `python -m benchmarks.durability`. It first measures the rows of a history. Then real hubs
+with the clients of the exchange benchmark take turns in every round: with a journal, with a journal
+and a history, and with neither. Between them it times the disk alone with the same bytes.
 """
 
 import argparse
@@ -42,13 +42,13 @@ CASES = (
     Case("100 MB x 2", 25_000_000, 2, 2, 8.0, 4.0),
 )
 TINY_CASES = (Case("4 KB x 2", 1_000, 2, 2, 0.4), Case("1.2 MB x 1", 300_000, 1, 1, 0.5))
-"""One whose journal is recovered, and one of which checkpoints are written."""
+"""A case with recovery and a case with checkpoints."""
 
 JOURNAL_ALONE = CheckpointSettings(every="1000 hours", journal_bytes_max=ByteCount(1 << 50))
-"""No checkpoints but those at the beginning and the end."""
+"""Checkpoints only at the start and the end."""
 
 BACK_TO_BACK = CheckpointSettings(every="0.02 seconds")
-"""The next checkpoint begins when the one before is written."""
+"""Each checkpoint begins when the previous one is written."""
 
 JOURNAL = HubSection(bind=ADDRESS, history_rows_max=0)
 PROBE_FILE = "probe"
@@ -64,14 +64,14 @@ TARGETS = {CASES[0].name: 0.5}
 ROUNDS = {Form.FULL: 7, Form.SHORT: 3, Form.QUICK: 1}
 
 RECOVERED_BYTES_MAX = 1 << 20
-"""The largest model whose journal is recovered: that of a larger one would fill the disk."""
+"""Largest model whose journal is recovered. A larger one would fill the disk."""
 
 RECOVER_S = 300.0
 
 
 @dataclass(frozen=True)
 class Journaled:
-    """A journal's growth during one turn, and how long the disk alone takes for its mean sync."""
+    """A journal's growth during one turn, and the time of its mean sync on the disk alone."""
 
     updates: int
     entries: int
@@ -81,7 +81,7 @@ class Journaled:
 
     @property
     def disk_updates_per_s(self) -> float:
-        """The rate of a hub that only wrote its updates down, with as many updates in a sync."""
+        """The rate of a hub that only writes updates, with as many updates per sync."""
         return self.updates / (self.syncs * self.disk_s)
 
 
@@ -109,18 +109,18 @@ def run_rates(case: Case, results: Results, folder: str, rounds: int) -> None:
         results.add("server CPU, us per update", case.name, {name: median(turn.server_cpu_us for turn in turns)})
         results.add("refused as busy", case.name, {name: sum(turn.refusals for turn in turns)})
     results.add("updates per second", case.name, disk)
-    results.add("server's memory at most, MB", case.name, peaks)
+    results.add("server's peak memory, MB", case.name, peaks)
     written = {
         "bytes per update": median(turn.nbytes / turn.updates for turn in journaled),
         "entries per update": median(turn.entries / turn.updates for turn in journaled),
         "syncs per update": median(turn.syncs / turn.updates for turn in journaled),
-        "ms for such a sync alone": median(1e3 * turn.disk_s for turn in journaled),
+        "ms per sync, disk alone": median(1e3 * turn.disk_s for turn in journaled),
     }
-    results.add("written down", case.name, written)
+    results.add("journal writes", case.name, written)
 
 
 def run_starts(case: Case, results: Results, folder: str, rounds: int) -> None:
-    """Kill a hub that has received updates, and time how long the next start takes to recover all of them."""
+    """Kill a hub that has received updates, and time how long its next start takes to recover."""
     show_progress(f"recovery, {case.name}: making a journal")
     with tempfile.TemporaryDirectory(dir=folder) as runs, Children() as children:
         with Bench(case, runs, {"hub": NEVER_RECOVERED}) as bench:
@@ -139,7 +139,7 @@ def run_starts(case: Case, results: Results, folder: str, rounds: int) -> None:
 
 
 def run_saves(case: Case, results: Results, folder: str, rounds: int) -> None:
-    """Compare the rates with one checkpoint after the other and without checkpoints; there is no journal."""
+    """Compare the rates with continuous checkpoints and without checkpoints or journal."""
     servers = {"saving": ALWAYS_SAVING, "not saving": WITHOUT_JOURNAL}
     measured: dict[str, list[Measured]] = {name: [] for name in servers}
     window_s = case.window_s
@@ -157,7 +157,7 @@ def run_saves(case: Case, results: Results, folder: str, rounds: int) -> None:
 
 
 def open_run(length: int, folder: str, pipe: "Connection[tuple[float, int, int], None]") -> None:
-    """Recover a run that `NEVER_RECOVERED` made; tell how many seconds it took, its updates and its entries."""
+    """Recover the run of a `NEVER_RECOVERED` hub; send its seconds, updates and entries."""
     spec, settings = make_spec(length), RECOVERABLE.core_settings()
 
     run = HubRun(FolderDisk(Path(folder)), Rules(spec, POLICY, settings))
@@ -173,9 +173,9 @@ def open_run(length: int, folder: str, pipe: "Connection[tuple[float, int, int],
 
 
 def write_and_sync_s(folder: str, nbytes: int, seconds: float) -> float:
-    """Return the mean time that the disk takes to append and sync `nbytes`, repeated for `seconds`.
+    """Return the mean time in which the disk appends and syncs `nbytes`.
 
-    The files are as long as segments of the journal.
+    It repeats this for `seconds`, with files as long as journal segments.
     """
     disk = FolderDisk(Path(folder))
     content = np.random.default_rng(3).bytes(nbytes)
@@ -198,13 +198,13 @@ def write_and_sync_s(folder: str, nbytes: int, seconds: float) -> float:
 
 @contextmanager
 def _bench(case: Case, folder: str, servers: Mapping[str, Serve]) -> Iterator[Bench]:
-    """Yield the processes of a case, whose runs lie in a folder of their own in `folder`."""
+    """Yield the processes of a case; their runs are in their own folder in `folder`."""
     with tempfile.TemporaryDirectory(dir=folder) as runs, Bench(case, runs, servers) as bench:
         yield bench
 
 
 def _between(before: dict[str, Any], after: dict[str, Any], folder: str, seconds: float) -> Journaled:
-    """Return what was appended to a journal between two statuses; let the disk alone do the same for a while."""
+    """Return a journal's growth between two statuses, and time the disk with as many bytes."""
     entries, nbytes, syncs = (
         after["journal"][key] - before["journal"][key] for key in ("entries", "bytes", "syncs")
     )
@@ -213,20 +213,20 @@ def _between(before: dict[str, Any], after: dict[str, Any], folder: str, seconds
 
 
 def _save_s(run: str) -> float:
-    """Return how long a checkpoint takes: the next one begins as soon as it is written."""
+    """Return the time of a checkpoint, from the start of one to the start of the next."""
     begun_s = [manifest.created_s for _, manifest in CheckpointStore(FolderDisk(Path(run)), 3).manifests()[0]]
-    return min(later - earlier for later, earlier in itertools.pairwise(begun_s))  # one may hold a pause
+    return min(later - earlier for later, earlier in itertools.pairwise(begun_s))  # one may include a pause
 
 
 PARSER = make_parser("What the journal, the history and the checkpoints cost the hub.")
-PARSER.add_argument("--case", default="", help="only cases whose name begins so, such as '1 MB'")
-PARSER.add_argument("--folder", default=tempfile.gettempdir(), help="a folder on the disk to be measured")
-PARSER.add_argument("--rounds", type=int, help="turns of each server, 7 if left out, 3 with --short")
+PARSER.add_argument("--case", default="", help="run only cases whose name starts with this, such as '1 MB'")
+PARSER.add_argument("--folder", default=tempfile.gettempdir(), help="a folder on the disk to measure")
+PARSER.add_argument("--rounds", type=int, help="turns of each server [default: 7, with --short 3]")
 
 
 @benchmark(PARSER)
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Run all cases, or those whose name begins with `--case`."""
+    """Run all cases, or those whose name starts with `--case`."""
     rounds, folder = arguments.rounds or ROUNDS[arguments.form], arguments.folder
     if not arguments.case:
         measure_history(arguments.form, results)

@@ -1,7 +1,8 @@
-"""What a row of a run's history costs the hub: processor and disk. Part of the benchmark `durability`.
+"""Measure the processor time and disk space of history rows, for `durability`.
 
-The writer alone: a core decides about the updates of a fleet. Rows are gathered, as by the hub's loop, and every
-two seconds of the fleet's time they are written, as by its saving thread. The times are of processor.
+A core processes a fleet's updates, and only the history writer is timed. It gathers rows as in the
+hub's loop, and writes them every two seconds of virtual time, as the hub's saving thread does.
+Times are processor times.
 """
 
 import tempfile
@@ -21,16 +22,17 @@ ROW_US_MAX = 3.0
 ROW_BYTES_MAX = 64.0
 
 RATES = (100, 1000)
-"""Updates a second, and devices: each exchanges once a second."""
+"""Updates per second, which equals the number of devices: each exchanges once a second."""
 
 ROWS = {Form.FULL: 200_000, Form.SHORT: 40_000, Form.QUICK: 2_000}
 EVENTS_AT_ONCE = 32
 
 
 class Writing(Bench):
-    """A core whose updates go into a history, and the processor's time for that.
+    """A core whose updates go into a history, and the processor time of writing it.
 
-    Rows are gathered for some events at a time: a look at the clock for each would cost as much as a row.
+    Rows are gathered for several events at a time, because reading the clock for each event would
+    cost as much as a row.
     """
 
     def __init__(self, devices: int, folder: Path, rows_max: int) -> None:
@@ -69,7 +71,7 @@ class Writing(Bench):
 
 
 def measure_rows(rate: int, rows: int, rows_max: int) -> dict[str, float]:
-    """Return what a row costs at a rate: its own, and a look at the events that make none."""
+    """Return the cost of a row at a rate, including its share of events without rows."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Writing(rate, Path(folder), rows_max)
         for sequence in range(1, rows // rate + 1):
@@ -92,7 +94,7 @@ def measure_rows(rate: int, rows: int, rows_max: int) -> dict[str, float]:
 
 
 def measure_history(form: Form, results: Results) -> None:
-    """Measure rows at each rate, with all of them kept and thinned."""
+    """Measure rows at each rate, once keeping all rows and once with thinning."""
     rows = ROWS[form]
     prepare_for_service()
     for rate in RATES:

@@ -1,8 +1,8 @@
-"""How many updates per second our hub exchanges, against two blocking baselines, in turns in one run.
+"""Measure how many updates per second the hub exchanges, against two blocking baselines.
 
-Run as `python -m benchmarks.exchange`. Every case has three servers, each a process of its own, and the same
-client processes for all of them; a round gives each server its turn, one after the other, while the others
-sleep. A ratio is the median over rounds of ours over the baseline's, from the same round.
+Run as `python -m benchmarks.exchange`. Every case has three servers, each in its own process, and
+the same client processes for all of them. In each round every server has its turn while the others
+sleep. A ratio is the median over rounds of our rate divided by the baseline's in the same round.
 """
 
 import argparse
@@ -31,14 +31,15 @@ from edgeasync.protocol.codecs import VectorSource, make_codec
 from edgeasync.protocol.messages import Ack, Applied, ModelVersion, Push
 
 START_S = 30.0
-"""How long a process may take to be ready."""
+"""How long a process may take until it is ready."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A size of model and a number of clients, spread evenly over processes; and what ours should reach.
+    """A model size, a number of clients on some processes, and our targets.
 
-    The targets are ratios to the two baselines. `cpu_us_max` is the most that an update may cost the hub.
+    The targets are ratios to the two baselines. `cpu_us_max` bounds the hub's processor time per
+    update.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Case:
     cpu_us_max: float | None = None
 
     def in_form(self, form: Form) -> Self:
-        """Return the case with the window of a form."""
+        """Return the case with the window of this form."""
         return replace(self, window_s=self.window_short_s) if form == Form.SHORT else self
 
 
@@ -68,7 +69,7 @@ TINY_CASES = (Case("4 KB x 2", 1_000, 2, 2, 0.3), Case("4 MB x 1", 1_000_000, 1,
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: turns of each server, and seconds for each part by itself."""
+    """How long to measure: turns of each server, and seconds for each isolated part."""
 
     rounds: int
     part_s: float
@@ -88,9 +89,9 @@ class Measured:
 
 
 class Bench(Children):
-    """The processes of one case: some servers, and the clients that speak with each in turn.
+    """The processes of one case: some servers, and clients that talk to each server in turn.
 
-    Each server has its run in a folder of its name in `folder`.
+    Each server has its run in `folder`, in a folder with its name.
     """
 
     def __init__(self, case: Case, folder: str, servers: Mapping[str, Serve] = SERVERS) -> None:
@@ -135,7 +136,7 @@ class Bench(Children):
         )
 
     def _cpu_in(self, window: Window, server: BaseProcess) -> tuple[float, float]:
-        """Sleep through the window; return the processor seconds of the server and of all clients in it."""
+        """Sleep through the window; return the processor seconds of the server and of all clients."""
         pids = [[server.pid], [client.process.pid for client in self._clients]]
         used = []
         for moment_s in (window.begin_s, window.end_s):
@@ -145,7 +146,7 @@ class Bench(Children):
 
 
 def run_case(case: Case, results: Results, rounds: int) -> None:
-    """Measure one case and add what was found."""
+    """Measure one case and add its figures."""
     measured: dict[str, list[Measured]] = {name: [] for name in SERVERS}
     with tempfile.TemporaryDirectory() as folder, Bench(case, folder) as bench:
         for number in range(rounds):
@@ -165,14 +166,14 @@ def run_case(case: Case, results: Results, rounds: int) -> None:
 
 
 def paired_ratio(ours: list[Measured], baseline: list[Measured]) -> float:
-    """Return the median of the rounds' own ratios."""
+    """Return the median of the ratios of each round."""
     return statistics.median(
         mine.updates_per_s / theirs.updates_per_s for mine, theirs in zip(ours, baseline, strict=True)
     )
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the median with the digits that mean something."""
+    """Return the median, rounded to significant digits."""
     return round(statistics.median(values), 2)
 
 
@@ -180,7 +181,7 @@ BATCHES = 7
 
 
 def measure_parts(length: int, seconds: float) -> dict[str, float]:
-    """Time every part for a model of `length` values; each gets about `seconds`."""
+    """Time every part with a model of `length` values, about `seconds` for each."""
     spec, policy = make_spec(length), POLICY
     rng = np.random.default_rng(2)
     codec = make_codec("identity", spec)
@@ -209,7 +210,7 @@ def measure_parts(length: int, seconds: float) -> dict[str, float]:
 
 
 def _time(work: Callable[[], object], seconds: float) -> float:
-    """Return microseconds per call: the median of batches that take about `seconds` in all."""
+    """Return microseconds per call, as the median of batches of about `seconds` in total."""
     work()
     start = time.perf_counter()
     work()
@@ -224,18 +225,18 @@ def _time(work: Callable[[], object], seconds: float) -> float:
 
 
 PARSER = make_parser("Updates per second of the hub against blocking baselines.")
-PARSER.add_argument("--case", default="", help="only cases whose name begins so, such as '10 MB'")
-PARSER.add_argument("--rounds", type=int, help="turns of each server, 11 if left out, 3 with --short")
+PARSER.add_argument("--case", default="", help="run only cases whose name starts with this, such as '10 MB'")
+PARSER.add_argument("--rounds", type=int, help="turns of each server [default: 11, with --short 3]")
 
 
 @benchmark(PARSER)
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Run all cases, or those whose name begins with `--case`."""
+    """Run all cases, or those whose name starts with `--case`."""
     effort = EFFORTS[arguments.form]
     for case in TINY_CASES if arguments.form == Form.QUICK else CASES:
         if case.name.startswith(arguments.case):
             run_case(case.in_form(arguments.form), results, arguments.rounds or effort.rounds)
-            show_progress(f"{case.name}: the parts by themselves")
+            show_progress(f"{case.name}: isolated parts")
             parts = measure_parts(case.length, effort.part_s)
             for part, microseconds in parts.items():
                 results.add("parts in isolation, us per update", part, {case.name: microseconds})

@@ -1,7 +1,7 @@
-"""The clients of the exchange benchmark: push, wait for the model, push again; the same for every server.
+"""The clients of the exchange benchmark, which are the same for every server.
 
-The clients must not limit the rate. So payloads are made once, a header is unpacked without being checked, and a
-model that arrives is counted and dropped.
+They push, wait for the model and push again. So that clients do not limit the rate, they create
+payloads once, unpack headers without checks, and count and discard each model.
 """
 
 import time
@@ -33,11 +33,11 @@ from edgeasync.protocol.messages import (
 from edgeasync.protocol.transfers import CreditWindow, OutgoingTransfer
 
 SILENCE_MS = 30_000
-"""How long a server may send nothing before it counts as failed."""
+"""How long a server may be silent before it counts as failed."""
 
 LINGER_MS = 500
 TRANSFER = 1
-"""Every push has the same transfer number, so that `bare` can make its credits in advance."""
+"""Transfer number of every push; it is constant so that `bare` can prepare its credits."""
 
 SEQ = Push.__struct_fields__.index("seq")
 BASE = Push.__struct_fields__.index("base")
@@ -49,7 +49,7 @@ _pack = msgpack.Packer(autoreset=True).pack
 
 @dataclass(frozen=True)
 class Round:
-    """What the clients of one process do next: join `address` as `names`."""
+    """What a process's clients do next: join `address` as `names`."""
 
     address: str
     names: tuple[str, ...]
@@ -57,7 +57,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Window:
-    """When to count, on the clock that all processes of a machine share."""
+    """When to count, on the clock that all processes share."""
 
     begin_s: float
     end_s: float
@@ -65,7 +65,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Counted:
-    """What the clients of one process did within the window."""
+    """What a process's clients did within the window."""
 
     updates: int
     updates_per_s: float
@@ -73,7 +73,10 @@ class Counted:
 
 
 def run_clients(length: int, pipe: "Connection[Counted | None, Round | Window | None]") -> None:
-    """Take part in rounds until told `None`: join, say ready, exchange within a window, leave."""
+    """Take part in rounds until the pipe sends `None`.
+
+    In each round: join, report ready, exchange within a window, leave.
+    """
     payload = Payload(length)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     while isinstance(task := pipe.recv(), Round):
@@ -108,7 +111,7 @@ def _connect(context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> "zmq.So
 def _exchange(clients: "list[Client]", window: Window) -> None:
     """Keep every client busy until the window closes and its last answer has arrived.
 
-    A single client needs no poller: it waits for its own answers only.
+    A single client does not need a poller, because it waits only for its own answers.
     """
     for client in clients:
         client.start(window)
@@ -135,7 +138,7 @@ def _exchange(clients: "list[Client]", window: Window) -> None:
 
 
 class Payload:
-    """A push's payload, made once for all clients of a process."""
+    """The payload of a push, created once for all clients of a process."""
 
     def __init__(self, length: int) -> None:
         vector = np.random.default_rng(1).normal(0.0, 1e-3, length).astype(np.float32)
@@ -147,7 +150,7 @@ class Payload:
 
 
 class Client:
-    """One device: a connection, and a push that is always in flight."""
+    """One device: a connection with a push always in flight."""
 
     def __init__(self, socket: "zmq.Socket[bytes]", name: str, payload: Payload) -> None:
         self.socket = socket
@@ -163,7 +166,7 @@ class Client:
         self._outgoing: OutgoingTransfer | None = None
 
     def join(self) -> None:
-        """Become a member, agree on pieces, and fetch the first model."""
+        """Join, agree on the piece size, and fetch the first model."""
         self._send(Hello(self._name, self._name.encode().ljust(16, b".")[:16], 1))
         welcome = wire.decode(self.socket.recv())
         if not isinstance(welcome, Welcome):
@@ -193,18 +196,21 @@ class Client:
             self.on_message()
 
     def start(self, window: Window) -> None:
-        """Begin to exchange, and count within `window`."""
+        """Start to exchange, and count within `window`."""
         self._window = window
         self.busy = True
         self._push_next()
 
     def leave(self) -> None:
-        """Say goodbye."""
+        """Send a goodbye."""
         self._send(Goodbye("stopping", self._session))
         self.socket.close()
 
     def updates_per_s(self) -> float:
-        """Return the rate from the first to the last answer in the window: no part of an update is lost."""
+        """Return the rate between the first and the last answer in the window.
+
+        Thus no fraction of an update is lost.
+        """
         if self.updates < 2:
             return self.updates / (self._window.end_s - self._window.begin_s)
         return (self.updates - 1) / (self._last_s - self._first_s)
@@ -243,7 +249,7 @@ class Client:
             self._complete()
 
     def _complete(self) -> None:
-        """Count the answer if it came in the window, and push again until the window has closed."""
+        """Count an answer within the window, and push again until the window closes."""
         now_s = time.monotonic()
         window = self._window
         if now_s >= window.end_s:
@@ -262,7 +268,7 @@ class Client:
 
     def _send_push(self) -> None:
         self._acknowledged = False
-        # As `wire.encode` would, but for the checks; a push is long enough to need no padding.
+        # Like `wire.encode`, without the checks. A push is long enough to need no padding.
         header = _pack((PROTOCOL_VERSION, Push.kind, self._push, b""))
         payload = self._payload
         if self._in_pieces:
@@ -279,7 +285,7 @@ class Client:
             self.socket.send(part, copy=False)
 
     def _refused(self, fields: list[object]) -> None:
-        """Wait as told, then ask again for what is missing."""
+        """Wait as the refusal asks, then request what is missing."""
         refuse = msgspec.convert(fields, Refuse)
         if refuse.code != "busy":
             raise ValueError(f"refused: {refuse.sentence}")

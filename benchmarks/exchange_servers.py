@@ -1,7 +1,8 @@
-"""The three hubs of the exchange benchmark: ours, and two blocking baselines with the same frames.
+"""The three servers of the exchange benchmark: our hub and two blocking baselines.
 
-`fair` does the hub's whole work on a model (decode, checksum, norm, fold, snapshot, checksum, encode) in a plain
-blocking loop, without sessions, membership or an event loop. `bare` only moves bytes: it is the ceiling.
+`fair` does all of the hub's work on a model (decode, checksum, norm, fold, snapshot, checksum,
+encode) in a plain blocking loop, without sessions, membership or an event loop. `bare` only moves
+bytes and is therefore the ceiling. All use the same frames.
 """
 
 import itertools
@@ -44,7 +45,7 @@ from edgeasync.protocol.transfers import CreditWindow, IncomingTransfer, Outgoin
 LINEAGE = "0" * 16
 PIECE_BYTES = int(Limits().piece_bytes)
 WINDOW_PIECES = 4
-"""Pieces in flight when the credit window is fully open, as it is on a loopback link."""
+"""Pieces in flight with a fully open credit window, as on a loopback link."""
 
 Socket = zmq.Socket[bytes]
 Frames = tuple[bytes, bytes, wire.Buffer | None]
@@ -70,7 +71,7 @@ SERVERS: dict[str, Serve] = {
 
 
 def _bind(pipe: "Connection[str, None]") -> Socket:
-    """Make a ROUTER with the options of our hub and tell its address."""
+    """Create a ROUTER with the options of our hub and send its address."""
     context: zmq.Context[Socket] = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     socket.set(zmq.ROUTER_MANDATORY, 1)
@@ -85,7 +86,7 @@ def _bind(pipe: "Connection[str, None]") -> Socket:
 
 
 class BlockingServer:
-    """A blocking loop around a ROUTER: receives and sends with the copy modes of our `Channel`."""
+    """A blocking loop around a ROUTER, with the copy modes of our `Channel`."""
 
     def __init__(self, socket: Socket, length: int) -> None:
         self.spec = make_spec(length)
@@ -93,7 +94,7 @@ class BlockingServer:
         self._large = self.spec.nbytes >= COPY_BELOW_BYTES
 
     def serve(self) -> NoReturn:
-        """Answer one message after the other until the process is ended."""
+        """Answer messages one after the other until the process is killed."""
         while True:
             self.on_message(*self._receive())
 
@@ -102,7 +103,7 @@ class BlockingServer:
         raise NotImplementedError
 
     def send(self, peer: bytes, header: bytes, payload: wire.Buffer | None = None) -> None:
-        """Send a message; one for a peer that has gone is dropped."""
+        """Send a message; drop it if the peer has gone."""
         send = self._socket.send
         try:
             send(peer, zmq.SNDMORE)
@@ -117,7 +118,7 @@ class BlockingServer:
             send(payload, 0, len(payload) < COPY_BELOW_BYTES)
 
     def make_welcome(self) -> bytes:
-        """Return the answer to every hello."""
+        """Return the answer to every `Hello`."""
         return wire.encode(
             Welcome(
                 session=bytes(16),
@@ -143,7 +144,7 @@ class BlockingServer:
 
 
 class FairServer(BlockingServer):
-    """Does all of our hub's work on a model, with the hub's own functions, one message after the other."""
+    """Do all of the hub's work on a model, with its own functions, message by message."""
 
     def __init__(self, socket: Socket, length: int) -> None:
         super().__init__(socket, length)
@@ -156,7 +157,7 @@ class FairServer(BlockingServer):
         self._transfers = itertools.count(1)
 
     def on_message(self, peer: bytes, header: bytes, payload: wire.Buffer | None) -> None:
-        """Fold what is pushed and answer with the new model."""
+        """Fold the pushed update and answer with the new model."""
         match wire.decode(header):
             case Push() as push:
                 self._push(peer, push, payload)
@@ -234,7 +235,7 @@ class FairServer(BlockingServer):
 
 
 class BareServer(BlockingServer):
-    """Moves bytes: looks at the kind of a header and at lengths, and answers with frames made beforehand."""
+    """Move bytes only: read a header's kind and lengths, and answer with prepared frames."""
 
     def __init__(self, socket: Socket, length: int) -> None:
         super().__init__(socket, length)
@@ -258,8 +259,8 @@ class BareServer(BlockingServer):
         return [(wire.encode(Piece(1, start, wire.checksum(part))), part) for start, part in parts]
 
     def on_message(self, peer: bytes, header: bytes, payload: wire.Buffer | None) -> None:
-        """Answer with bytes of the right length."""
-        kind = header[2]  # after the array's own byte and the protocol version
+        """Answer with the right number of bytes."""
+        kind = header[2]  # after the byte of the array and the protocol version
         if kind == Push.kind:
             if self._in_pieces:
                 self._received[peer] = 0
@@ -291,7 +292,7 @@ class BareServer(BlockingServer):
         self.send(peer, self._assignment, None if self._in_pieces else self._payload)
 
     def _send_pieces(self, peer: bytes) -> None:
-        """Open the window on the first credit of a transfer; every further one makes place for a piece."""
+        """Open the window on a transfer's first credit; each later credit releases one piece."""
         sent = self._sent[peer]
         for header, part in self._pieces[sent : sent + (1 if sent else WINDOW_PIECES)]:
             self.send(peer, header, part)

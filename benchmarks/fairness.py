@@ -1,13 +1,14 @@
-"""Fleets of honest devices that differ: what each of them loses, and what the hub says of them.
+"""Measure what unusual but honest devices lose, and whether the hub warns of them.
 
-Run as `python -m benchmarks.fairness`. Ten devices in virtual time whose data differ by class, sensor, person or
-voice, in number or over time, or of which one is slow or late. The accuracy of each device on its own held-out
-data is compared with that of one machine which has all data and processes as many examples.
+Run as `python -m benchmarks.fairness`. Ten devices in virtual time differ in one way. Their data
+differ by class, sensor, person, voice or amount, or change over time, or a device is slow or late.
+The accuracy of each device on its own held-out data is compared with that of one machine that has
+all data and processes as many examples.
 
-The bars under `trust = "admitted"`: no update is refused, and at most one in twenty counts with less than half of
-its length; each device keeps 0.8 of the weight that staleness and shares give it, the clip included; all together
-lose at most 1 point, and no device more than 3 (differences are averaged over the seeds). Under "open" 2 and 5
-points.
+The bounds under `trust = "admitted"`: no update is refused, and at most one in twenty is shortened
+to less than half of its length. Each device keeps 0.8 of the weight that staleness and shares give
+it, clipping included. All devices together lose at most 1 point and no device more than 3, averaged
+over the seeds. Under "open" these bounds are 2 and 5 points.
 """
 
 import argparse
@@ -39,9 +40,9 @@ TRUSTS = {"admitted": Policy(trust="admitted"), "open": Policy(trust="open")}
 
 @dataclass(frozen=True)
 class Fleet:
-    """Honest, unequal devices: the kind of their data, by number how slow some are and how many seconds late.
+    """Honest devices that differ: the kind of data, and how slow and late each device is.
 
-    The hub may be killed in the middle.
+    `slow` has factors and `late` has seconds, by device number. `killed` kills the hub half-way.
     """
 
     data: str
@@ -49,7 +50,7 @@ class Fleet:
     late: Mapping[int, float] = field(default_factory=dict)
     killed: bool = False
     local: tuple[str, ...] = ()
-    """Arrays that each device keeps to itself."""
+    """Arrays with separate values on each device."""
 
 
 SHARED = "smartwatch by person, two slow"
@@ -75,7 +76,7 @@ FLEETS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One run: a fleet, a seed, whom the hub trusts, and how many seconds it lasts once all devices are there."""
+    """One run: a fleet, a seed, the hub's `trust`, and its seconds once all devices have joined."""
 
     fleet: str
     seed: int
@@ -85,10 +86,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run: accuracies by device, with the fleet's model and with that of one machine.
+    """The outcome of a run: accuracies by device, of the fleet's model and of one machine.
 
-    `weights` has the share of its weight by staleness and shares that each device kept, `shortened` the share of
-    updates that count with less than half of their length, and `warned` how many warnings there were of each kind.
+    - `weights`: the share of its weight that each device kept after clipping.
+    - `shortened`: the share of updates that were clipped to less than half of their length.
+    - `warned`: the number of warnings of each kind.
     """
 
     accuracies: list[float]
@@ -106,7 +108,7 @@ class Outcome:
         alone: list[float],
         warned: Mapping[str, int],
     ) -> Self:
-        """Return the outcome by the devices' parts of a status."""
+        """Return the outcome from the devices' entries in a status."""
         rejected = [sum(device["updates_rejected"].values()) for device in devices]
         sent = [device["updates_applied"] + lost for device, lost in zip(devices, rejected, strict=True)]
         weights = [
@@ -118,7 +120,7 @@ class Outcome:
 
 
 def measure(case: Case) -> Outcome:
-    """Train the fleet, and one machine with all data and as many examples."""
+    """Train the fleet, and one machine with all data on as many examples."""
     fleet = FLEETS[case.fleet]
     data = MAKERS[fleet.data](case.seed)
     until_s = max(fleet.late.values(), default=0.0) + case.until_s
@@ -156,14 +158,14 @@ def measure(case: Case) -> Outcome:
 
 
 def own_accuracy(fleet: VirtualFleet, part: Part, local: LocalParameters) -> float:
-    """Return the accuracy of the hub's model, with a device's own arrays, on its own data."""
+    """Return the accuracy of the hub's model with a device's own arrays on its own data."""
     vector = fleet.hub.model.copy()
     local.overlay(vector)
     return accuracy_of(fleet.model, vector, part.held_out)
 
 
 def kind_of(device_id: str, figures: Mapping[str, float]) -> str:
-    """Return what a warning is about, by its device and its figures."""
+    """Return the kind of a warning, from its device and figures."""
     if not device_id:
         return "fleet"
     kinds = {"times_usual": "length", "fleet_loss": "fit"}
@@ -171,7 +173,7 @@ def kind_of(device_id: str, figures: Mapping[str, float]) -> str:
 
 
 def _stream(part: Part, seed: int, clock: VirtualClock, later_s: float) -> Iterator[Batch]:
-    """Yield batches of a device's data, from a time on of its later ones."""
+    """Yield batches of a device's data, and of its `later` data from a time on."""
     now = batches(part.training, BATCH, seed)
     while part.later is None or clock.now_s < later_s:
         yield next(now)
@@ -179,7 +181,7 @@ def _stream(part: Part, seed: int, clock: VirtualClock, later_s: float) -> Itera
 
 
 def train_alone(data: Data, steps: int, seed: int) -> list[float]:
-    """Let one machine take as many steps with all data; return the accuracies at the end."""
+    """Train one machine on all data for as many steps; return its accuracies at the end."""
     sets = [each for part in data.parts for each in (part.training, part.later) if each is not None]
     everything = Dataset(np.concatenate([one.x for one in sets]), np.concatenate([one.y for one in sets]))
     vector: Vector = data.model.initial(seed)
@@ -204,7 +206,7 @@ HARDEST = ("one class each", "one mirrored", SHARED)
 
 
 def measure_fleet(name: str, seed: int, seconds: float, loops: int) -> Outcome:
-    """Train a fleet beside some busy loops, then one machine with all data and as many examples."""
+    """Train a fleet beside some busy loops, then one machine on as many examples."""
     fleet = FLEETS[name]
     data = MAKERS[fleet.data](seed)
     members = [
@@ -224,7 +226,7 @@ def measure_fleet(name: str, seed: int, seconds: float, loops: int) -> Outcome:
 
 
 LOST_MAX = {"admitted": (1.0, 3.0), "open": (2.0, 5.0)}
-"""Points lost by all together, and by a single device."""
+"""Bounds of the points lost by all devices together, and by a single device."""
 
 PARTS = ("simulated", "processes")
 WEIGHT_MIN = 0.8
@@ -235,7 +237,7 @@ LEAST = 0.01
 
 @dataclass(frozen=True)
 class Effort:
-    """Which fleets, with which seeds, for how many virtual seconds."""
+    """The fleets, the seeds, and the virtual seconds."""
 
     fleets: tuple[str, ...]
     seeds: range
@@ -250,7 +252,7 @@ EFFORTS = {
 
 
 def judge(trust: str, effort: Effort, results: Results) -> None:
-    """Measure every fleet under one trust, and hold it to the bars."""
+    """Measure every fleet under one trust, and compare it with the bounds."""
     cases = {fleet: [Case(fleet, seed, trust, effort.until_s) for seed in effort.seeds] for fleet in effort.fleets}
     found = measure_groups(measure, cases, trust)
     for fleet, runs in found.items():
@@ -263,7 +265,7 @@ def judge(trust: str, effort: Effort, results: Results) -> None:
 
 
 def judge_processes(fleets: Sequence[str], effort: real_fleet.Effort, results: Results) -> None:
-    """Measure fleets of real processes, whose hub trusts them as it does by default."""
+    """Measure fleets of real processes, whose hub uses its default trust."""
     for loops in effort.loops:
         title = f"processes, {loops} busy loops"
         for fleet in fleets:
@@ -273,7 +275,7 @@ def judge_processes(fleets: Sequence[str], effort: real_fleet.Effort, results: R
 
 
 def note(title: str, fleet: str, found: Sequence[Outcome], results: Results, trust: str) -> None:
-    """Add a row of figures, and the bars under this trust."""
+    """Add a row of figures and its ratios to the bounds of this trust."""
     lost = [
         100.0 * statistics.fmean(alone - own for alone, own in zip(*pair, strict=True))
         for pair in zip(
@@ -295,7 +297,7 @@ def note(title: str, fleet: str, found: Sequence[Outcome], results: Results, tru
         "least weight": weight,
         "updates refused": refused,
         "shortened at worst, %": 100.0 * shortened,
-        **{f"warned of {kind}": warned[kind] for kind in ("length", "fit", "other", "fleet")},
+        **{f"warned, {kind}": warned[kind] for kind in ("length", "fit", "other", "fleet")},
     }
     results.add(title, fleet, columns)
     lost_max, worst_max = LOST_MAX[trust]
@@ -307,13 +309,13 @@ def note(title: str, fleet: str, found: Sequence[Outcome], results: Results, tru
         results.ratio(f"{title}, {fleet}: least weight of a device", weight, WEIGHT_MIN)
 
 
-PARSER = make_parser("What devices lose that differ from the others.", PARTS)
+PARSER = make_parser("What honest devices lose if they differ from the others.", PARTS)
 PARSER.add_argument("--trust", nargs="+", choices=TRUSTS, default=list(TRUSTS))
 
 
 @benchmark(PARSER)
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Judge how the hub treats honest devices."""
+    """Measure how the hub treats honest devices."""
     if "simulated" in arguments.part:
         for trust in arguments.trust:
             judge(trust, EFFORTS[arguments.form], results)

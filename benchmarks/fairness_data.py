@@ -1,8 +1,8 @@
-"""Data of honest devices that differ: by classes, by sensor, by person, by voice, by how much there is of them.
+"""Data of honest devices that differ by class, sensor, person, voice or amount.
 
-Every fleet is drawn from a seed. A device has data to train on, and held-out data of the same kind, at least a
-hundred examples. Digits come distorted, so that there are enough of them: every drawn digit is turned, shifted,
-scaled and made noisy in its own way, those to train on and those held out from different originals.
+A seed determines each fleet. A device has training data, and at least a hundred held-out examples
+of the same kind. So that there are enough digits, each drawn digit is rotated, shifted, scaled and
+made noisy in its own way. Training and held-out digits come from different originals.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,22 +22,22 @@ from edgeasync.training.numpy_models import MlpModel
 DEVICES = 10
 TRAINING = 3000
 HELD_OUT = 3000
-"""Distorted digits of the whole fleet."""
+"""Number of distorted digits in the whole fleet."""
 
 HELD_OUT_MIN = 100
-"""Held-out examples of a device, at least."""
+"""Minimum of held-out examples per device."""
 
 SIDE = 8
 ALPHA = 0.1
 
 Images = npt.NDArray[np.float32]
 Sensor = Callable[[Images, np.random.Generator], Images]
-"""Makes images (n, 8, 8) as a device's sensor sees them; the generator is the device's own."""
+"""Turns images (n, 8, 8) into what a device's sensor sees, with the device's generator."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A device's data. From the middle of a run on it trains on `later` instead, if it has that."""
+    """A device's data. If it has `later`, it trains on that from the middle of a run."""
 
     training: Dataset
     held_out: Dataset
@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Data:
-    """The data of a fleet, and the model that learns them."""
+    """The data of a fleet, and the model that it trains."""
 
     model: MlpModel
     learning_rate: float
@@ -54,7 +54,7 @@ class Data:
 
 
 def distort(images: Images, random: np.random.Generator) -> Images:
-    """Turn, shift and scale each image in its own way, by bilinear interpolation, and add noise."""
+    """Rotate, shift and scale each image in its own way (bilinear), and add noise."""
     count = len(images)
     angle, scale = random.normal(0.0, 0.1, count), random.uniform(0.9, 1.1, count)
     shift = random.normal(0.0, 0.3, (count, 2))
@@ -80,7 +80,7 @@ def distort(images: Images, random: np.random.Generator) -> Images:
 
 @lru_cache(maxsize=4)
 def _digits(seed: int) -> tuple[Dataset, Dataset]:
-    """Return distorted digits to train on, and held-out ones."""
+    """Return distorted digits for training, and held-out ones."""
     random = np.random.default_rng([seed, 47])
 
     def draw(originals: Dataset, count: int) -> Dataset:
@@ -93,7 +93,7 @@ def _digits(seed: int) -> tuple[Dataset, Dataset]:
 
 
 def _alike(training: Dataset, held_out: Dataset, random: np.random.Generator) -> Dataset:
-    """Return held-out examples whose classes have the shares that they have in some training data."""
+    """Return held-out examples with the class shares of the given training data."""
     shares = np.bincount(training.y, minlength=10) / len(training)
     weights = shares[held_out.y] / np.bincount(held_out.y, minlength=10)[held_out.y]
     count = int(
@@ -113,21 +113,21 @@ def _of_digits(parts: list[Part]) -> Data:
 
 
 def label_skew(seed: int) -> Data:
-    """Each device has classes of its own, by Dirichlet 0.1."""
+    """Give each device its own mix of classes (Dirichlet 0.1)."""
     training, held_out = _digits(seed)
     parts = dirichlet(training, DEVICES, ALPHA, seed, examples_min=EXAMPLES_MIN)
     return _of_digits(_skewed(parts, held_out, seed))
 
 
 def one_class(seed: int) -> Data:
-    """Each device has one class."""
+    """Give each device a single class."""
     training, held_out = _digits(seed)
     parts = [training.take(np.flatnonzero(training.y == label)) for label in range(DEVICES)]
     return _of_digits(_skewed(parts, held_out, seed))
 
 
 def even(seed: int, sizes: Sequence[int] = ()) -> Data:
-    """All devices have data of the same kind; `sizes` are the numbers of examples of the first ones."""
+    """Give all devices the same kind of data; `sizes` sets the first devices' examples."""
     training, held_out = _digits(seed)
     rest = np.random.default_rng([seed, 49]).permutation(len(training))
     parts = []
@@ -139,7 +139,7 @@ def even(seed: int, sizes: Sequence[int] = ()) -> Data:
 
 
 def ten_times(seed: int) -> Data:
-    """Give the first device ten times the data of each other one."""
+    """Give the first device ten times as much data as each other device."""
     return even(seed, (10 * TRAINING // (DEVICES + 9),))
 
 
@@ -149,7 +149,7 @@ def twenty(seed: int) -> Data:
 
 
 def _seen(sensors: Sequence[Sensor]) -> Callable[[int], Data]:
-    """Return a fleet whose devices have sensors of their own."""
+    """Return a fleet whose devices have their own sensors."""
 
     def make(seed: int) -> Data:
         parts = []
@@ -194,7 +194,7 @@ OFFSETS = (-1.0, -0.7, -0.5, -0.2, 0.0, 0.0, 0.2, 0.5, 0.7, 1.0)
 
 
 def changes(seed: int) -> Data:
-    """In the middle of a run the classes of the first device change: the last five instead of the first."""
+    """Change the first device's classes half-way: the last five instead of the first."""
     data = even(seed)
     first = data.parts[0]
     held_out = _digits(seed)[1]
@@ -204,12 +204,12 @@ def changes(seed: int) -> Data:
 
 
 def people(seed: int) -> Data:  # noqa: ARG001
-    """Each device has the smartwatch data of one person."""
+    """Give each device the smartwatch data of one person."""
     return Data(smartwatch.MODEL, 0.05, [Part(*own) for own in smartwatch.split_own()])
 
 
 def voices(seed: int) -> Data:
-    """Each device has heard one voice say a few words, over and over."""
+    """Give each device some words, spoken repeatedly by one voice."""
     parts = []
     for number, (x, y) in enumerate(_spoken()):
         said = Dataset.of(x, y)
@@ -221,7 +221,7 @@ def voices(seed: int) -> Data:
 
 @lru_cache
 def _spoken() -> list[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]:
-    """Return what each voice says, the same for all seeds."""
+    """Return the examples of each voice, the same for all seeds."""
     random = np.random.default_rng(53)
     return [speak(voice, 40, random) for voice in VOICES]
 

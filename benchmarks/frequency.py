@@ -1,8 +1,9 @@
-"""Whether the adaptive frequency adapts: real processes, one agent slowed down tenfold and one link in mid-run.
+"""Measure how the adaptive frequency reacts to a slow agent and a slow link.
 
-Run as `python -m benchmarks.frequency`. A real hub and six real agents exchange a small network. In mid-run the
-local steps of `device-1` take ten times as long and the link of `device-2` carries 1 Mbit/s each way; later both
-are undone. The agents note their assignments; the hub's status gives communication times and reasons.
+Run as `python -m benchmarks.frequency`. A real hub and six real agents exchange a small network. In
+mid-run, local steps of `device-1` take ten times as long, and the link of `device-2` is limited to
+1 Mbit/s each way. Later both changes end. The agents record their assignments. The hub's status
+gives communication times and reasons.
 """
 
 import argparse
@@ -27,13 +28,13 @@ from edgeasync.policies.frequency import AdaptiveFrequency
 DEVICES = 6
 SLOWDOWN = 10.0
 SLOW_BYTES_PER_S = 125_000.0
-"""1 Mbit/s each way: a model of 19 kB and its update take 0.31 s, a little under half of a period."""
+"""1 Mbit/s each way: a model of 19 kB and its update take 0.31 s, just under half a period."""
 
 FREQUENCY = AdaptiveFrequency(metric="none", period_steps_min=32, epochs_max=1000.0)
-"""Without a metric the period depends on the devices alone, not on how far the model has come meanwhile."""
+"""Without a metric, the period depends only on the devices, not on training progress."""
 
 LEARNING_RATE = 0.01
-"""Low, so that training stays calm under every aggregator: remedies against divergence change intervals too."""
+"""Low, so that no aggregator triggers remedies against divergence, which change intervals."""
 
 AGGREGATORS = ("quorum", "buffered", "immediate")
 SETTINGS = """
@@ -50,13 +51,16 @@ PHASES = {"calm": 8.0, "throttled": 38.0, "undone": 14.0}
 """Seconds of each phase, long enough for three long assignments of a slow device."""
 
 EXCHANGES_MIN = 5
-"""A phase lasts until every device has had this number of assignments in it."""
+"""A phase also lasts until every device has had this many assignments."""
 
 LOOK_S = 0.04
 START_S = 30.0
 
 SETTLED_SHARE = 0.2
-"""How far a settled interval may be from the last one, as a share of it; a single step is always allowed."""
+"""How far a settled interval may be from its usual value, as a share of it.
+
+A difference of one step is always allowed.
+"""
 
 EXCHANGES_MAX = 10
 PERIOD_RATIO_MAX = 1.5
@@ -65,7 +69,7 @@ RETURNED_MIN = 0.8
 
 @dataclass(frozen=True)
 class Effort:
-    """Which aggregators to run, the seconds of each phase, and of a local step of a device that is not slowed."""
+    """The aggregators, the seconds of each phase, and a usual device's step time."""
 
     aggregators: tuple[str, ...]
     phases: Mapping[str, float]
@@ -81,7 +85,7 @@ EFFORTS = {
 
 @dataclass
 class Device:
-    """A device's assignments, and its parts of the hub's statuses with their times."""
+    """A device's assignments, and its entries in the hub's statuses by time."""
 
     assigned: list[Assigned] = field(default_factory=list)
     seen: list[tuple[float, Mapping[str, Any]]] = field(default_factory=list)
@@ -89,7 +93,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Phase:
-    """How a device came through a phase; period and share since its interval settled, `why` in the end."""
+    """A device's behaviour in a phase.
+
+    Period and share are measured once the interval has settled. `why` is the last reason.
+    """
 
     local_steps: float
     settled_after: int
@@ -102,14 +109,14 @@ class Phase:
 
 
 class Bench:
-    """A fleet of which one agent and one link are slowed down in mid-run, and what is seen of it."""
+    """A fleet with one agent and one link that slow down in mid-run, and its measurements."""
 
     def __init__(self, fleet: RealFleet, proxy: Proxy, step_s: Sequence[c_double]) -> None:
         self._fleet, self._proxy, self._step_s = fleet, proxy, step_s
         self.devices = {f"device-{number}": Device() for number in range(1, DEVICES + 1)}
 
     def run(self, effort: Effort) -> dict[str, tuple[float, float]]:
-        """Let all phases pass; return when each began and ended."""
+        """Run all phases; return when each began and ended."""
         self._fleet.wait_until_trains()
         phases = {}
         for name, seconds in effort.phases.items():
@@ -126,13 +133,13 @@ class Bench:
         return phases
 
     def _fewest(self, begun_s: float, ended_s: float) -> int:
-        """Return how many assignments the device with the fewest had."""
+        """Return the lowest number of assignments of any device."""
         return min(
             sum(begun_s <= entry.at_s < ended_s for entry in device.assigned) for device in self.devices.values()
         )
 
     def _look(self) -> float:
-        """Note what hub and agents report; return the time of the hub's status."""
+        """Record the reports of hub and agents; return the time of the hub's status."""
         devices, at_s = self._fleet.devices, time.monotonic()
         for device in devices:
             self.devices[device["id"]].seen.append((at_s, device))
@@ -143,7 +150,7 @@ class Bench:
 
 
 def run_bench(aggregate: str, effort: Effort) -> dict[str, dict[str, Phase]]:
-    """Let a fleet run under an aggregator; return how each device came through each phase."""
+    """Run a fleet under an aggregator; return each device's behaviour in each phase."""
     step_s = [multiprocessing.RawValue(c_double, effort.step_s) for _ in range(DEVICES)]
     parts = iid(load_digits(), DEVICES, 0)
     settings = SETTINGS.format(aggregate=aggregate, frequency=FREQUENCY)
@@ -162,7 +169,7 @@ def run_bench(aggregate: str, effort: Effort) -> dict[str, dict[str, Phase]]:
 
 
 def assess(device: Device, begun_s: float, ended_s: float) -> Phase:
-    """Say how a device came through a phase."""
+    """Return how a device behaved in a phase."""
     assigned = [entry for entry in device.assigned if begun_s <= entry.at_s < ended_s]
     last_half = assigned[-(len(assigned) // 2) :]
     usual = statistics.median([entry.local_steps for entry in last_half])
@@ -171,9 +178,9 @@ def assess(device: Device, begun_s: float, ended_s: float) -> Phase:
         return abs(entry.local_steps - usual) > max(1.0, SETTLED_SHARE * usual)
 
     settled_after = max((number for number, entry in enumerate(assigned, start=1) if apart(entry)), default=0)
-    settled_after += settled_after > 0  # the next one is as it stays
+    settled_after += settled_after > 0  # the next one is the first settled one
     settled = assigned[max(0, settled_after - 1) :]
-    if len(settled) < 3:  # it never did
+    if len(settled) < 3:  # it never settled
         settled = last_half
     periods_s = [after.at_s - before.at_s for before, after in itertools.pairwise(settled)]
     seen = [entry for at_s, entry in device.seen if settled[0].at_s <= at_s <= ended_s]
@@ -190,7 +197,7 @@ def assess(device: Device, begun_s: float, ended_s: float) -> Phase:
 
 
 def judge(aggregate: str, phases: dict[str, dict[str, Phase]], results: Results) -> None:
-    """Note the figures of a run, and how they compare with what they should be."""
+    """Add the figures of a run, and their ratios to the bounds."""
     widest = 1.0
     for name, devices in phases.items():
         usual_s = statistics.median([phase.period_s for phase in devices.values()])
@@ -199,7 +206,7 @@ def judge(aggregate: str, phases: dict[str, dict[str, Phase]], results: Results)
             widest = max(widest, over_usual, 1.0 / over_usual)
             columns = {
                 "step, ms": 1e3 * phase.step_s,
-                "talking, ms": 1e3 * phase.communication_s,
+                "communication, ms": 1e3 * phase.communication_s,
                 "local steps": phase.local_steps,
                 "settled after": phase.settled_after,
                 "period, s": phase.period_s,
@@ -222,9 +229,9 @@ def judge(aggregate: str, phases: dict[str, dict[str, Phase]], results: Results)
         results.ratio(f"{aggregate}: {bound}{title}", ratio, target)
 
 
-@benchmark("How the adaptive frequency follows a slowed down agent and a throttled link.", AGGREGATORS)
+@benchmark("How the adaptive frequency reacts to a slow agent and a slow link.", AGGREGATORS)
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Let a fleet run under every aggregator."""
+    """Run a fleet under every aggregator."""
     effort = EFFORTS[arguments.form]
     for aggregate in (one for one in arguments.part if one in effort.aggregators):
         show_progress(f"{aggregate}: {sum(effort.phases.values()):g} s at least")

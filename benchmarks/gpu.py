@@ -1,8 +1,8 @@
-"""What an exchange costs a GPU: torch and JAX that join, agents, the toolbox, and a fleet with a GPU in it.
+"""Measure what exchanges cost a GPU: joined torch and JAX loops, agents and fleets.
 
-Run as `python -m benchmarks.gpu` on a machine with one NVIDIA GPU, torch and JAX; it needs no network. Each case
-has its own process. If one fails, the others continue. All of it ends within `--limit-s`. Without a GPU the exit
-code is 2.
+Run as `python -m benchmarks.gpu` on a machine with one NVIDIA GPU, torch and JAX. It needs no
+network. Each case has its own process, and if one fails, the others continue. The whole benchmark
+ends within `--limit-s`. Without a GPU the exit code is 2.
 """
 
 import argparse
@@ -22,13 +22,13 @@ from benchmarks.runner import ended
 
 LIMIT_S = 290.0
 CASE_S = 100.0
-"""The longest that one case may take."""
+"""Time limit of one case."""
 
 LEAST_S = 15.0
-"""A case that would have less time is left out."""
+"""A case is skipped if less time is left."""
 
 JOINED = ("float32", "bfloat16", "float16", "jax", "compile")
-"""Cases that are held to all bounds."""
+"""Cases that must meet all bounds."""
 
 OVER_ALONE_MIN = 0.95
 HELD_UP_MAX = 5.0
@@ -37,15 +37,19 @@ COPIES_MAX = 2.0
 
 STEP_MS = 10.0
 STEP_OFF_MAX = 10.0
-"""How far a step alone may be from `STEP_MS`, in per cent of it: the other bounds are of such steps."""
+"""How far a step without a hub may be from `STEP_MS`, in percent.
+
+The other bounds assume steps of that time.
+"""
 
 Figures = Mapping[str, float]
 
 
 def run_case(command: Sequence[str], limit_s: float) -> Figures:
-    """Return the figures that a case prints; raises `RuntimeError` with what it said if it has none in time.
+    """Return the figures that a case prints.
 
-    It is the first of its session, so that no process of it is left behind.
+    Raises `RuntimeError` with the case's output if it prints none in time. The process leads a new
+    session, so that all its children can be killed.
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
@@ -68,7 +72,7 @@ def run_case(command: Sequence[str], limit_s: float) -> Figures:
 def measure(
     names: Sequence[str], commands: Mapping[str, Sequence[str]], limit_s: float, partial: Path | None = None
 ) -> dict[str, Figures | str]:
-    """Return the figures of each case, or why it has none; what there is so far is written to `partial`."""
+    """Return the figures of each case, or why it has none; write them to `partial` as they come."""
     until_s = time.monotonic() + limit_s
     found: dict[str, Figures | str] = {}
     for number, name in enumerate(names, start=1):
@@ -88,7 +92,7 @@ def measure(
 
 
 def judge(found: Mapping[str, Figures | str], results: Results) -> None:
-    """Put the figures into the results, and hold those of the cases that join to the bounds.
+    """Add the figures to the results, and compare those of joined loops with the bounds.
 
     A case without figures misses its bounds.
     """
@@ -114,7 +118,7 @@ def judge(found: Mapping[str, Figures | str], results: Results) -> None:
 
 
 def _least(measured: float) -> float:
-    """Return a figure that noise may make negative, so that it is a plain ratio to a bound."""
+    """Clamp a figure that noise may make negative, so that its ratio to a bound is valid."""
     return max(measured, 0.01)
 
 
@@ -139,16 +143,16 @@ def commands_of(names: Sequence[str], device: str, form: Form) -> dict[str, list
 
 
 NAMES = list(CASES)
-PARSER = make_parser("What an exchange costs a GPU.")
+PARSER = make_parser("What exchanges cost a GPU.")
 PARSER.add_argument("--case", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
-PARSER.add_argument("--limit-s", type=float, default=LIMIT_S, help="how long all of it may take")
+PARSER.add_argument("--limit-s", type=float, default=LIMIT_S, help="time limit of the whole benchmark")
 PARSER.add_argument("--partial", type=Path, help="a file for the figures so far, written after each case")
 PARSER.add_argument("--device", default="cuda", help=argparse.SUPPRESS)  # "cpu" stands for a GPU in tests
 
 
 @benchmark(PARSER)
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Measure all cases, and hold them to their bounds."""
+    """Measure all cases, and compare them with their bounds."""
     if arguments.device != "cpu" and "gpu" not in surroundings.machine():
         show_progress("this benchmark needs an NVIDIA GPU, and this machine has none that its driver tells of")
         sys.exit(UNFIT)

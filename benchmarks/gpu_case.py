@@ -1,4 +1,4 @@
-"""One case of the GPU benchmark, in a process of its own: `python -m benchmarks.gpu_case NAME --device cuda`."""
+"""Run one GPU case in its own process: `gpu_case NAME --device cuda`."""
 
 import argparse
 import json
@@ -19,11 +19,11 @@ CASES = {
     "waiting": "gpu_torch:waiting",
     "profiled": "gpu_torch:profiled",
 }
-"""By name, the module and the function that measures it; what a case does not need is not imported."""
+"""Case name -> module and function that measure it, so that only these are imported."""
 
 
 def main() -> None:
-    """Measure the case, and print its figures as JSON."""
+    """Measure the case and print its figures as JSON."""
     parser = argparse.ArgumentParser(description="Measure one case of the GPU benchmark.")
     parser.add_argument("name", choices=CASES)
     parser.add_argument("--device", default="cuda")

@@ -1,4 +1,4 @@
-"""Where the cases of the GPU benchmark compute, what they count there, and the hub on the CPU beside them."""
+"""Shared parts of the GPU cases: sizes, data, networks, the hub and copy counters."""
 
 import multiprocessing
 import tempfile
@@ -22,21 +22,21 @@ from edgeasync.policies.frequency import FixedFrequency
 
 LOCAL_STEPS = 16
 OVERLAP_STEPS = 64
-"""How many steps a device may take during an exchange, where it may: of 10 ms, more than a second's."""
+"""Overlapped steps per exchange, where allowed: with 10 ms each, more than a second."""
 
 START_S = 60.0
 TRAINED = 1400
-"""Digits to train on; the rest is to evaluate on."""
+"""Digits for training; the rest are for evaluation."""
 
 CODEC = {"push": "identity", "model": "identity", "delta": "off"}
-"""Float32 both ways, the most bytes there are."""
+"""Float32 in both directions, which needs the most bytes."""
 
 Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Sizes: the width of the large network, a step's time, and how often and how long is measured."""
+    """Sizes: the large network's width, a step's time, and how much is measured."""
 
     width: int
     step_s: float
@@ -50,12 +50,12 @@ EFFORTS = {
     Form.SHORT: Effort(4963, 0.010, 2, 96, 20),
     Form.QUICK: Effort(32, 0.001, 1, 48, 2),
 }
-"""A width of 4,963 makes 25 million parameters, 100 MB."""
+"""A width of 4,963 gives 25 million parameters, 100 MB."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Where and how thoroughly a case is measured."""
+    """The device of a case, and how thoroughly to measure it."""
 
     device: str
     form: Form
@@ -68,7 +68,7 @@ class Case:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the device is a GPU; in tests it is a CPU."""
+        """Whether the device is a GPU. In tests it is a CPU."""
         return self.device != "cpu"
 
 
@@ -76,7 +76,7 @@ Data = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
 
 def digits() -> tuple[Data, Data]:
-    """Return digits to train on and digits to evaluate on."""
+    """Return digits for training and digits for evaluation."""
     found = load_digits()
     order = np.random.default_rng(0).permutation(len(found))
     x, y = found.x[order], found.y[order]
@@ -85,7 +85,7 @@ def digits() -> tuple[Data, Data]:
 
 
 def network(width: int) -> Any:
-    """Return a perceptron of torch with two hidden layers: width * (width + 77) + 10 parameters."""
+    """Return a torch perceptron with two hidden layers: width * (width + 77) + 10 parameters."""
     import torch
     from torch import nn
 
@@ -96,7 +96,7 @@ def network(width: int) -> Any:
 
 
 def tree(width: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Return the same perceptron as arrays, for JAX."""
+    """Return the same perceptron as arrays for JAX."""
     draw = np.random.default_rng(0)
     sizes = [64, width, width, 10]
     found = {}
@@ -114,7 +114,7 @@ def torch_model(width: int) -> Any:
 
 
 def policy(overlap_steps: int) -> Policy:
-    """Return the hub's policy: each update makes a version, and every 16 steps make an update."""
+    """Return the hub's policy: each update makes a version, and an update has 16 steps."""
     return Policy(
         aggregate=ImmediateAggregator(),
         optimizer=(SGD(),),
@@ -124,7 +124,7 @@ def policy(overlap_steps: int) -> Policy:
 
 
 def open_hub(model: Any, run: str, overlap_steps: int) -> Hub:
-    """Return the hub of a case. It writes no journal, as the hubs of the other benchmarks."""
+    """Return the hub of a case, without a journal, like the hubs of other benchmarks."""
     return Hub(
         model,
         run=run,
@@ -145,7 +145,7 @@ def _serve(
 
 @contextmanager
 def hub_process(make: Callable[[int], Any], width: int, overlap_steps: int) -> Iterator[Callable[[], str]]:
-    """Run a hub in a process of its own; what is yielded returns its address once it listens."""
+    """Run a hub in its own process; yield a function that returns its address once it listens."""
     with tempfile.TemporaryDirectory() as run:
         child = Child(multiprocessing.get_context("spawn"), _serve, make, width, run, overlap_steps)
         try:
@@ -155,19 +155,22 @@ def hub_process(make: Callable[[int], Any], width: int, overlap_steps: int) -> I
 
 
 class Traffic:
-    """Counts the copies between host and GPU, and those that are part of exchanges which have ended."""
+    """Counts the copies between host and GPU, in total and within completed exchanges."""
 
     def __init__(self) -> None:
         self.copies = self.bytes = 0
         self.ended = (0, 0)
-        """Copies and bytes up to the last model that a loop has taken. Later ones are of the next exchange."""
+        """Copies and bytes up to the last model that a loop received.
+
+        Later ones belong to the next exchange.
+        """
 
     def count(self, nbytes: int) -> None:
         """Count a copy."""
         self.copies, self.bytes = self.copies + 1, self.bytes + nbytes
 
     def end_exchange(self) -> None:
-        """Note that the loop has taken a model."""
+        """Record that the loop has received a model."""
         self.ended = self.copies, self.bytes
 
 
@@ -188,7 +191,7 @@ class CountingLink:
         return buffer
 
     def copy(self, target: Any, source: Any, after: Any) -> Any:
-        """Copy, and count it; the loop's thread copies a model to the GPU once it takes it."""
+        """Copy and count; the loop's thread copies a model to the GPU when it receives it."""
         self._traffic.count(4 * len(source))
         if source.data_ptr() not in self._on_device:
             self._traffic.end_exchange()
@@ -196,10 +199,10 @@ class CountingLink:
 
 
 class HostLink:
-    """A stand-in for a GPU in tests: its memory is the host's, and a copy ends at once."""
+    """A stand-in for a GPU in tests: it uses host memory, and copies end at once."""
 
     def host_buffer(self, length: int) -> Any:
-        """Return values in memory."""
+        """Return a buffer in memory."""
         import torch
 
         return torch.empty(length)
@@ -207,7 +210,7 @@ class HostLink:
     device_buffer = host_buffer
 
     def mark(self) -> "HostLink":
-        """Return what has ended."""
+        """Return a finished event."""
         return self
 
     def copy(self, target: Any, source: Any, after: Any) -> "HostLink":  # noqa: ARG002
@@ -216,15 +219,15 @@ class HostLink:
         return self
 
     def order(self, event: Any) -> None:
-        """Do nothing: all is in order."""
+        """Do nothing: operations are already in order."""
 
     def synchronize(self) -> None:
-        """Do nothing: it has ended."""
+        """Do nothing: copies have already ended."""
 
 
 @contextmanager
 def counted_links(case: Case) -> Iterator[Traffic]:
-    """Count what edgeasync copies between host and GPU: each module has a link of its own."""
+    """Count what edgeasync copies between host and GPU, through each module's own link."""
     from edgeasync.sdk import torch_copies  # noqa: PLC0415
 
     traffic = Traffic()
@@ -243,18 +246,22 @@ def counted_links(case: Case) -> Iterator[Traffic]:
 FIT_STEPS = 16
 FIT_ROUNDS = 5
 FIT_WITHIN = 0.02
-"""How far a step may be from the time that it is to take, as a share of that, to need no other round."""
+"""Tolerance of a step's time, as a share of the target, above which another round follows."""
 
 
 def fit(take: Callable[[int], float], draw_out: Callable[[int], None], step_s: float) -> int:
-    """Let a loop's steps take this time; return how many steps that took.
+    """Lengthen a loop's steps to `step_s`; return how many steps that took.
 
-    `take` takes some and returns their seconds, `draw_out` sets how many products of matrices a step computes.
+    `take` runs some steps and returns their seconds. `draw_out` sets how many matrix products a
+    step computes.
     """
     taken = 0
 
     def measured(products: int) -> float:
-        """Return a step's seconds; the first steps of a kind are slow, so until two figures agree."""
+        """Return a step's seconds.
+
+        The first steps of a kind are slow, so it repeats until two figures agree.
+        """
         nonlocal taken
         draw_out(products)
         before_s, now_s = 0.0, float("inf")
@@ -268,7 +275,7 @@ def fit(take: Callable[[int], float], draw_out: Callable[[int], None], step_s: f
     products = 16
     for _ in range(FIT_ROUNDS):
         own_s, drawn_out_s = measured(0), measured(products)
-        product_s = max((drawn_out_s - own_s) / products, drawn_out_s / products / 8)  # the device may be slow yet
+        product_s = max((drawn_out_s - own_s) / products, drawn_out_s / products / 8)  # the device may yet be slow
         fitting = max(0, round((step_s - own_s) / product_s))
         draw_out(fitting)
         if own_s >= step_s or abs(measured(fitting) - step_s) <= FIT_WITHIN * step_s:
@@ -282,14 +289,18 @@ WARM_UP = 3
 
 
 def warm_up(session: Any) -> Iterator[None]:
-    """Yield for a few steps each time, until some exchanges have taken place."""
+    """Yield for a few steps at a time, until some exchanges have completed."""
     until_s = time.monotonic() + START_S
     while session.exchanges <= WARM_UP and time.monotonic() < until_s:
         yield
 
 
 def summed_up(turns: list[tuple[float, float, int, int]]) -> Figures:
-    """Return the figures of turns: seconds alone and joined, of this many steps, with exchanges in the second."""
+    """Return the figures of all turns.
+
+    A turn has the seconds of its steps alone and joined, the number of steps, and the exchanges
+    when joined.
+    """
     alone_s, joined_s, steps, exchanges = (sum(column) for column in zip(*turns, strict=True))
     held = [(joined - alone) / joined for alone, joined, _, _ in turns]
     return {
@@ -304,9 +315,9 @@ def summed_up(turns: list[tuple[float, float, int, int]]) -> Figures:
 
 
 def copied(before: tuple[int, int], after: tuple[int, int], exchanges: int) -> Figures:
-    """Return the copies of exchanges, or of assignments, from the counts before and after them."""
+    """Return the copies per exchange or assignment, from counts before and after."""
     if exchanges < 1:
-        raise RuntimeError("no exchange took place in the time that was measured")
+        raise RuntimeError("no exchange took place in the measured time")
     copies, nbytes = (later - sooner for sooner, later in zip(before, after, strict=True))
     return {
         "copies an exchange": round(copies / exchanges, 3),
@@ -316,5 +327,5 @@ def copied(before: tuple[int, int], after: tuple[int, int], exchanges: int) -> F
 
 
 def accuracies(alone: float, joined: float) -> Figures:
-    """Return both accuracies, in per cent."""
+    """Return both accuracies in percent."""
     return {"accuracy alone %": round(100 * alone, 2), "accuracy joined %": round(100 * joined, 2)}

@@ -1,4 +1,4 @@
-"""Cases of the GPU benchmark: the toolbox's tutorial, and a fleet of unequal devices of which one is killed."""
+"""GPU cases of fleets: the parameter server tutorial, and unequal devices with a kill."""
 
 import multiprocessing
 import tempfile
@@ -25,14 +25,14 @@ from benchmarks.processes import Child
 WIDTH = 64
 BATCH = 32
 DEVICES = 3
-"""The first one is on the GPU."""
+"""Devices of the fleet; the first one uses the GPU."""
 
 UPDATES = {"full": 120, "short": 90, "quick": 6}
-"""Updates of each third of the fleet's run: with all, without the one that was killed, and with all again."""
+"""Updates of each third of the run: with all devices, without the killed one, with all again."""
 
 
 def tutorial(case: Case) -> Figures:
-    """Run the toolbox's tutorial with a module of torch: a parameter server, and two workers on the device."""
+    """Run the tutorial with a torch module: a parameter server and two workers."""
     from edgeasync.async_train import AsyncWorker, ParameterServer, optim  # noqa: PLC0415
 
     (x, y), test = digits()
@@ -62,7 +62,7 @@ def tutorial(case: Case) -> Figures:
 
 
 def _device(number: int, device: str, address: str, state: str, pipe: "Connection[Any, None]") -> None:
-    """Run one device of the fleet until it is killed, or the hub ends the run."""
+    """Run one device of the fleet until it is killed or the hub ends the run."""
     import torch
 
     from edgeasync import Agent  # noqa: PLC0415
@@ -79,7 +79,7 @@ def _device(number: int, device: str, address: str, state: str, pipe: "Connectio
 
 
 def until(true: Callable[[], bool], what: str) -> None:
-    """Wait until it is true."""
+    """Wait until a condition holds."""
     until_s = time.monotonic() + START_S
     while not true():
         if time.monotonic() > until_s:
@@ -88,7 +88,7 @@ def until(true: Callable[[], bool], what: str) -> None:
 
 
 def fleet(case: Case) -> Figures:
-    """Let one device on the GPU and two on the CPU train; kill the first one, and start it again."""
+    """Train with one device on the GPU and two on the CPU; kill and restart the first."""
     from edgeasync.torch import load  # noqa: PLC0415
 
     wanted = UPDATES[case.form]
@@ -108,7 +108,7 @@ def fleet(case: Case) -> Figures:
             return int(devices.get(name, {}).get("updates_applied", 0))
 
         def train_on(names: list[str]) -> None:
-            """Wait until the hub has applied some updates more, and one of each of these at least."""
+            """Wait until the hub has applied more updates, with at least one from each of `names`."""
             version = hub.status()["version"] + wanted
             had = {name: applied(name) for name in names}
             until(lambda: hub.status()["version"] >= version, "the fleet does not train")

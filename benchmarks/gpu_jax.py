@@ -1,4 +1,4 @@
-"""A case of the GPU benchmark: a tree of JAX that joins."""
+"""The GPU case of JAX: a training loop that joins a run."""
 
 import os
 import time
@@ -28,9 +28,10 @@ SETTLE_S = 0.5
 
 
 class Loop:
-    """A training loop of JAX: a compiled step on a batch, and products of matrices that draw it out.
+    """A JAX training loop: a compiled step on a batch, lengthened by matrix products.
 
-    Their number is compiled in: a GPU asks the host after each pass through a loop of unknown length.
+    The number of products is compiled in, because a GPU asks the host after each iteration of a
+    loop of unknown length.
     """
 
     def __init__(self, case: Case, device: Any) -> None:
@@ -85,14 +86,14 @@ class Loop:
             return jax.tree.map(lambda own, slope: own - LEARNING_RATE * slope, params, gradients), value
 
         def work(value: Any, left: Any, count: int) -> Any:
-            """Return the value, once the products are computed."""
+            """Return the value once the products are computed."""
             product = jax.lax.fori_loop(0, count, lambda _, product: product @ left, left)
             return value + 1e-30 * product[0, 0]
 
         self._step, self._work, self._scores = jax.jit(step), jax.jit(work, static_argnums=2), jax.jit(scores)
 
     def take(self, steps: int, session: Any = None) -> float:
-        """Take steps; return the seconds."""
+        """Run some steps; return their seconds."""
         self._jax.block_until_ready(self.held.value)
         begun_s = time.perf_counter()
         for _ in range(steps):
@@ -105,17 +106,20 @@ class Loop:
         return time.perf_counter() - begun_s
 
     def draw_out(self, products: int) -> None:
-        """Let a step compute this number of products."""
+        """Set how many products a step computes."""
         self.products = products
 
     def accuracy(self) -> float:
-        """Return the accuracy on digits that it was not trained on."""
+        """Return the accuracy on held-out digits."""
         _, (x, y) = digits()
         return float((np.asarray(self._scores(self.held.value, x)).argmax(1) == y).mean())
 
 
 def joined(case: Case) -> Figures:
-    """Measure a loop alone and joined, in turns; both take the same steps on the same data."""
+    """Measure a loop that alternates between running alone and running joined.
+
+    Both take the same steps on the same data.
+    """
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     effort = case.effort
     with hub_process(tree, effort.width, OVERLAP_STEPS) as address:
@@ -153,5 +157,5 @@ def joined(case: Case) -> Figures:
 
 
 def _used(device: Any) -> int:
-    """Return the bytes of arrays on a GPU, 0 where that is not known."""
+    """Return the bytes of arrays on a GPU, or 0 if JAX does not report them."""
     return int((device.memory_stats() or {}).get("bytes_in_use", 0))

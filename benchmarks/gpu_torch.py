@@ -1,4 +1,4 @@
-"""Cases of the GPU benchmark: a torch module that joins, and one that an agent trains."""
+"""GPU cases of torch: a joined module, and one that an agent trains."""
 
 import tempfile
 import time
@@ -36,11 +36,11 @@ from edgeasync.training.trainer import take_local_steps
 BATCH = 64
 LEARNING_RATE = 0.05
 SETTLE_S = 0.5
-"""How long an exchange that is on its way may take, before the loop alone has its turn."""
+"""How long an exchange in flight may take before the loop runs alone."""
 
 
 class Loop:
-    """A training loop: each step trains on a batch, works until it has taken its time, and looks at its loss."""
+    """A training loop whose steps train on a batch, do extra work and read the loss."""
 
     def __init__(self, case: Case, work: "Work") -> None:
         kind = case.name
@@ -56,7 +56,7 @@ class Loop:
         self._order = np.random.default_rng(0)
 
     def step(self, *, looks: bool = True) -> None:
-        """Take a step; one that does not look at its loss does not wait for the GPU."""
+        """Take a step; without reading the loss, it does not wait for the GPU."""
         x, y = self.batch()
         self.optimizer.zero_grad()
         with self._cast:
@@ -79,7 +79,7 @@ class Loop:
         return self._x[start : start + BATCH], self._y[start : start + BATCH]
 
     def take(self, steps: int) -> float:
-        """Take steps; return the seconds."""
+        """Run some steps; return their seconds."""
         synchronize(self.case)
         begun_s = time.perf_counter()
         for _ in range(steps):
@@ -88,12 +88,12 @@ class Loop:
         return time.perf_counter() - begun_s
 
     def accuracy(self) -> float:
-        """Return the accuracy on digits that it was not trained on."""
+        """Return the accuracy on held-out digits."""
         return accuracy(self.module, self.case)
 
 
 class Plain(Loop):
-    """The loop that a trainer is held against: it brings each batch to the device."""
+    """The loop that a trainer is compared with; it copies each batch to the device."""
 
     def batch(self) -> tuple[Any, Any]:
         """Return the next batch."""
@@ -103,7 +103,7 @@ class Plain(Loop):
 
 
 class Work:
-    """Work on the device that draws a step out, by products of matrices."""
+    """Matrix products on the device that lengthen a step."""
 
     def __init__(self, case: Case) -> None:
         size = 2048 if case.on_gpu else 64
@@ -112,17 +112,17 @@ class Work:
         self._count = 0
 
     def do(self) -> None:
-        """Start it; a GPU does it later."""
+        """Start the products; a GPU computes them later."""
         for _ in range(self._count):
             torch.mm(self._left, self._left, out=self._out)
 
     def draw_out(self, count: int) -> None:
-        """Let a step compute this number of products."""
+        """Set how many products a step computes."""
         self._count = count
 
 
 def prepare(case: Case) -> None:
-    """Set torch up; a CPU that stands for a GPU leaves the other cores to the hub."""
+    """Set up torch; a CPU that replaces a GPU leaves the other cores to the hub."""
     torch.backends.cuda.matmul.allow_tf32 = False
     if not case.on_gpu:
         torch.set_num_threads(1)
@@ -140,7 +140,7 @@ def allocated(case: Case) -> int:
 
 
 def accuracy(module: nn.Module, case: Case) -> float:
-    """Return a module's accuracy on digits that it was not trained on."""
+    """Return a module's accuracy on held-out digits."""
     _, (x, y) = digits()
     with torch.no_grad():
         found = module(torch.from_numpy(x).to(case.device)).argmax(1).cpu().numpy()
@@ -148,7 +148,10 @@ def accuracy(module: nn.Module, case: Case) -> float:
 
 
 def joined(case: Case, overlap_steps: int = OVERLAP_STEPS) -> Figures:
-    """Measure a loop alone and joined, in turns; both take the same steps on the same data."""
+    """Measure a loop that alternates between running alone and running joined.
+
+    Both take the same steps on the same data.
+    """
     prepare(case)
     effort = case.effort
     with counted_links(case) as traffic, hub_process(torch_model, effort.width, overlap_steps) as address:
@@ -175,11 +178,11 @@ def joined(case: Case, overlap_steps: int = OVERLAP_STEPS) -> Figures:
 
 
 PROBED = 96
-"""Steps that the profiler looks at."""
+"""Steps under the profiler."""
 
 
 def profiled(case: Case) -> Figures:
-    """Let torch's profiler, and its watch for waits, look at a joined loop that does not look at its losses."""
+    """Profile a joined loop that does not read its losses, and count its waits."""
     prepare(case)
     with hub_process(torch_model, case.effort.width, OVERLAP_STEPS) as address:
         loop = Loop(case, Work(case))
@@ -216,12 +219,12 @@ def _looked_at(loop: Loop, session: Any) -> Figures:
 
 
 def waiting(case: Case) -> Figures:
-    """Measure a loop that waits for each exchange, as it does unless the hub allows overlap."""
+    """Measure a loop that waits for each exchange, as it does without overlap."""
     return joined(case, overlap_steps=0)
 
 
 def agent(case: Case) -> Figures:
-    """Measure a trainer's steps against a plain loop's, and let an agent train to the end."""
+    """Compare a trainer's steps with a plain loop's, then train an agent to the end."""
     prepare(case)
     figures = _trained(case)
     effort, (data, _) = case.effort, digits()
@@ -244,7 +247,7 @@ def agent(case: Case) -> Figures:
 
 
 def _trained(case: Case) -> Figures:
-    """Measure the trainer that an agent has: its steps, and what it copies in an assignment of 16 steps."""
+    """Measure an agent's trainer: its steps, and its copies per assignment of 16 steps."""
     effort, ((x, y), _) = case.effort, digits()
     width, assignments = effort.width, max(2, effort.steps // 16)
     with counted_links(case) as traffic:

@@ -1,4 +1,4 @@
-"""A real hub with a probe, and thousands of devices that only wait: each is a connection that joins and pings."""
+"""A real hub with a probe, and thousands of devices that only join and ping."""
 
 import time
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from edgeasync.protocol.messages import Hello, Ping, Welcome
 NAP_S = 0.001
 JOIN_TIMEOUT_MS = 30_000
 JOINING_MAX = 256
-"""How many hellos are in flight at a time."""
+"""How many `Hello`s may be in flight."""
 
 SOCKETS_MAX = 65_535
 PROCESSES = 2
 
 
 class IdleDevice:
-    """A member that does nothing but ping."""
+    """A member that only pings."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str, number: int) -> None:
         self._number = number
@@ -34,12 +34,12 @@ class IdleDevice:
         self._socket.connect(address)
 
     def greet(self) -> None:
-        """Say hello."""
+        """Send `Hello`."""
         state_id = self._number.to_bytes(16, "little")
         self._socket.send(wire.encode(Hello(f"idle-{self._number}", state_id, 1)))
 
     def enter(self) -> None:
-        """Wait for the welcome."""
+        """Wait for the `Welcome`."""
         welcome = wire.decode(self._socket.recv())
         if not isinstance(welcome, Welcome):
             raise TypeError(f"{welcome} instead of a welcome")
@@ -57,7 +57,10 @@ class IdleDevice:
 def run_idle_devices(
     address: str, first: int, last: int, pipe: "Connection[None, None]", *, heartbeat_s: float = HEARTBEAT_S
 ) -> None:
-    """Join as devices `first` to `last`, say so, and ping evenly over each heartbeat until killed."""
+    """Join as devices `first` to `last` and report it.
+
+    Then ping, evenly spread over each heartbeat, until killed.
+    """
     allow_many_files()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
@@ -74,7 +77,7 @@ def run_idle_devices(
 
 
 def _ping_evenly(devices: list[IdleDevice], heartbeat_s: float) -> None:
-    """Let every device ping once a heartbeat, at even distances."""
+    """Let every device ping once per heartbeat, at even distances."""
     start_s = time.monotonic()
     rate = len(devices) / heartbeat_s
     sent = 0
@@ -87,10 +90,10 @@ def _ping_evenly(devices: list[IdleDevice], heartbeat_s: float) -> None:
 
 
 class HubBench(Children):
-    """A hub with probes in its loop, a loop that does nothing else, and processes of devices."""
+    """A hub with a probe in its loop, an idle loop with a probe, and processes of devices."""
 
     def __init__(self, length: int, folder: str, serve: Callable[..., None] = serve_probed_hub) -> None:
-        allow_many_files()  # the processes of clients inherit this
+        allow_many_files()  # client processes inherit this
         super().__init__("benchmarks.hub_bench", "benchmarks.exchange_clients", "benchmarks.exchange_servers")
         self._length = length
         self.hub = self.start(serve, length, folder)
@@ -106,7 +109,7 @@ class HubBench(Children):
         return started
 
     def exchange(self, clients: int, processes: int, begin_s: float, seconds: float) -> list[Child]:
-        """Let clients join that exchange as fast as they can, after a while; return their processes."""
+        """After a while, start clients that exchange as fast as they can; return their processes."""
         started = [self.start(run_clients, self._length) for _ in range(processes)]
         for child, (first, last) in zip(started, shares(0, clients, processes), strict=True):
             child.pipe.send(Round(self._address, tuple([f"client-{number}" for number in range(first, last)])))
@@ -122,12 +125,12 @@ class HubBench(Children):
         return resident_bytes(self.hub.process.pid)
 
     def look(self, seconds: float, live: int) -> tuple[float, Looked, dict[str, float]]:
-        """Measure for some time; return the hub's processor seconds, what its probe saw, and columns of lags."""
+        """Measure for some time; return the hub's CPU seconds, its probe's results and lag columns."""
         before, _ = self.hub.ask(), self._control.ask()
         time.sleep(seconds)
         looked, control = self.hub.ask(), self._control.ask()
         if looked.live != live:
-            raise RuntimeError(f"{looked.live} devices are left of {live}")
+            raise RuntimeError(f"{looked.live} of {live} devices are left")
         columns = {
             "lag p50, ms": looked.lag_p50_ms,
             "lag p99, ms": looked.lag_p99_ms,

@@ -1,4 +1,4 @@
-"""A real hub in a process of its own, on a model of zeros; with a probe in its loop, if that is asked for."""
+"""A real hub in its own process, with a model of zeros and an optional probe."""
 
 import asyncio
 import resource
@@ -38,14 +38,14 @@ PROBE_S = 0.005
 
 
 def make_spec(length: int) -> ParameterSpec:
-    """Return the layout of a model of one array."""
+    """Return the layout of a model with one array."""
     return ParameterSpec((Parameter("weights", (length,)),))
 
 
 def make_settings(hub: HubSection = NO_JOURNAL, **sections: Any) -> RunSettings:
-    """Return the settings of the real hub in all benchmarks: float32 both ways.
+    """Return the settings of the real hub in all benchmarks: float32 in both directions.
 
-    It keeps no journal and no history unless told to, for neither do the baselines.
+    By default it has no journal and no history, because the baselines have neither.
     """
     return RunSettings(hub=hub, **{"policy": POLICY, "codec": FLOAT32, "checkpoint": NEVER} | sections)
 
@@ -57,7 +57,7 @@ def make_hub(
     settings: RunSettings,
     note: Callable[[HubReport], None] = lambda _: None,
 ) -> HubRuntime:
-    """Return the real hub on a model of zeros, in the folder `run`; it tells its address through the pipe."""
+    """Return the real hub on a model of zeros in the folder `run`; it sends its address."""
 
     def on_report(report: HubReport) -> None:
         note(report)
@@ -72,16 +72,17 @@ def make_hub(
 
 
 def serve_hub(length: int, run: str, pipe: "Connection[str, None]", settings: RunSettings | None = None) -> None:
-    """Run the real hub, as `edgeasync hub` would."""
+    """Run the real hub as `edgeasync hub` would."""
     prepare_for_service()
     uvloop.run(make_hub(length, run, pipe, settings or make_settings()).run())
 
 
 @dataclass(frozen=True)
 class Looked:
-    """What a probe measured since the last question: lateness of the loop, pings answered, live members.
+    """A probe's measurements since the last question: loop lag, pings, pushes, live members.
 
-    A hub whose core is timed also tells the core's slowest event. `cpu_s` is the process's time since its start.
+    If the core is timed, they include its slowest event. `cpu_s` is the process's processor time
+    since its start.
     """
 
     lag_p50_ms: float
@@ -95,7 +96,7 @@ class Looked:
 
 
 class LagProbe:
-    """Wakes every 5 ms and writes down how much later than that it really was."""
+    """Wakes every 5 ms and records how late it wakes."""
 
     def __init__(self) -> None:
         self._lags_ms: list[float] = []
@@ -116,7 +117,7 @@ class LagProbe:
 
 
 class SlowestEvent:
-    """Times every event of the hub's core in this process, in the processor's time."""
+    """Measures the processor time of every event of the hub core in this process."""
 
     def __init__(self) -> None:
         self._slowest_s = 0.0
@@ -132,7 +133,7 @@ class SlowestEvent:
         HubCore.handle = timed  # type: ignore[assignment,method-assign]
 
     def look_ms(self) -> float:
-        """Return the slowest since the last call."""
+        """Return the slowest event since the last call."""
         slowest_s, self._slowest_s = self._slowest_s, 0.0
         return 1e3 * slowest_s
 
@@ -145,7 +146,7 @@ def serve_probed_hub(
     policy: Policy = POLICY,
     time_events: bool = False,
 ) -> None:
-    """Run the real hub; send its address, then the measurements of its loop's probe whenever asked."""
+    """Run the real hub; send its address, then its probe's measurements on request."""
     allow_many_files()
     prepare_for_service()
     settings = make_settings(policy=policy, liveness=Liveness(heartbeat_s=HEARTBEAT_S, lease_s=LEASE_S))
@@ -171,7 +172,7 @@ def serve_probed_hub(
 
 
 def run_control(pipe: "Connection[Looked, None]") -> None:
-    """Run the probe in a loop with nothing else to do: what the machine itself adds."""
+    """Run a probe in an idle loop, to measure the machine's own lag."""
     run_probed(asyncio.Event().wait, pipe, lambda looked: looked)
 
 
@@ -180,7 +181,7 @@ def run_probed(
     pipe: "Connection[Any, None]",
     describe: Callable[[Looked], object],
 ) -> None:
-    """Run `work` with a probe in its loop; answer each question by what `describe` makes of its measurements."""
+    """Run `work` with a probe in its loop; answer each question with `describe(measurements)`."""
 
     async def serve() -> None:
         probe = LagProbe()
@@ -200,6 +201,6 @@ def run_probed(
 
 
 def allow_many_files() -> None:
-    """Let this process open as many files as it may: each connection is one or two."""
+    """Raise the limit of open files to its maximum; each connection needs one or two."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

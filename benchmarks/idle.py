@@ -1,13 +1,14 @@
-"""What devices cost that only wait: processor, memory and the hub's reaction time with thousands of them.
+"""Measure what thousands of waiting devices cost: processor, memory and loop lag.
 
-Run as `python -m benchmarks.idle`. Every device is a real connection that joins and then pings once a second,
-the pings spread evenly. In the second case two more devices exchange a model of ten million parameters all the
-while: answering heartbeats must not wait for their folds. How late the hub's event loop wakes is measured inside
-the hub, and at the same time inside a process that does nothing else, which tells what the machine itself adds.
+Run as `python -m benchmarks.idle`. Every device is a real connection that joins and then pings once
+a second, evenly spread. In the second case, two more devices exchange a model of ten million
+parameters all the time, and the hub must answer heartbeats without waiting for their folds. The lag
+of the hub's event loop is measured inside the hub and, at the same time, inside an idle process,
+which shows the machine's own lag.
 
-For memory, devices join a hub and then, in another process, a bare ROUTER. Most of what a device costs is libzmq's
-in both; the difference is ours. The last case is a hub with a large model: half of its members are connected, the
-other half are gone, and two exchange.
+For memory, devices join a hub and then, in another process, a bare ROUTER. In both, libzmq uses
+most of the memory per device. The difference is ours. The last case is a hub with a large model:
+half of its members are connected, the other half are gone, and two exchange.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from benchmarks.report import Form, Results, benchmark, show_progress
 
 LAG_BOUND_MS = 10.0
 SMALL, LARGE = 1000, 2_500_000
-"""Values of the models whose hub's memory is measured: 4 KB and 10 MB."""
+"""Model lengths of the hubs whose memory is measured: 4 KB and 10 MB."""
 
 MEMBER_BYTES_MAX = 4096
 HUB_BYTES_MAX = 320e6
@@ -35,7 +36,7 @@ PARTS = ("lag", "memory")
 
 @dataclass(frozen=True)
 class Case:
-    """The devices that exchange beside the idle ones."""
+    """The devices that exchange while the others idle."""
 
     name: str
     length: int
@@ -44,9 +45,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure, and how long; `settle_s` is the pause between the last join and the measurement.
+    """How much to measure; `settle_s` is the pause between the last join and the measurement.
 
-    `members` join of which the memory is measured, in some rounds, and at a model of some length.
+    The memory part uses `members`, some rounds and a model length.
     """
 
     cases: tuple[Case, ...]
@@ -68,7 +69,7 @@ EFFORTS = {
 
 
 def measure_lag(case: Case, effort: Effort, bench: HubBench) -> dict[str, float]:
-    """Let all devices join, then measure for some time; return the columns of the table."""
+    """Let all devices join, then measure for some time; return the table's columns."""
     devices, before, begun_s = effort.devices, bench.memory(), time.monotonic()
     bench.join(0, devices)
     joined_s, bytes_joined = time.monotonic() - begun_s, bench.memory()
@@ -89,21 +90,21 @@ def measure_lag(case: Case, effort: Effort, bench: HubBench) -> dict[str, float]
 
 
 def run_bare(length: int, run: str, pipe: "Connection[str, None]") -> None:
-    """Run a ROUTER that answers a hello, and keeps nothing of a device."""
+    """Run a ROUTER that answers `Hello` and stores nothing about a device."""
     allow_many_files()
     serve_bare(length, run, pipe)
 
 
 def bytes_a_device(devices: int, bench: HubBench) -> float:
-    """Return by how much a server grows for each device that joins."""
-    bench.join(0, 1)  # what the first device brings is the server's own
+    """Return a server's memory growth per device that joins."""
+    bench.join(0, 1)  # the first device's share belongs to the server itself
     before = bench.memory()
     bench.join(1, devices + 1)
     return (bench.memory() - before) / devices
 
 
 def measure_devices(devices: int, rounds: int, results: Results) -> None:
-    """Compare what a device costs a hub and a bare ROUTER."""
+    """Compare the memory per device of a hub and of a bare ROUTER."""
     beyond = []
     for number in range(rounds):
         show_progress(f"{devices:,} devices at a bare ROUTER and at a hub: {number + 1} of {rounds}")
@@ -119,7 +120,7 @@ def measure_devices(devices: int, rounds: int, results: Results) -> None:
 
 
 def measure_large(devices: int, length: int, seconds: float, results: Results) -> None:
-    """Measure a hub's memory with all its members, of which half are gone, and its peak while two exchange."""
+    """Measure a hub's memory with all members, half of them gone, and its peak while two exchange."""
     show_progress(f"{2 * devices:,} members, half of them connected, {4e-6 * length:g} MB of model")
     with tempfile.TemporaryDirectory() as folder, HubBench(length, folder) as bench:
         alone = bench.memory()
@@ -131,7 +132,7 @@ def measure_large(devices: int, length: int, seconds: float, results: Results) -
         joined = bench.memory()
         exchanging.hear()
         if not devices - EXCHANGING <= (live := bench.hub.ask().live) <= devices:
-            raise RuntimeError(f"{live} devices are live of {devices}")
+            raise RuntimeError(f"{live} of {devices} devices are live")
         peak = peak_resident_bytes(bench.hub.process.pid)
     found = {"hub alone": alone, "all joined": joined, "peak, two exchanging": peak}
     results.add("a large fleet, MB", "hub", {name: nbytes / 1e6 for name, nbytes in found.items()}, 1)
@@ -140,7 +141,7 @@ def measure_large(devices: int, length: int, seconds: float, results: Results) -
 
 @benchmark("Processor, memory and loop lag of a hub with thousands of idle devices.", PARTS)
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Measure the parts that are asked for."""
+    """Measure the requested parts."""
     effort = EFFORTS[arguments.form]
     for case in effort.cases if "lag" in arguments.part else ():
         name = f"{effort.devices:,} {case.name}"

@@ -1,8 +1,8 @@
-"""What bad links cost: cuts in mid-transfer, a cap on traffic, a reserved share, a slow link beside a fast one.
+"""Measure what bad links cost: cuts, a traffic cap, a link share and slow neighbours.
 
-Run as `python -m benchmarks.link`. Hub and agent are real processes; between them is a TCP proxy in user space
-with a rate, small socket buffers and cuts at given byte counts. It needs Linux, for the peak of memory. The fleets
-in which one link is slow run in virtual time, and then as real processes.
+Run as `python -m benchmarks.link` on Linux, which reports peak memory. Hub and agent are real
+processes. Between them is a TCP proxy in user space with a rate, small socket buffers and cuts at
+given byte counts. Fleets with one slow link run in virtual time and then as real processes.
 """
 
 import argparse
@@ -44,33 +44,39 @@ SHARE_LENGTH = 1 << 18
 SHARE = 0.2
 STEP_S = 0.02
 EXCHANGE_S = 2 * 4 * SHARE_LENGTH / (SHARE * MBIT_20)
-"""How long two models need, at the rate of the share."""
+"""Time that two models need at the rate of the share."""
 
 FULL = 0.98
-"""The part of that in which a device takes its steps: so it waits a little, and uses nearly all of the share."""
+"""The part of that time in which the device takes steps.
+
+So it waits a little, and uses nearly all of the share.
+"""
 
 PATIENCE_S = 600.0
 
 BYTES_ALLOWED = 1.1
-"""The most bytes of a transfer, over all connections, as a multiple of its model."""
+"""Most bytes of a transfer over all connections, as a multiple of its model."""
 
 HEARTBEAT_ALLOWED_S = 0.2
 MEMORY_ALLOWED = 1.1
-"""The most memory of an agent beyond training's vectors, in models: one encoded payload, and a tenth."""
+"""Most memory of an agent beyond training's vectors, in models.
+
+It allows one encoded payload plus a tenth.
+"""
 
 WINDOW_OFF_MAX = 0.05
-"""How far the bytes of a window may be from a cap or a share."""
+"""How far a window's bytes may be from a cap or share."""
 
 STEP_OFF_MAX = 1.05
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure: a model's length, cuts each way, and seconds under a cap, in a share, and of windows.
+    """How much to measure: model length, cuts each way, and seconds under a cap and a share.
 
-    Of the share's seconds the first ones do not count: the first model comes without a pause, and the first ten
-    updates measure the link. Fleets in which one link is slow have seeds, virtual seconds and hidden units, and
-    real seconds, 0 for none.
+    The share's first `settled_s` do not count: the first model arrives without a pause, and the
+    first ten updates measure the link. `window_s` is the length of a window. The rest describes
+    fleets with one slow link: seeds, virtual seconds, hidden units, and real seconds (0 for none).
     """
 
     length: int
@@ -102,7 +108,7 @@ class Run:
     noted: Noted
 
     def windows(self, window_s: float, since_s: float = 0.0) -> list[int]:
-        """Return the bytes, both ways, of every window that begins with some and lies in the run."""
+        """Return the bytes in both directions of every window that starts with traffic."""
         passed = sorted((*self.up.passed, *self.down.passed))
         times = np.array([moment_s for moment_s, _ in passed])
         total = np.array([0, *itertools.accumulate(size for _, size in passed)])
@@ -116,7 +122,7 @@ class Run:
 
 
 def settings(local_steps: int, *, updates: int | None = None, **policy: Any) -> RunSettings:
-    """Return the settings of a hub whose devices take this number of steps between exchanges."""
+    """Return the settings of a hub whose devices exchange after `local_steps`."""
     return make_settings(
         HubSection(bind=ADDRESS, stop=StopCondition(updates=updates)),
         policy=Policy(
@@ -155,7 +161,7 @@ async def run_once(
 
 
 def measure_cuts(effort: Effort, results: Results) -> None:
-    """Move a model down and up through cuts; compare bytes, heartbeats and memory with their bounds."""
+    """Transfer a model down and up through cuts; compare bytes, pings and memory with bounds."""
     nbytes, cuts = 4 * effort.length, effort.cuts
     show_progress(f"{nbytes / 1e6:g} MB each way, {cuts} cuts each: about {2.1 * nbytes / MBIT_20:.0f} s")
     run = asyncio.run(run_once(effort.length, settings(1, updates=1), cuts=cuts))
@@ -187,15 +193,15 @@ def measure_cuts(effort: Effort, results: Results) -> None:
 
 
 def judge_windows(what: str, windows: list[int], allowed: float, title: str, results: Results) -> None:
-    """Compare every window with the bytes that it may have."""
+    """Compare every window with its allowed bytes."""
     for name, value in {"least": min(windows), "median": float(np.median(windows)), "most": max(windows)}.items():
         results.add(title, f"{name}, MB", {"": value / 1e6})
-    results.ratio(f"1.05 {what}s over the most", (1.0 + WINDOW_OFF_MAX) * allowed / max(windows), 1.0)
-    results.ratio(f"the least over 0.95 {what}s", min(windows) / ((1.0 - WINDOW_OFF_MAX) * allowed), 1.0)
+    results.ratio(f"1.05 {what}s over the most bytes", (1.0 + WINDOW_OFF_MAX) * allowed / max(windows), 1.0)
+    results.ratio(f"least bytes over 0.95 {what}s", min(windows) / ((1.0 - WINDOW_OFF_MAX) * allowed), 1.0)
 
 
 def measure_cap(effort: Effort, results: Results) -> None:
-    """Let a capped agent exchange a model of 10 MB as fast as it may; compare every window with the cap."""
+    """Let a capped agent exchange a 10 MB model as fast as it may; compare windows with the cap."""
     show_progress(f"a cap of 1 MB/s: {effort.capped_s:g} s")
     keys = {"bandwidth_bytes_per_s_max": CAP_BYTES_PER_S}
     run = asyncio.run(run_once(CAP_LENGTH, settings(1), effort.capped_s, rate=None, keys=keys))
@@ -213,7 +219,7 @@ def step_s(run: Run, settled_s: float) -> float:
 
 
 def measure_share(effort: Effort, results: Results) -> None:
-    """Let an agent train without exchanges; then as often as the share bears, with answers that come later."""
+    """Train without exchanges, then with as many as the share allows and delayed answers."""
     show_progress(f"without exchanges: {effort.share_s / 2:g} s")
     keys = {"step_s_min": STEP_S, "link_share": SHARE}
     alone = asyncio.run(run_once(SHARE_LENGTH, settings(100_000), 2.0 + effort.share_s / 2, keys=keys))
@@ -243,7 +249,7 @@ FLEETS: dict[str, tuple[LinkProfile, ...]] = {
     "two beside a capped one": (FREE, FREE, CAPPED),
 }
 KEPT_MIN = 0.8
-"""The least share of its exchanges alone that a device keeps beside a capped one."""
+"""Least share of the exchanges made alone that a device must keep beside a capped one."""
 
 FLEET_STEP_S = 0.05
 LEARNING_RATE = 0.2
@@ -255,7 +261,7 @@ Case = tuple[tuple[LinkProfile, ...], int, Effort]
 
 
 def simulate(case: Case) -> dict[str, float]:
-    """Train a fleet of two or three in virtual time; return the figures of the first device."""
+    """Train two or three devices in virtual time; return the first device's figures."""
     links, seed, effort = case
     model = MlpModel(inputs=64, hidden=(effort.hidden,), classes=10)
     fleet = VirtualFleet(model, seed, settings=HubCoreSettings())
@@ -287,7 +293,7 @@ def measure_virtual(effort: Effort, results: Results) -> None:
 
 
 def measure_real(seconds: float, results: Results) -> None:
-    """Compare one device alone with the same beside one that keeps a cap, as real processes."""
+    """Compare a device alone with the same device beside a capped one, as real processes."""
     exchanges = {}
     training = split_digits()[0]
     capped = RealMember(training, FLEET_STEP_S, keys={"bandwidth_bytes_per_s_max": SLOW_BYTES_PER_S})
@@ -304,7 +310,7 @@ def measure_real(seconds: float, results: Results) -> None:
 
 
 def measure_beside(effort: Effort, results: Results) -> None:
-    """Measure fleets of which one link is slow in virtual time, then with real processes."""
+    """Measure fleets with one slow link in virtual time, then with real processes."""
     measure_virtual(effort, results)
     if effort.real_s:
         measure_real(effort.real_s, results)
@@ -315,7 +321,7 @@ PARTS = {"cuts": measure_cuts, "cap": measure_cap, "share": measure_share, "besi
 
 @benchmark("Bytes, heartbeats, memory and pace over bad links.", PARTS)
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Measure the parts that are asked for."""
+    """Measure the requested parts."""
     for part, measure in PARTS.items():
         if part in arguments.part:
             measure(EFFORTS[arguments.form], results)

@@ -1,4 +1,4 @@
-"""A slow and unreliable link in user space: a TCP proxy with a rate, small buffers, and cuts."""
+"""A slow and unreliable link in user space: a TCP proxy with a rate and cuts."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ LATENESS_S = 0.01
 
 
 class Way:
-    """One direction: its rate, what has passed and when, and at which totals the connection is to break."""
+    """One direction: its rate, what passed and when, and the totals at which it breaks."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self.total = 0
@@ -27,11 +27,11 @@ class Way:
 
     @property
     def chunk_bytes(self) -> int:
-        """How much passes at a time: 10 ms of a slow link."""
+        """Bytes forwarded at a time: 10 ms of a slow link."""
         return CHUNK_BYTES if self.bytes_per_s is None else min(CHUNK_BYTES, int(LATENESS_S * self.bytes_per_s))
 
     async def let_pass(self, size: int) -> bool:
-        """Wait as long as `size` bytes take; return whether the connection must break after them."""
+        """Wait as long as `size` bytes take; return whether the connection must then break."""
         if self.bytes_per_s is not None:
             now_s = time.monotonic()
             self._free_at_s = max(self._free_at_s, now_s - LATENESS_S) + size / self.bytes_per_s
@@ -46,7 +46,7 @@ class Way:
 
 
 class Proxy:
-    """Listens on a port of this machine and forwards to another; rates in bytes a second each way."""
+    """Listens on a local port and forwards to another; rates are bytes per second each way."""
 
     def __init__(self, bytes_per_s: float | None = None) -> None:
         self.up, self.down = Way(bytes_per_s), Way(bytes_per_s)
@@ -56,7 +56,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, target: str) -> Self:
-        """Listen, and forward to that address."""
+        """Listen, and forward to an address."""
         host, _, port = target.removeprefix("tcp://").rpartition(":")
         self._target = host, int(port)
         self._loop = asyncio.get_running_loop()
@@ -135,7 +135,7 @@ def _small(one: socket.socket) -> socket.socket:
 
 @contextlib.contextmanager
 def proxied(target: str) -> Iterator[Proxy]:
-    """Forward to an address from a thread; the rates may be changed from outside."""
+    """Run the proxy in a thread; the caller may change its rates."""
     proxy, listening = Proxy(), threading.Event()
 
     async def serve() -> None:

@@ -1,7 +1,7 @@
-"""Averaging without a hub: what it hides behind computing, what it sends, and what a death costs the others.
+"""Measure averaging without a hub: hidden time, traffic, a killed member and accuracy.
 
-Run as `python -m benchmarks.peers`. Members are real processes. Before each is a TCP proxy in user space that lets
-50 Mbit/s in. Local steps take 20 ms without a core of this machine.
+Run as `python -m benchmarks.peers`. Members are real processes. In front of each is a TCP proxy in
+user space that limits its downlink to 50 Mbit/s. Local steps take 20 ms without using a core.
 """
 
 import argparse
@@ -48,7 +48,7 @@ LENGTH = 250_000
 
 
 class Told(NamedTuple):
-    """The end of a round: when, of how many members, and the bytes sent by then, all and payload."""
+    """The end of a round: when, with how many members, and the bytes sent until then."""
 
     at_s: float
     members: int
@@ -58,7 +58,7 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True)
 class Noted:
-    """What a member measured: mean seconds of a step before it had peers, and then steps, seconds and rounds."""
+    """A member's measurements: mean step time before it has peers, then steps, seconds, rounds."""
 
     step_alone_s: float
     steps: int
@@ -70,7 +70,7 @@ class Noted:
 
 
 class Timed(PeerRuntime):
-    """A peer that counts bytes of coded models, and seconds of its rounds and in which training stood still."""
+    """A peer that measures coded bytes, seconds in rounds, and seconds without steps."""
 
     payload_bytes_up = 0
     round_s = standstill_s = round_began_s = 0.0
@@ -81,7 +81,7 @@ class Timed(PeerRuntime):
         super().send(peer, header, payload)
 
     def between_steps(self, work: Callable[[Vector], Result], then: Callable[[Result], None]) -> None:
-        """Count the seconds in which training stands still."""
+        """Measure the seconds in which training waits."""
 
         def timed(parameters: Vector) -> Result:
             began_s = time.monotonic()
@@ -92,7 +92,7 @@ class Timed(PeerRuntime):
         super().between_steps(timed, then)
 
     def report(self, report: PeerReport) -> None:
-        """Count the seconds of whole rounds."""
+        """Measure the seconds of whole rounds."""
         if report.event == "round_started":
             self.round_began_s = time.monotonic()
         elif report.event == "round_done":
@@ -101,14 +101,17 @@ class Timed(PeerRuntime):
 
 
 def first_values(number: int) -> Vector:
-    """Return the values that a member begins with."""
+    """Return a member's initial values."""
     return np.random.default_rng(number).normal(size=LENGTH).astype(np.float32)
 
 
 def run_member(
     number: int, peers: Peers, secret: bytes, section: PeerSection, pipe: "Connection[Any, Any]"
 ) -> None:
-    """Take steps alone, then be a peer until the parent speaks; tell it of rounds, and last what was noted."""
+    """Take steps alone, then be a peer until the parent sends something.
+
+    It reports each round, and at the end its measurements.
+    """
     trainer = Waits(make_spec(LENGTH), STEP_S)
 
     def tell(report: PeerReport) -> None:
@@ -165,7 +168,7 @@ TOPOLOGIES: tuple[Topology, ...] = ("ring", "all_to_all")
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure: members on slow links, the rounds that they take, and members and epochs that learn."""
+    """How much to measure: members and rounds on slow links, learning members and epochs."""
 
     members: int
     rounds: int
@@ -182,7 +185,7 @@ EFFORTS = {
 
 
 class Fleet(Children):
-    """Members in processes, each behind a proxy of its own, and what they told of their rounds."""
+    """Members in processes, each behind its own proxy, and their reports of rounds."""
 
     def __init__(self, effort: Effort, topology: Topology, count: int) -> None:
         super().__init__("benchmarks.peers")
@@ -215,7 +218,7 @@ class Fleet(Children):
             await proxy.stop()
 
     async def wait_for_rounds(self, member: int, count: int, members: int, since_s: float = 0.0) -> float:
-        """Wait until a member has this number of rounds of this number of members, ended later; return when."""
+        """Wait until a member has `count` rounds of `members` that ended later; return when."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             for each, told in zip(self.members, self.rounds, strict=True):
@@ -229,7 +232,7 @@ class Fleet(Children):
             await asyncio.sleep(0.02)
 
     async def end(self, members: list[int]) -> list[Noted]:
-        """End these members; return what they measured."""
+        """Stop these members; return their measurements."""
         for member in members:
             self.members[member].pipe.send("end")
         return [await asyncio.to_thread(self._noted, self.members[member]) for member in members]
@@ -242,7 +245,7 @@ class Fleet(Children):
 
 
 async def measure_rounds(effort: Effort, topology: Topology, results: Results) -> None:
-    """Let members exchange a model of 1 MB at 50 Mbit/s; compare time and bytes with their bounds."""
+    """Average a 1 MB model at 50 Mbit/s; compare time and bytes with their bounds."""
     count, numbers = effort.members, list(range(effort.members))
     show_progress(f"{topology}: {count} members, 1 MB, 50 Mbit/s, {effort.rounds} rounds")
     async with Fleet(effort, topology, count) as fleet:
@@ -278,20 +281,20 @@ async def measure_rounds(effort: Effort, topology: Topology, results: Results) -
 
 
 def _hidden(noted: Noted) -> float:
-    """Return the share of the rounds' time in which steps kept the pace that they have without."""
+    """Return the share of the time in rounds in which steps ran at their usual speed."""
     lost_s = max(0.0, noted.seconds - noted.steps * noted.step_alone_s)
     return 1.0 - lost_s / noted.round_s
 
 
 def _bytes_of_round(rounds: list[Told], count: int) -> tuple[float, float]:
-    """Return the bytes that a member sent between the ends of its whole rounds: all, and payload; the medians."""
+    """Return the medians of a member's bytes per whole round: all, and payload."""
     pairs = list(itertools.pairwise(one for one in rounds if one.members == count))
     total = median(after.sent - before.sent for before, after in pairs)
     return float(total), float(median(after.payload - before.payload for before, after in pairs))
 
 
 async def measure_death(effort: Effort, topology: Topology, results: Results) -> None:
-    """Kill a member in the middle of a round; compare when the others have their next round with the lease."""
+    """Kill a member in mid-round; compare the others' next round with the lease."""
     count = max(3, effort.members)
     show_progress(f"{topology}: one of {count} members is killed")
     async with Fleet(effort, topology, count) as fleet:
@@ -311,7 +314,7 @@ async def measure_death(effort: Effort, topology: Topology, results: Results) ->
 
 
 def measure_learning(effort: Effort, results: Results) -> None:
-    """Learn the digits with a hub and without one, in processes, from equal shares."""
+    """Learn the digits with a hub and without one, in processes with equal shares."""
     training, held_out = split_digits()
     parts = list(iid(training, effort.learners, 0))
     title = f"digits, {effort.learners} processes, {effort.epochs} epochs"
@@ -336,13 +339,13 @@ def measure_learning(effort: Effort, results: Results) -> None:
         columns = {"accuracy": run.accuracy, "loss": run.loss or 0.0, "seconds": time.monotonic() - began_s}
         results.add(title, topology, columns, 4)
     for topology in TOPOLOGIES:
-        name = f"{topology}: accuracy and 1 point over the star's"
+        name = f"{topology}: accuracy plus 1 point over the star's"
         results.ratio(name, (found[topology] + POINTS_MAX) / found["star"], 1.0)
 
 
 @benchmark("Averaging without a hub.")
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Measure rounds on slow links, a death, and learning."""
+    """Measure rounds on slow links, a killed member, and learning."""
     effort = EFFORTS[arguments.form]
     for topology in TOPOLOGIES:
         asyncio.run(measure_rounds(effort, topology, results))

@@ -1,7 +1,7 @@
-"""Makes the pages and pictures of docs/results from the records in benchmarks/results, and from nothing else.
+"""Generate the pages and pictures of docs/results from benchmarks/results.
 
-A page is written by hand, but for the part between two marks, which is made from the benchmark's record. Without a
-record that part, too, is left as it is: it says since when nothing was measured.
+Pages are written by hand except for the part between two marks, which comes from the benchmark's
+record. Without a record, `plot` leaves that part unchanged.
 """
 
 import math
@@ -24,11 +24,11 @@ END = "<!-- measured: end -->"
 
 WIDTH = 720
 LETTER = 6.5
-"""The width of a letter in small text, roughly."""
+"""Approximate width of a letter in small text."""
 
 
 def plot() -> int:
-    """Write all pages and pictures, and tell how old every record is; return the exit code."""
+    """Write all pages and pictures and print the age of each record; return the exit code."""
     records = read_records()
     for path, content in make_files(records).items():
         path.write_text(content, encoding="utf-8")
@@ -38,7 +38,7 @@ def plot() -> int:
 
 
 def make_files(records: Mapping[str, Record], docs: Path = DOCS) -> dict[Path, str]:
-    """Return every page and picture that follows from the records, by its path."""
+    """Return the content of every page and picture that depends on the records, by path."""
     found: dict[Path, str] = {}
     for name, record in records.items():
         drawn = {docs / "results" / f"{name}-ratios.svg": draw_ratios(record)}
@@ -54,14 +54,17 @@ def make_files(records: Mapping[str, Record], docs: Path = DOCS) -> dict[Path, s
 
 
 def _fill(page: Path, part: str) -> str:
-    """Return a page with another part between its marks."""
+    """Return a page with a new part between its marks."""
     before, _, rest = page.read_text("utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{part}\n\n{END}{after}"
 
 
 def _changed_since(commit: str) -> str:
-    """Say how often the code has changed since a commit; nothing if it has not, or if git does not know."""
+    """Describe how many commits have changed the code since a commit.
+
+    Empty if none has, or if git does not know the commit.
+    """
     command = ["git", "rev-list", "--count", f"{commit.removesuffix('-dirty')}..HEAD", "--", "edgeasync"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     count = done.stdout.strip()
@@ -72,7 +75,7 @@ def _changed_since(commit: str) -> str:
 
 
 def _measured(record: Record, pictures: Sequence[str]) -> str:
-    """Return the part of a page that is made from a record."""
+    """Return the generated part of a page."""
     commit = record.commit.removesuffix("-dirty")
     dirty = ", with changes that were not committed" if commit != record.commit else ""
     flag = " --short" if record.form == "short" else ""
@@ -116,7 +119,7 @@ def _figure(title: str, rows: Table) -> str:
 
 
 def _list(records: Mapping[str, Record], docs: Path) -> str:
-    """Return a table of all pages, with what is known of each benchmark."""
+    """Return a table of all pages, with each benchmark's targets and date."""
     rows = []
     for page in sorted((docs / "results").glob("*.md")):
         if page.stem in {"index", "benchmarks"}:
@@ -139,9 +142,9 @@ STEPS = (1, 2, 5)
 
 
 def draw_ratios(record: Record) -> str:
-    """Return the ratios as dots on a logarithmic scale, each with a tick at its target.
+    """Draw the ratios as dots on a logarithmic scale, each with a tick at its target.
 
-    A ratio that is not above zero, such as a difference, stands there as a number alone.
+    A ratio that is not positive, such as a negative difference, is shown only as a number.
     """
     ratios = {name: ratio for name, ratio in record.ratios.items() if ratio is not None}
     left = 24 + LETTER * max(len(name.removesuffix(BOUND)) for name in ratios)
@@ -190,9 +193,9 @@ Panel = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Bars:
-    """Panels side by side, each with a scale of its own, and with a bar for each label.
+    """Panels side by side, each with its own scale and one bar per label.
 
-    `labels` are in their order, with the words that are shown. The first one is ours.
+    `labels` maps each label, in drawing order, to the text shown. The first one is ours.
     """
 
     title: str
@@ -239,7 +242,7 @@ RULES = {
     "ASGD": "asynchronous SGD",
     "fixed interval": "fixed interval",
 }
-"""The rules of `policies`, in the words of README's picture."""
+"""The rules of `policies`, as README's picture names them."""
 
 SCENARIO = "unequal fleet, Dirichlet 0.3, float32"
 JUDGED = {
@@ -249,7 +252,10 @@ JUDGED = {
 
 
 def time_to_target(record: Record) -> Bars:
-    """Return time and traffic until 95 % on skewed data; a row's name may end with the setting of its rule."""
+    """Return time and traffic until 95 % on skewed data.
+
+    A row's name may end with the setting of its rule.
+    """
     rows = {name.partition(" (")[0]: row for name, row in record.figures[SCENARIO].items()}
     return Bars(
         "Time and traffic until 95 % accuracy",

@@ -1,4 +1,4 @@
-"""Draws lines over a number that grows, both scales logarithmic."""
+"""Draw lines on two logarithmic scales."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ COLOURS = (BLUE, INK, RED, GREY, QUIET)
 
 @dataclass(frozen=True)
 class Curves:
-    """Panels side by side, each with its lines by their names."""
+    """Panels side by side, each with its lines by name."""
 
     title: str
     panels: Mapping[str, Mapping[str, Points]]
@@ -27,7 +27,7 @@ class Curves:
 
 
 def scale(record: Record) -> Curves:
-    """Return the costs and the slowest events of `scale`, in the core alone and through real sockets."""
+    """Return costs and slowest events of `scale`, for the core alone and for real sockets."""
     mean, slowest = (record.figures[f"the core alone, {which}"] for which in ("mean", "slowest"))
     pushes = record.figures["pushes of 4 KB, real sockets"]
     pings = record.figures["joins and pings, real sockets"]
@@ -54,7 +54,7 @@ def scale(record: Record) -> Curves:
 
 
 def draw_curves(curves: Curves) -> str:
-    """Return panels of lines, each with its name at its end."""
+    """Draw panels of lines, each with its name at its right end."""
     parts = []
     for place, (title, lines) in enumerate(curves.panels.items()):
         parts.append(text(EACH * place + LEFT, 26, title, "title"))
@@ -89,7 +89,7 @@ def _panel(begin: int, lines: Mapping[str, Points]) -> list[str]:
 
 
 class _Scale:
-    """A logarithmic scale from one place of the picture to another."""
+    """A logarithmic scale between two positions in the picture."""
 
     def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
         self._low, self._high = (math.log10(pick(values)) for pick in (min, max))
@@ -105,7 +105,7 @@ class _Scale:
 
 
 def _apart(places: Mapping[str, float]) -> dict[str, float]:
-    """Return places from top to bottom that are far enough apart to write a line at each."""
+    """Move labels apart, from top to bottom, so that they do not overlap."""
     found: dict[str, float] = {}
     last = -math.inf
     for name, place in sorted(places.items(), key=lambda item: item[1]):
@@ -114,7 +114,10 @@ def _apart(places: Mapping[str, float]) -> dict[str, float]:
 
 
 def _points(rows: Table, column: str) -> Points:
-    """Return a column over the numbers that its rows begin with; a value of 0 has no place on the scale."""
+    """Return a column as points over the numbers that begin the row names.
+
+    A value of 0 is omitted, because a logarithmic scale cannot show it.
+    """
     values = [(float(name.split()[0].replace(",", "")), row.get(column)) for name, row in rows.items()]
     return [(number, value) for number, value in values if value is not None and value > 0]
 

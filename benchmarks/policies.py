@@ -1,8 +1,9 @@
-"""How soon a fleet learns under our default policy and under others', in virtual time, and with how many bytes.
+"""Measure how soon and with how many bytes a fleet learns under several policies.
 
-Run as `python -m benchmarks.policies`. Twenty simulated devices with their own cores and real encoded frames train
-a small network on the handwritten digits. Every baseline takes the best setting of its grid, found on other seeds
-than those it is judged on; the default has one setting.
+Run as `python -m benchmarks.policies`. Twenty simulated devices with their own cores and real
+encoded frames train a small network on the handwritten digits, in virtual time. Every baseline uses
+the best setting of its grid, tuned on other seeds than those for judging. The default has one
+setting.
 """
 
 import argparse
@@ -47,12 +48,15 @@ CODECS = {
 }
 
 ACCURACY_LOST_MAX = {"IID": 0.5, "Dirichlet 0.3": 2.0}
-"""How many points the default's accuracy at the end may be below that of training in one place."""
+"""Points by which the default's final accuracy may be below that of one place."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Codecs, seeds to tune on (none: the first setting of each grid), to judge on, and where a run ends."""
+    """Codecs, seeds for tuning and judging, and when a run ends.
+
+    Without tuning seeds, each grid's first setting is used.
+    """
 
     codecs: tuple[str, ...]
     tuning: tuple[int, ...]
@@ -70,7 +74,7 @@ EFFORTS = {
 
 
 def tune(rules: Mapping[str, Grid], scenario: Scenario, effort: Effort) -> dict[str, tuple[str, Policy]]:
-    """Return each rule's best label and policy: by median time, then by accuracy."""
+    """Return each rule's best label and policy, by median time and then by accuracy."""
     chosen = {name: next(iter(grid.items())) for name, grid in rules.items()}
     if not effort.tuning:
         return chosen
@@ -95,7 +99,7 @@ def tune(rules: Mapping[str, Grid], scenario: Scenario, effort: Effort) -> dict[
 def judge(
     chosen: Mapping[str, tuple[str, Policy]], scenario: Scenario, effort: Effort, results: Results
 ) -> dict[str, list[Outcome]]:
-    """Measure the chosen policies on fresh seeds and note the figures; return the outcomes by rule."""
+    """Run the chosen policies on fresh seeds and add their figures; return outcomes by rule."""
     found = compare({name: policy for name, (_, policy) in chosen.items()}, scenario, effort.judging)
     for name, runs in found.items():
         label, _ = chosen[name]
@@ -104,7 +108,7 @@ def judge(
             "s": statistics.median(times_s),
             "worst s": max(times_s),
             "MB": statistics.median([run.reached_mb for run in runs]),
-            "in the end, %": 100.0 * statistics.median([run.accuracy for run in runs]),
+            "final accuracy, %": 100.0 * statistics.median([run.accuracy for run in runs]),
         }
         row = f"{name} ({label})" if label else name
         results.add(scenario.name, row, columns)
@@ -112,19 +116,19 @@ def judge(
 
 
 def reached_s(runs: list[Outcome], limit_s: float) -> list[float]:
-    """Return the times to the target; a run that did not reach it counts with the time limit."""
+    """Return the times to the target; a run that missed it counts with the time limit."""
     return [min(run.reached_s, limit_s) for run in runs]
 
 
 def best_of(rules: tuple[str, ...], found: Mapping[str, list[Outcome]], limit_s: float) -> list[Outcome]:
-    """Return the outcomes of the rule that reached the target soonest, by the median."""
+    """Return the outcomes of the rule with the lowest median time to the target."""
     return min([found[rule] for rule in rules], key=lambda runs: statistics.median(reached_s(runs, limit_s)))
 
 
 def note_ratio(
     results: Results, name: str, *, ours: list[Outcome], theirs: list[Outcome], limit_s: float, target: float
 ) -> None:
-    """Note their time over ours: the median of the ratios on each seed."""
+    """Add the rule's time over ours: the median of the ratios of each seed."""
     times = zip(reached_s(theirs, limit_s), reached_s(ours, limit_s), strict=True)
     results.ratio(name, statistics.median([other / own for other, own in times]), target)
 
@@ -145,12 +149,12 @@ def compare_unequal(partition: str, codec: str, effort: Effort, one_place: list[
         title = f"{at} {rule} / default"
         note_ratio(results, title, ours=ours, theirs=theirs, limit_s=scenario.limit_s, target=target)
     differences = [100.0 * (run.accuracy - alone) for run, alone in zip(ours, one_place, strict=True)]
-    title = f"{at} accuracy in the end - one place's, points"
+    title = f"{at} final accuracy - one place's, points"
     results.ratio(title, statistics.median(differences), -ACCURACY_LOST_MAX[partition])
 
 
 def compare_even(partition: str, codec: str, effort: Effort, results: Results) -> None:
-    """Compare the default with synchronous rounds where all devices are equal and none ever fails."""
+    """Compare the default with synchronous rounds on equal devices that never fail."""
     name = f"equal fleet, {partition}, {codec}"
     scenario = Scenario(
         name, EVEN, PARTITIONS[partition], CODECS[codec], horizon_s=effort.horizon_s / 2, limit_s=effort.limit_s
@@ -161,16 +165,16 @@ def compare_even(partition: str, codec: str, effort: Effort, results: Results) -
 
 
 PARSER = make_parser("Time, bytes and accuracy of update policies on a simulated fleet.")
-PARSER.add_argument("--codec", nargs="+", choices=CODECS, help="what updates and models travel as, for all rules")
+PARSER.add_argument("--codec", nargs="+", choices=CODECS, help="codec of updates and models, for all rules")
 
 
 @benchmark(PARSER)
 def main(arguments: argparse.Namespace, results: Results) -> None:
     """Compare the rules in every scenario."""
     effort = EFFORTS[arguments.form]
-    show_progress(f"{TARGET:.0%} of the digits held out is the target; all times are virtual")
+    show_progress(f"the target is {TARGET:.0%} accuracy on held-out digits; all times are virtual")
     one_place = [measure_one_place(seed, effort.one_place_epochs) for seed in effort.judging]
-    results.add("one place", "plain SGD", {"in the end, %": 100.0 * statistics.median(one_place)})
+    results.add("one place", "plain SGD", {"final accuracy, %": 100.0 * statistics.median(one_place)})
     for codec in arguments.codec or effort.codecs:
         for partition in PARTITIONS:
             compare_unequal(partition, codec, effort, one_place, results)

@@ -1,7 +1,7 @@
-"""One training run of a simulated fleet under one policy, and many of them on all cores.
+"""Run a simulated fleet under one policy, or many such runs on all cores.
 
-`measure(case)` is one run. To study a variant of a
-policy, call `compare({"label": Policy(...), ...}, scenario, seeds)`.
+`measure(case)` is one run. To study a variant of a policy, call `compare({"label": Policy(...),
+...}, scenario, seeds)`.
 """
 
 import math
@@ -30,11 +30,11 @@ from edgeasync.training.numpy_models import MlpModel
 from simulation.population import FleetProfile, draw_fleet, switch_off_and_on
 
 LEARNING_RATE = 0.2
-"""Of the devices' own SGD, and of the one place's."""
+"""Learning rate of the devices' SGD and of training in one place."""
 
 TARGET = 0.95
 CONSECUTIVE = 3
-"""How many evaluations in a row must be at or over the target; the first of them is when it was reached."""
+"""How many consecutive evaluations must reach the target; the first sets the time."""
 
 EVALUATE_S = 0.05
 ONE_PLACE_EPOCHS = 200
@@ -42,10 +42,11 @@ ONE_PLACE_EPOCHS = 200
 
 @dataclass(frozen=True)
 class Scenario:
-    """The data and the devices of a fleet, and how long it is watched.
+    """A fleet's data and devices, and how long to run it.
 
-    `alpha` is the skew of the labels, `None` without skew. The accuracy at the end is the mean of the evaluations
-    in the last `final_s` before `horizon_s`. A run ends at `limit_s` even if it has not reached the target.
+    `alpha` is the skew of the labels; `None` means no skew. The final accuracy is the mean of the
+    evaluations in the last `final_s` before `horizon_s`. A run ends at `limit_s` even without
+    reaching the target.
     """
 
     name: str
@@ -62,9 +63,10 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run. If it missed the target, `reached_s` is infinite and `reached_mb` counts all bytes.
+    """The outcome of a run.
 
-    `accuracy` is the one at the end.
+    If it missed the target, `reached_s` is infinite and `reached_mb` counts all bytes. `accuracy`
+    is the final accuracy.
     """
 
     reached_s: float
@@ -74,7 +76,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Case:
-    """One run; with `only_to_target` it ends when the target is reached."""
+    """One run; with `only_to_target` it ends when it reaches the target."""
 
     policy: PolicySet
     scenario: Scenario
@@ -116,7 +118,7 @@ class Watch:
 
 
 def measure(case: Case) -> Outcome:
-    """Train a fleet; devices, their data, the model's first values and all else are drawn from the seed."""
+    """Train a fleet; the seed determines devices, data and the model's initial values."""
     scenario, seed = case.scenario, case.seed
     training, held_out = split_digits()
     profile = scenario.fleet
@@ -154,7 +156,10 @@ def measure(case: Case) -> Outcome:
 
 
 def measure_one_place(seed: int, epochs: int = ONE_PLACE_EPOCHS) -> float:
-    """Return the accuracy in the end of plain SGD on all data in one place: the mean of its last 20 epochs."""
+    """Return the final accuracy of plain SGD on all data in one place.
+
+    It is the mean over the last 20 epochs.
+    """
     training, held_out = split_digits()
     trainer = GradientTrainer(DIGITS.spec, DIGITS.gradient, (SGD(LEARNING_RATE),), batches(training, BATCH, seed))
     parameters = DIGITS.initial(seed)
@@ -170,7 +175,7 @@ def measure_one_place(seed: int, epochs: int = ONE_PLACE_EPOCHS) -> float:
 def compare(
     policies: Mapping[str, PolicySet], scenario: Scenario, seeds: Sequence[int], *, only_to_target: bool = False
 ) -> dict[str, list[Outcome]]:
-    """Measure policies on the same seeds; return each one's outcomes by its label."""
+    """Run policies on the same seeds; return each one's outcomes by label."""
     return measure_groups(
         measure,
         {

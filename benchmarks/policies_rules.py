@@ -1,7 +1,7 @@
-"""The rules that are compared: each has a name and a grid of settings, by label, of which it takes the best.
+"""The compared rules, each with a name and a grid of settings by label.
 
-The first setting of a grid is the one that did best when the grids were made; `--quick` takes it untuned.
-Baselines follow their papers, without our monitor.
+A rule uses the best setting of its grid. The first setting was best when the grids were written, so
+`--quick` uses it without tuning. Baselines follow their papers, without our monitor.
 """
 
 from edgeasync.policies.aggregation import (
@@ -42,7 +42,10 @@ def rule(
 
 
 def synchronous(share: float, settings: list[tuple[int, float, float]]) -> Grid:
-    """Return rounds with these (local steps, learning rate, Nesterov momentum); late updates are refused."""
+    """Return synchronous rounds with (local steps, learning rate, Nesterov momentum).
+
+    Late updates are rejected.
+    """
     return {
         f"H={steps} lr={rate:g} m={momentum:g}": rule(
             IN_TIME,

@@ -1,4 +1,4 @@
-"""Processes of a benchmark: those that talk with it through pipes and end with it, and what any process uses."""
+"""Processes of a benchmark, which answer through pipes, and tools for any process."""
 
 import itertools
 import multiprocessing
@@ -18,11 +18,11 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from benchmarks.report import show_progress
 
 PATIENCE_S = 60.0
-"""How long a process may take to say something."""
+"""How long a process may take to answer."""
 
 
 class Child:
-    """A process and our end of its pipe, which is the last argument of its function."""
+    """A process and our end of its pipe; the process receives the other end as last argument."""
 
     def __init__(
         self, context: ForkServerContext | SpawnContext, target: Callable[..., None], *arguments: object
@@ -34,7 +34,10 @@ class Child:
         theirs.close()
 
     def hear(self, patience_s: float = PATIENCE_S) -> Any:
-        """Return the next thing that the process says; one that has failed has said why on standard error."""
+        """Return the next message of the process.
+
+        A process that has failed has printed the reason on standard error.
+        """
         if not self.pipe.poll(patience_s):
             raise TimeoutError(f"{self.process.name} does not answer")
         try:
@@ -43,7 +46,7 @@ class Child:
             raise RuntimeError(f"{self.process.name} has failed") from None
 
     def ask(self) -> Any:
-        """Ask a process for what it measured since the last question."""
+        """Ask a process for its measurements since the last question."""
         self.pipe.send(None)
         return self.hear()
 
@@ -54,9 +57,9 @@ class Child:
 
 
 class Children:
-    """Processes that begin with these modules imported; all are killed on leaving.
+    """Processes that start with these modules imported; all are killed on exit.
 
-    A folder in which they write has to outlive them: make it before.
+    Create the folder in which they write before this object, so that it outlives them.
     """
 
     def __init__(self, *preloaded: str) -> None:
@@ -79,7 +82,7 @@ class Children:
 
 
 def shares(first: int, last: int, count: int) -> list[tuple[int, int]]:
-    """Divide numbers among processes: return where the share of each begins and ends."""
+    """Divide numbers among processes; return where each share begins and ends."""
     return list(itertools.pairwise(first + (last - first) * part // max(1, count) for part in range(count + 1)))
 
 
@@ -106,12 +109,12 @@ def cpu_seconds(pid: int | None) -> float:
 
 
 def resident_bytes(pid: int | None) -> int:
-    """Return the memory that a process has in use, shared pages included."""
+    """Return a process's resident memory, shared pages included."""
     return int(psutil.Process(pid).memory_info().rss)
 
 
 def peak_resident_bytes(pid: int | None) -> int:
-    """Return the most memory that a process ever had in use, shared pages included; on Linux alone."""
+    """Return a process's peak resident memory, shared pages included (Linux only)."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     (kilobytes,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
     return 1024 * int(kilobytes)
@@ -119,7 +122,10 @@ def peak_resident_bytes(pid: int | None) -> int:
 
 @dataclass(frozen=True)
 class Used:
-    """What a process uses at a moment; `written_bytes` is what it has had written to disks since its start."""
+    """A process's resource use at one moment.
+
+    `written_bytes` counts what it has written to disks since its start.
+    """
 
     resident_bytes: int
     descriptors: int
@@ -128,7 +134,7 @@ class Used:
 
 
 def used_by(pid: int) -> Used:
-    """Look at a process; on Linux alone."""
+    """Measure a process's resource use (Linux only)."""
     process = psutil.Process(pid)
     with process.oneshot():
         return Used(
@@ -147,7 +153,10 @@ Outcome = TypeVar("Outcome")
 def measure_groups(
     measure: Callable[[Case], Outcome], groups: Mapping[Key, Sequence[Case]], what: str
 ) -> dict[Key, list[Outcome]]:
-    """Measure the cases of all groups, on all cores; return the outcomes by group. `measure` has a name."""
+    """Measure the cases of all groups on all cores; return the outcomes by group.
+
+    `measure` must be a named function.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([measure.__module__])
     found: dict[Key, list[Outcome]] = {key: [] for key in groups}

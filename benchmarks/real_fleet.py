@@ -1,4 +1,4 @@
-"""A fleet of real processes on one machine: a hub with its defaults, and agents whose steps take a given time."""
+"""A fleet of real processes on one machine: a default hub, and agents with set step times."""
 
 import json
 import subprocess
@@ -22,16 +22,19 @@ from edgeasync.parameters import Vector
 from edgeasync.training.numpy_models import MlpModel
 
 LAST = 8
-"""The accuracy at the end is the mean over this many models, a second apart."""
+"""The final accuracy is the mean over this many models, one second apart."""
 
 
 @dataclass(frozen=True)
 class Story:
     """A run that has ended.
 
-    `models` are of its last seconds, `devices` are the devices' parts of the status, and `steps` counts all local
-    steps. `alarms` are in their order. `warned` says after how many of its own updates a device was first warned
-    of, in the order of the warnings.
+    - `models`: the models of its last seconds.
+    - `devices`: the devices' entries in the status.
+    - `steps`: all local steps.
+    - `alarms`: in order of time.
+    - `warned`: after how many of its own updates each device had its first alarm, in order of the
+      alarms.
     """
 
     models: Sequence[Vector]
@@ -43,7 +46,10 @@ class Story:
 
 
 def read_story(run: Path) -> Story:
-    """Replay the journal of a run; raises `RuntimeError` if it no longer begins with the run."""
+    """Replay a run's journal.
+
+    Raises `RuntimeError` if the journal no longer starts with the run.
+    """
     models: deque[Vector] = deque(maxlen=LAST)
     updates: Counter[str] = Counter()
     alarms: list[RunEvent] = []
@@ -94,7 +100,7 @@ ANSWER_S = 60.0
 
 
 class Effort(NamedTuple):
-    """How many runs, for how many seconds each, beside how many busy loops."""
+    """How many runs, of how many seconds, beside how many busy loops."""
 
     runs: int
     seconds: float
@@ -106,11 +112,14 @@ EFFORTS = {
     Form.SHORT: Effort(1, 15.0, (0, 2)),
     Form.QUICK: Effort(1, 1.0, (2,)),
 }
-"""Of benchmarks that repeat a virtual run on processes."""
+"""Efforts of benchmarks that repeat a virtual run with processes."""
 
 
 class RealFleet:
-    """A hub, and its agents in processes of their own; `run_fleet` makes it. Agents are `device-1` and so on."""
+    """A hub, and its agents `device-1` and so on in their own processes.
+
+    `run_fleet` creates it.
+    """
 
     def __init__(self, folder: Path, children: Children) -> None:
         self._folder, self._children = folder, children
@@ -121,12 +130,12 @@ class RealFleet:
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """The hub's status now."""
+        """The hub's current status."""
         return fetch_status(self.address, ANSWER_S)
 
     @property
     def devices(self) -> Sequence[Mapping[str, Any]]:
-        """The devices' parts of the hub's status now."""
+        """The devices' entries in the hub's current status."""
         return list(self.status["devices"])
 
     @property
@@ -136,7 +145,7 @@ class RealFleet:
         return [json.loads(line) for line in lines]
 
     def updates_of(self, name: str) -> int:
-        """Return how many updates of a device are in the model."""
+        """Return how many of a device's updates are applied."""
         return sum(device["updates_applied"] for device in self.devices if device["id"] == name)
 
     def wait_until_listens(self) -> None:
@@ -148,14 +157,14 @@ class RealFleet:
                     self.address = str(event["detail"])
                     return
             time.sleep(0.05)
-        raise RuntimeError("the hub did not begin")
+        raise RuntimeError("the hub did not start")
 
     def start(self, member: Member) -> None:
         """Start an agent."""
         self.agents.append(self._children.start(run_agent, self.address, len(self.agents) + 1, member))
 
     def wait_until_trains(self) -> None:
-        """Wait until each agent has had an answer."""
+        """Wait until each agent has received an answer."""
         until_s = time.monotonic() + ANSWER_S
         while sum(device["pushes_answered"] > 0 for device in self.devices) < len(self.agents):
             if time.monotonic() > until_s:
@@ -163,14 +172,14 @@ class RealFleet:
             time.sleep(0.2)
 
     def train(self, seconds: float) -> Story:
-        """Let the agents train for this time since each has had an answer, end them, and read the run."""
+        """Train for this time after each agent has an answer, then stop all and read the run."""
         self.wait_until_trains()
         time.sleep(seconds)
         self.end()
         return read_story(self._folder / "run")
 
     def end(self) -> None:
-        """End the agents, then the hub."""
+        """Stop the agents, then the hub."""
         for each in self.agents:
             each.kill()
         self._hub.terminate()
@@ -181,7 +190,7 @@ class RealFleet:
 def run_fleet(
     model: MlpModel, learning_rate: float, members: Sequence[Member], *, quiet: bool = True, more: str = ""
 ) -> Iterator[RealFleet]:
-    """Let a hub and its agents train until the block ends; `more` are lines of the hub's settings."""
+    """Train a hub and its agents until the block ends; `more` is added to the hub's settings."""
     with tempfile.TemporaryDirectory() as name, Children("benchmarks.agent_process") as children:
         text = SETTINGS.format(
             quiet=str(quiet).lower(),

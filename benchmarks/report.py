@@ -1,8 +1,8 @@
-"""What every benchmark shares: its arguments, the description of the machine, and how results are shown.
+"""Code that all benchmarks share: arguments, results and their output.
 
-A ratio says how we compare with something measured in the same run, on the same machine, in turns; or how a bound
-compares with the figure that must not exceed it. Higher is better. Absolute figures belong to the machine they
-were taken on and are shown beside its description.
+A ratio compares us with something else that alternated with us in one run on one machine, or
+divides a bound by the figure that must not exceed it. Higher is better. Absolute figures depend on
+the machine, so they are shown with its description.
 """
 
 import argparse
@@ -17,16 +17,16 @@ from benchmarks.surroundings import commit, machine, versions
 MEANINGLESS = ": a smoke run on tiny sizes, whose figures mean nothing"
 
 UNFIT = 2
-"""The exit code of a benchmark that this machine cannot run, such as one without a GPU."""
+"""Exit code of a benchmark that cannot run on this machine, for example without a GPU."""
 
 INTERRUPTED = 130
-"""The exit code of a shell's command that Ctrl-C ended."""
+"""A shell's exit code for a command that Ctrl-C ended."""
 
 NEED_HARDWARE = ("gpu",)
-"""Benchmarks that may end so."""
+"""Benchmarks that may exit with `UNFIT`."""
 
 BOUND = ": bound over measured"
-"""How the names of ratios end that are held to a bound."""
+"""Suffix in the name of a ratio that divides a bound by the figure."""
 
 Table = dict[str, dict[str, float]]
 """Row name -> column name -> number; rows may lack columns."""
@@ -34,25 +34,25 @@ Table = dict[str, dict[str, float]]
 
 @dataclass
 class Results:
-    """What a benchmark found: `figures` are tables by title, `targets` what some ratios should reach."""
+    """Results of a benchmark: `figures` are tables by title, `targets` are minimum ratios."""
 
     ratios: dict[str, float] = field(default_factory=dict)
     figures: dict[str, Table] = field(default_factory=dict)
     targets: dict[str, float] = field(default_factory=dict)
 
     def add(self, title: str, row: str, columns: Mapping[str, float], digits: int = 3) -> None:
-        """Add columns to a row of a table of figures, rounded; both are made where they are missing."""
+        """Add rounded columns to a row of figures; create table and row if missing."""
         rounded = {name: round(float(value), digits) for name, value in columns.items()}
         self.figures.setdefault(title, {}).setdefault(row, {}).update(rounded)
 
     def ratio(self, name: str, value: float, target: float | None = None) -> None:
-        """Add a ratio, and what it should reach."""
+        """Add a ratio and, optionally, its target."""
         self.ratios[name] = round(value, 4)
         if target is not None:
             self.targets[name] = round(target, 4)
 
     def bound(self, name: str, measured: float, bound: float) -> None:
-        """Add the ratio of a bound and what must not exceed it: 1 or more keeps it."""
+        """Add the ratio `bound / measured`; at 1 or more, the bound holds."""
         self.ratio(name + BOUND, bound / max(measured, 1e-9), 1.0)
 
 
@@ -77,9 +77,10 @@ def make_parser(description: str, parts: Iterable[str] = ()) -> argparse.Argumen
 def benchmark(
     parser: argparse.ArgumentParser | str, parts: Iterable[str] = ()
 ) -> Callable[[Callable[[argparse.Namespace, Results], None]], Callable[[], None]]:
-    """Make the `main` of a benchmark: it reads the arguments, measures, shows what it found, and enforces targets.
+    """Turn a function that measures into the `main` of a benchmark.
 
-    Instead of a parser a description will do.
+    `main` parses the arguments, measures, prints the results and enforces the targets. `parser` may
+    also be a description.
     """
     parser = make_parser(parser, parts) if isinstance(parser, str) else parser
 
@@ -120,12 +121,12 @@ def add_forms(parser: argparse.ArgumentParser, default: Form | str) -> None:
 
 
 def show_progress(sentence: str) -> None:
-    """Print on standard error what is being measured; standard output is only for the results."""
+    """Print progress on standard error, because standard output is only for results."""
     print(sentence, file=sys.stderr, flush=True)
 
 
 def show_results(results: Results, arguments: argparse.Namespace) -> None:
-    """Print the results as `arguments` of `make_parser` ask: tables for people, or exactly one JSON object."""
+    """Print the results as tables or, with `--json`, as one JSON object."""
     if arguments.json:
         found = {
             "machine": machine(),
@@ -150,7 +151,10 @@ def show_results(results: Results, arguments: argparse.Namespace) -> None:
 
 
 def enforce_targets(results: Results, arguments: argparse.Namespace) -> None:
-    """End with exit code 1, and a line for each, if ratios miss their targets; a quick run is held to none."""
+    """Exit with code 1 and print one line per ratio that misses its target.
+
+    A quick run enforces no targets.
+    """
     missed = [name for name, target in results.targets.items() if not results.ratios[name] >= target]
     for name in missed:
         show_progress(f"{name}: {results.ratios[name]:.2f} is below {results.targets[name]:g}")
@@ -170,7 +174,10 @@ def _print_table(head: list[str], rows: list[list[str]]) -> None:
 
 
 def number(value: float | None) -> str:
-    """Write a number with three digits that mean something, a whole one without a point; nothing for `None`."""
+    """Format a number with three significant digits, or as an integer.
+
+    Return an empty string for `None`.
+    """
     if value is None:
         return ""
     if abs(value) >= 100 or float(value).is_integer():

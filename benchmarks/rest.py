@@ -1,7 +1,8 @@
-"""What a quiet hub saves, and what it costs: bytes, time to the target, accuracy, and how soon the fleet wakes.
+"""Measure what a quiet hub saves and costs: bytes, time, accuracy and waking.
 
-Run as `python -m benchmarks.rest`. In virtual time a quiet fleet stands beside the same one at full pace. Then
-eight real agents learn digits on loopback, at full pace and quiet; in the end `edgeasync wake` wakes them.
+Run as `python -m benchmarks.rest`. In virtual time, a quiet fleet is compared with the same fleet
+at full pace. Then eight real agents learn digits on loopback, at full pace and quiet. Finally
+`edgeasync wake` wakes them.
 """
 
 import argparse
@@ -28,15 +29,15 @@ POLL_S = 0.1
 REAL_DEVICES = 8
 REAL_STEP_S = 0.05
 LEARNT_S = 60.0
-"""After this time a real fleet has learnt its digits."""
+"""Time after which a real fleet has learned its digits."""
 
 PLATEAU_S = (1500.0, 1800.0)
-"""Bytes at full pace are measured between these times, and scaled to an hour."""
+"""Bytes at full pace are measured between these times and scaled to an hour."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """Which seeds are run, on which data, for how many hours at full pace, and with which changes."""
+    """The seeds, the data, the hours at full pace, and the changes."""
 
     seeds: range
     data: tuple[str, ...] = ("digits", "smartwatch")
@@ -44,7 +45,7 @@ class Effort:
     changes: tuple[Change, ...] = ("pause", "slowest")
     wakes: tuple[Change, ...] = ("drift", "joins")
     real_s: tuple[float, float] = (60.0, 1200.0)
-    """Seconds of real processes at full pace once they have learnt, and of quiet ones; 0: none."""
+    """Seconds of trained real fleets: at full pace, and quiet. 0: none."""
 
 
 EFFORTS = {
@@ -55,7 +56,7 @@ EFFORTS = {
 
 
 def judge(data: str, effort: Effort, results: Results) -> None:
-    """Compare quiet fleets with those at full pace, and hold them to the bars."""
+    """Compare quiet fleets with fleets at full pace and with the bounds."""
     changes = [change for change in effort.changes if data == "digits" or change != "slowest"]
     pairs: list[tuple[str, Change]] = [(link, "nothing") for link in BYTES_SHARE_MAX] + [
         ("LAN", change) for change in changes
@@ -91,20 +92,23 @@ def judge(data: str, effort: Effort, results: Results) -> None:
 
 
 def compare(name: str, found: Sequence[tuple[Outcome, Outcome]], until_s: float, results: Results) -> None:
-    """Add what a quiet fleet loses against one at full pace: pairs of runs of the same seed."""
+    """Add what a quiet fleet loses; each quiet run is paired with one of the same seed."""
     best = [statistics.fmean(run.best(until_s) for run in runs) for runs in zip(*found, strict=True)]
     lost = 100.0 * (best[0] - best[1])
     both = [(full.reached_s, quiet.reached_s) for full, quiet in found if full.reached_s < until_s]
     results.add("quiet", name, {"accuracy at full pace": best[0], "accuracy": best[1], "points lost": lost})
     results.bound(f"{name}: points lost", max(lost, 0.01), POINTS_LOST_MAX)
-    if both and not name.endswith("pause"):  # every rest in the pause makes what follows it later
+    if both and not name.endswith("pause"):  # every rest during the pause delays what follows
         slower = statistics.fmean(quiet for _, quiet in both) / statistics.fmean(full for full, _ in both)
         results.add("quiet", name, {"time to target, ratio": slower, "runs that reach it": len(both)})
         results.bound(f"{name}: time to target", slower, SLOWER_MAX)
 
 
 def judge_processes(full_s: float, quiet_s: float, results: Results) -> None:
-    """Compare a quiet real fleet's bytes in the last quarter of its time with one at full pace, and wake it."""
+    """Compare a quiet real fleet's traffic with that at full pace, then wake it.
+
+    The quiet traffic is that of the last quarter of its time.
+    """
     parts = iid(split_digits()[0], REAL_DEVICES, 0)
     members = [Member(part, REAL_STEP_S) for part in parts]
     with run_fleet(DIGITS, LEARNING_RATES["digits"], members, quiet=False) as fleet:
@@ -135,7 +139,7 @@ def _bytes_per_s(fleet: RealFleet, seconds: float) -> float:
 
 
 def _wake(fleet: RealFleet) -> float:
-    """Wake a fleet by the command; return the seconds until every device has sent two more updates."""
+    """Run `edgeasync wake`; return seconds until every device has two more updates applied."""
     before = {one["id"]: one["updates_applied"] for one in fleet.devices}
     command = [sys.executable, "-m", "edgeasync", "wake", "--hub", fleet.address]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -145,9 +149,9 @@ def _wake(fleet: RealFleet) -> float:
     return time.monotonic() - begun_s
 
 
-@benchmark("What a quiet hub saves, and what it costs.", ("digits", "smartwatch", "processes"))
+@benchmark("What a quiet hub saves and costs.", ("digits", "smartwatch", "processes"))
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Judge both data sets, then real processes."""
+    """Measure both data sets, then real processes."""
     effort = EFFORTS[arguments.form]
     for data in (one for one in effort.data if one in arguments.part):
         judge(data, effort, results)

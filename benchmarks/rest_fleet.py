@@ -1,6 +1,7 @@
-"""A simulated fleet that trains for hours, quiet or at full pace: its bytes, its accuracy, and when it wakes.
+"""A simulated fleet that trains for hours, quiet or at full pace.
 
-A run is one seed. Local steps are long and devices few, so that an hour at full pace costs a minute of computing.
+It records bytes, accuracy and when the fleet wakes. A run has one seed. Local steps are long and
+devices few, so that an hour at full pace costs a minute of computing.
 """
 
 import math
@@ -26,19 +27,22 @@ from simulation.link import LinkProfile
 
 SPEEDS = (1.0, 1.0, 1.0, 1.0, 1.0, 3.0)
 STEP_S = 0.4
-"""A local step of the fastest devices; at full pace a period is five of them, and the exchange."""
+"""Local step of the fastest devices; a period at full pace is five of them plus the exchange."""
 
 TARGETS = {"digits": 0.95, "smartwatch": 0.84}
 SAMPLE_S = 5.0
 HOUR_S = 3600.0
 CHANGE_S = 5400.0
-"""When labels drift, or somebody joins: the fleet rests by then."""
+"""Time at which labels drift or a person joins. The fleet is idle by then."""
 
 PAUSE_S = (15.0, 400.0)
-"""Between these times all learning rates are 0: the model stands still for five minutes, and then improves."""
+"""Between these times all learning rates are 0.
+
+The model does not improve for over five minutes, and then does.
+"""
 
 MODEL_BYTES = 970_000.0
-"""Of the model in the issue: links are scaled, so that a model takes as long on them as that one."""
+"""Size of a reference model. Links are scaled, so that a model here takes as long."""
 
 LINKS = {"LAN": 12.5e6, "2 Mbit/s": 250e3}
 
@@ -47,7 +51,7 @@ Change = Literal["nothing", "pause", "slowest", "drift", "joins"]
 
 @dataclass(frozen=True)
 class Case:
-    """One run: what is trained, over which link, whether the hub is quiet, and what changes."""
+    """One run: the data, the link, whether the hub is quiet, and what changes."""
 
     seed: int
     data: str = "digits"
@@ -60,14 +64,17 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What a run came to. `bytes_at` has the bytes on all links at each sample, `accuracies` the model's then."""
+    """The outcome of a run.
+
+    At each sample, `bytes_at` has the bytes on all links, and `accuracies` the model's accuracy.
+    """
 
     accuracies: list[float] = field(default_factory=list)
     bytes_at: list[int] = field(default_factory=list)
     reached_s: float = math.inf
     woke_s: float = math.inf
     period_s: float = 0.0
-    """How long after the change the fleet was at full pace again, and the period that was in force then."""
+    """When the fleet was back at full pace after the change, and the period at that time."""
 
     def best(self, until_s: float = HOUR_S) -> float:
         """Return the best accuracy up to a time."""
@@ -84,13 +91,13 @@ class EvaluatingHub(SimulatedHub):
     evaluator: NumpyEvaluator
 
     def evaluate(self, snapshot: Snapshot, then: Callable[[Evaluated], None]) -> None:
-        """Evaluate in no time."""
+        """Evaluate without delay."""
         found = self.evaluator(snapshot.vector)
         self.after(0.0, lambda: then(Evaluated(snapshot.number, found.loss, found.accuracy)))
 
 
 class _Person:
-    """A device's data and its gradients: both may change while it trains."""
+    """A device's data and gradients, both of which may change while it trains."""
 
     def __init__(self, model: MlpModel, data: Dataset, seed: int) -> None:
         self._model = model
@@ -99,7 +106,7 @@ class _Person:
         self._stream = batches(data, BATCH, seed)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield batches, with the labels that hold now."""
+        """Yield batches with the labels that apply now."""
         for x, y in self._stream:
             yield x, y if self.labels is None else self.labels[y]
 
@@ -111,7 +118,7 @@ class _Person:
 
 
 class _Run(VirtualFleet):
-    """A fleet, and what is done to it."""
+    """A fleet, and the changes made to it."""
 
     hub: EvaluatingHub
 
@@ -129,7 +136,7 @@ class _Run(VirtualFleet):
 
     @property
     def resting(self) -> bool:
-        """Whether the fleet rests."""
+        """Whether the fleet is idle."""
         return self.hub.core.policy_engine.pacing.rest.state.resting
 
     def _join(self, part: Dataset, speed: float) -> None:
@@ -149,7 +156,7 @@ class _Run(VirtualFleet):
         )
 
     def plan(self) -> None:
-        """Arrange what changes."""
+        """Schedule the changes."""
         if self.case.change == "pause":
             for time_s, factor in zip(PAUSE_S, (0.0, 1.0), strict=True):
                 self.clock.at(time_s, partial(self._set_rates, factor))
@@ -169,7 +176,7 @@ class _Run(VirtualFleet):
             person.labels = np.roll(np.arange(self.model.classes), 1)
 
     def sample(self, now_s: float) -> None:
-        """Note how the fleet does."""
+        """Record the fleet's bytes and accuracy."""
         outcome = self.outcome
         outcome.accuracies.append(self.accuracy(self.held_out))
         outcome.bytes_at.append(self.bytes_sent)
@@ -191,7 +198,7 @@ def measure(case: Case) -> Outcome:
 
 
 def _data(case: Case) -> tuple[MlpModel, list[Dataset], Dataset, Dataset]:
-    """Return the model, the devices' data, a newcomer's, and what is held out."""
+    """Return the model, the devices' data, a newcomer's data, and held-out data."""
     count = len(SPEEDS)
     if case.data == "smartwatch":
         people, held_out = smartwatch.split_by_person()

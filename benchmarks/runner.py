@@ -1,4 +1,4 @@
-"""Runs benchmarks one after the other, each in a process of its own, and writes what they find to a folder."""
+"""Run benchmarks one after the other, each in its own process, and store their results."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from benchmarks.records import RESULTS, make_record, write_record
 from benchmarks.report import INTERRUPTED, NEED_HARDWARE, UNFIT, Form, show_progress
 
 GRACE_S = 20.0
-"""How long an interrupted benchmark may take to end its own processes and to remove its files."""
+"""How long an interrupted benchmark may take to end its processes and remove its files."""
 
 Outcome = Literal["measured", "missed a bound", "failed", "not for this machine"]
 
@@ -26,9 +26,9 @@ Outcome = Literal["measured", "missed a bound", "failed", "not for this machine"
 def run_all(names: Sequence[str], form: Form, folder: Path = RESULTS, *, root: Path = surroundings.ROOT) -> int:
     """Run benchmarks of the checkout `root` and write their records; return the exit code.
 
-    It is 1 if a benchmark failed, which leaves its older record as it was, or missed a bound. One that this
-    machine cannot run is left out. A `KeyboardInterrupt` ends the benchmark that runs; records that were written
-    before stay.
+    The exit code is 1 if a benchmark failed or missed a bound. A failed benchmark keeps its older
+    record. Benchmarks that this machine cannot run are skipped. A `KeyboardInterrupt` stops the
+    running benchmark and keeps the records written so far.
     """
     outcomes: dict[str, Outcome] = {}
     try:
@@ -46,7 +46,7 @@ def run_all(names: Sequence[str], form: Form, folder: Path = RESULTS, *, root: P
 
 
 def run_one(name: str, form: Form, folder: Path, root: Path) -> Outcome:
-    """Run one benchmark, and write its record if it has found something."""
+    """Run one benchmark, and write its record if it printed results."""
     before: dict[str, Any] = {
         "benchmark": name,
         "date": datetime.now(UTC).date().isoformat(),
@@ -61,10 +61,10 @@ def run_one(name: str, form: Form, folder: Path, root: Path) -> Outcome:
     seconds = round(time.monotonic() - started_s, 1)
     if name in NEED_HARDWARE and code == UNFIT:
         return "not for this machine"
-    finished = code in {0, 1}  # 1 with a result is a bound that was missed
+    finished = code in {0, 1}  # 1 with a result means that a bound was missed
     try:
         record = make_record(json.loads(printed if finished else ""), **before, seconds=seconds)
-    except ValueError as error:  # no JSON, or not what a benchmark prints
+    except ValueError as error:  # not JSON, or not a benchmark's output
         show_progress(f"{name}: failed after {seconds:g} s with exit code {code}; nothing is written: {error}")
         return "failed"
     path = write_record(record, folder)
@@ -75,9 +75,10 @@ def run_one(name: str, form: Form, folder: Path, root: Path) -> Outcome:
 
 
 def _run(name: str, flags: list[str], root: Path) -> tuple[int, str]:
-    """Run a benchmark as a process; return its exit code and what it printed.
+    """Run a benchmark as a process; return its exit code and its output.
 
-    It is the first of a session, so that Ctrl-C reaches us alone, and so that no process of it is left behind.
+    The process leads a new session, so that Ctrl-C reaches only this process, and so that all its
+    children can be killed.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
         process = subprocess.Popen(
@@ -97,7 +98,7 @@ def _run(name: str, flags: list[str], root: Path) -> tuple[int, str]:
 
 @contextmanager
 def ended(process: "subprocess.Popen[Any]") -> Iterator[None]:
-    """Kill what is left of a process's session in the end."""
+    """Kill what remains of a process's session when the block ends."""
     try:
         yield
     finally:

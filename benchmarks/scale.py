@@ -1,10 +1,10 @@
-"""What a message costs the hub, from ten live devices to ten thousand.
+"""Measure what a message costs the hub, from ten live devices to ten thousand.
 
-Run as `python -m benchmarks.scale`. First the core alone decides: no sockets, no arrays, no journal. Every device
-joins, fetches, and then exchanges in turn under the default policy; pings come between. The times are of
-processor, per event. The push that makes a version, with the answers of all who waited for it, counts among the
-pushes; it has a figure of its own beside them, the flush. Then a real hub with up to two thousand connections does
-the same. It ends with exit code 1 if the core misses a bound.
+Run as `python -m benchmarks.scale`. First the core runs alone, without sockets, arrays or a
+journal. Every device joins, fetches and then exchanges in turn under the default policy, with pings
+in between. Figures are processor times per event. A push that makes a version, and so answers all
+waiting devices, counts among the pushes. It also has its own figure, the flush. Then a real hub
+serves up to two thousand connections. The exit code is 1 if the core misses a bound.
 """
 
 import argparse
@@ -34,7 +34,7 @@ LENGTH = 1000
 
 SPEC = ParameterSpec((Parameter("weights", (LENGTH,)),))
 PERIOD_S = 1.0
-"""The time from one exchange of a device to its next."""
+"""Time between two exchanges of a device."""
 
 PUSH_US_MAX = 30.0
 GROWTH_MAX = 1.3
@@ -50,11 +50,11 @@ EVENTS_MIN = 4000
 
 
 Costs = dict[str, tuple[float, float]]
-"""Microseconds of an event of each kind, the usual one and the slowest."""
+"""Kind of event -> its mean and maximum, in microseconds."""
 
 
 class Bench:
-    """A core with members, and the processor's time that each of its events took, by kind."""
+    """A core with members, and the processor time of each of its events, by kind."""
 
     def __init__(self, devices: int) -> None:
         self.core = HubCore(
@@ -76,7 +76,7 @@ class Bench:
             self._join(number)
 
     def give(self, kind: str, event: HubEvent) -> None:
-        """Hand an event in, and note what it took."""
+        """Pass an event to the core and record its time."""
         begun_s = time.thread_time()
         effects = self.core.handle(event, self.now_s)
         spent_s = time.thread_time() - begun_s
@@ -110,7 +110,7 @@ class Bench:
 
 
 def measure(devices: int, rounds: int) -> Costs:
-    """Let every device exchange some times, in turn."""
+    """Let every device exchange several times, in turn."""
     bench = Bench(devices)
     rounds = max(rounds, EVENTS_MIN // devices)
     for sequence in range(1, rounds + 1):
@@ -131,10 +131,13 @@ def add(results: Results, name: str, costs: Costs) -> None:
 
 
 PINGS_PER_S = 2000.0
-"""Of all devices together, however many they are: only so can the cost of a ping be compared."""
+"""Pings of all devices together, at every fleet size, so that their costs are comparable."""
 
 BEYOND_S = 3.0
-"""How much longer devices push: they must not leave before the hub is asked at the end, and it may be busy."""
+"""How much longer devices push than the measurement.
+
+They must not leave before the final question to the hub, which may be busy.
+"""
 
 PUSHING_PROCESSES = 4
 SERVE = partial(serve_probed_hub, policy=Policy(), time_events=True)
@@ -142,7 +145,7 @@ SERVE = partial(serve_probed_hub, policy=Policy(), time_events=True)
 
 @dataclass(frozen=True)
 class Sockets:
-    """How many connections, how long a pause before the measurement, and how long that takes."""
+    """How many connections, and the pause before and the length of the measurement."""
 
     connections: tuple[int, ...]
     settle_s: float
@@ -157,7 +160,7 @@ SOCKETS = {
 
 
 def measure_pings(connections: int, effort: Sockets, bench: HubBench) -> dict[str, float]:
-    """Let devices join and then only ping; return the columns of the table."""
+    """Let devices join and then only ping; return the table's columns."""
     before, begun_s = bench.hub.ask(), time.monotonic()
     bench.join(0, connections, heartbeat_s=connections / PINGS_PER_S)
     joined_s, joined = time.monotonic() - begun_s, bench.hub.ask()
@@ -174,7 +177,7 @@ def measure_pings(connections: int, effort: Sockets, bench: HubBench) -> dict[st
 
 
 def measure_pushes(connections: int, effort: Sockets, bench: HubBench) -> dict[str, float]:
-    """Let devices join and push as soon as they are answered; return the columns of the table."""
+    """Let devices join and push whenever they are answered; return the table's columns."""
     devices = bench.exchange(connections, PUSHING_PROCESSES, effort.settle_s, effort.seconds + BEYOND_S)
     time.sleep(effort.settle_s)
     cpu_s, looked, columns = bench.look(effort.seconds, connections)
@@ -189,7 +192,7 @@ def measure_pushes(connections: int, effort: Sockets, bench: HubBench) -> dict[s
 
 
 def measure_sockets(form: Form, results: Results) -> None:
-    """Measure hubs with more and more connections, each with a new hub for pings and for pushes."""
+    """Measure growing numbers of connections, with new hubs for pings and for pushes."""
     effort = SOCKETS[form]
     pushes: dict[int, float] = {}
     for connections in effort.connections:
@@ -210,7 +213,7 @@ def measure_sockets(form: Form, results: Results) -> None:
 
 @benchmark("What a message costs the hub as the fleet grows.")
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Measure fleets of growing size, in the core alone and through real sockets."""
+    """Measure growing fleets, in the core alone and through real sockets."""
     prepare_for_service()
     found = {}
     for devices in DEVICES[arguments.form]:

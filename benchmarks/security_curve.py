@@ -1,7 +1,8 @@
-"""What encryption costs a hub: its channel under CURVE against the plain one, and bare libzmq beside, in turns.
+"""Measure what encryption costs: the hub's channel and bare libzmq, plain and CURVE.
 
-Run as `python -m benchmarks.security_curve`. One client pushes messages with a payload through a window, and each
-is answered by a small one. It ends with exit code 1 if encryption takes more of the processor than its bounds.
+Run as `python -m benchmarks.security_curve`. One client sends messages with a payload, up to a
+window of unanswered ones. A small message answers each. The exit code is 1 if encryption uses more
+processor time than its bounds.
 """
 
 import argparse
@@ -36,7 +37,7 @@ Socket = zmq.Socket[bytes]
 
 @dataclass(frozen=True)
 class Case:
-    """A size of payload, how many messages are on their way at a time, and how many a turn has."""
+    """A payload size, the number of messages in flight, and the messages per turn."""
 
     name: str
     payload_bytes: int
@@ -50,19 +51,19 @@ CASES = (
 )
 ROUNDS = {Form.FULL: 7, Form.SHORT: 5, Form.QUICK: 1}
 WARM_UP = 0.2
-"""Messages before the turn, as a part of its messages: connections are slow at first."""
+"""Messages before a turn, as a share of its messages, because connections start slowly."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a turn of a server came to; the processor's time is that of its whole process."""
+    """The result of a server's turn; processor time is that of its whole process."""
 
     messages_per_s: float
     cpu_us: float
 
 
 class Meter:
-    """Notes time and processor's time from one message to another."""
+    """Measures elapsed and processor time from one message to another."""
 
     def __init__(self, skipped: int, counted: int) -> None:
         self._skipped, self._last = skipped, skipped + counted
@@ -82,7 +83,7 @@ class Meter:
 
 
 def bind(context: "zmq.Context[Socket]", case: Case, pair: KeyPair | None) -> Socket:
-    """Return a ROUTER as a hub has one."""
+    """Return a ROUTER like a hub's."""
     router = context.socket(zmq.ROUTER)
     if pair is not None:
         serve_keys(router, pair)
@@ -95,7 +96,7 @@ def bind(context: "zmq.Context[Socket]", case: Case, pair: KeyPair | None) -> So
 def serve_channel(
     case: Case, meter: Meter, pair: KeyPair | None, client: bytes, tell: Callable[[str], None]
 ) -> None:
-    """Receive by the hub's own channel on the hub's own loop; under keys, look at whose each message is."""
+    """Receive through the hub's channel on the hub's loop; with keys, check each sender."""
 
     async def serve() -> None:
         loop, context, done = asyncio.get_running_loop(), zmq.Context(), asyncio.Event()
@@ -123,7 +124,7 @@ def serve_channel(
 
 
 def serve_bare(case: Case, meter: Meter, pair: KeyPair | None, client: bytes, tell: Callable[[str], None]) -> None:
-    """Receive in a loop that blocks; the keys are let in by a thread of their own."""
+    """Receive in a blocking loop; a separate thread admits the keys."""
 
     async def answer_zap(context: "zmq.Context[Socket]", ready: Any) -> None:
         zap = ZapHandler(context, asyncio.get_running_loop(), lambda key, _: key == client)
@@ -138,7 +139,7 @@ def serve_bare(case: Case, meter: Meter, pair: KeyPair | None, client: bytes, te
         ready.wait()
     router = bind(context, case, pair)
     tell(router.get_string(zmq.LAST_ENDPOINT))
-    last, small = False, case.payload_bytes < MIB  # without a copy a small frame costs more
+    last, small = False, case.payload_bytes < MIB  # for a small frame, zero-copy costs more
     while not last:
         frames = router.recv_multipart() if small else router.recv_multipart(copy=False)
         router.send_multipart([frames[0], ANSWER])
@@ -153,9 +154,9 @@ SERVERS = {"channel": serve_channel, "bare libzmq": serve_bare}
 
 
 def serve(name: str, case: Case, counted: int, keys: tuple[bytes, bytes] | None, pipe: Any) -> None:
-    """Run a server as a process: tell its address, and then what the turn came to.
+    """Run a server as a process: send its address, then the turn's result.
 
-    `keys` are its own secret one and the client's public one.
+    `keys` are its own secret key and the client's public key.
     """
     meter = Meter(max(1, int(WARM_UP * counted)), counted)
     pair, client = (None, b"") if keys is None else (KeyPair.of(keys[0]), keys[1])
@@ -164,9 +165,9 @@ def serve(name: str, case: Case, counted: int, keys: tuple[bytes, bytes] | None,
 
 
 def push(address: str, case: Case, messages: int, keys: tuple[bytes, bytes] | None, _: object) -> None:
-    """Run the client as a process: send the messages, `window` of them ahead of the answers.
+    """Run the client as a process: send messages, at most `window` of them unanswered.
 
-    `keys` are its own secret one and the server's public one.
+    `keys` are its own secret key and the server's public key.
     """
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
@@ -186,7 +187,7 @@ def push(address: str, case: Case, messages: int, keys: tuple[bytes, bytes] | No
 
 
 def measure(name: str, case: Case, form: Form, *, keys: bool) -> Turn:
-    """Give a server its turn."""
+    """Run one server's turn."""
     hub, client, counted = KeyPair.make(), KeyPair.make(), case.messages[form]
     total = max(1, int(WARM_UP * counted)) + counted
     with Children() as children:
@@ -199,7 +200,7 @@ def measure(name: str, case: Case, form: Form, *, keys: bool) -> Turn:
 
 
 def measure_case(case: Case, form: Form, results: Results) -> None:
-    """Let all four servers take turns, and compare their medians."""
+    """Run all four servers in turn, and compare their medians."""
     kinds = list(itertools.product(SERVERS, (False, True)))
     turns: dict[tuple[str, bool], list[Turn]] = {kind: [] for kind in kinds}
     for number in range(ROUNDS[form]):
@@ -214,7 +215,7 @@ def measure_case(case: Case, form: Form, results: Results) -> None:
     more_us = cpu["channel", True] - cpu["channel", False]
     share = rate["channel", True] / rate["channel", False]
     if case.payload_bytes == MIB:
-        results.bound("CPU of encryption, a MiB", more_us / 1e3, CPU_MS_PER_MIB_MAX)
+        results.bound("CPU of encryption, a message of 1 MiB", more_us / 1e3, CPU_MS_PER_MIB_MAX)
     else:
         results.bound("CPU of encryption, a message of 4 KiB", more_us, CPU_US_PER_MESSAGE_MAX)
         results.ratio("4 KiB: messages under CURVE over plain", share, SHARE_OF_MESSAGES_MIN)
@@ -222,7 +223,7 @@ def measure_case(case: Case, form: Form, results: Results) -> None:
 
 @benchmark("What encryption costs a hub.")
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Measure and show."""
+    """Measure all cases."""
     for case in CASES:
         measure_case(case, arguments.form, results)
 

@@ -1,9 +1,10 @@
-"""What a flood takes from honest devices: twenty of them exchange once a second beside one flooder at a time.
+"""Measure how floods affect honest devices: twenty of them, one flooder at a time.
 
-Run as `python -m benchmarks.security_floods`. The hub has keys. Flooders are strangers from one address, or hold
-one enrolled key, and take half a core at most. Each flood lasts a minute. The devices must keep 80 % of their
-exchanges, and no device may be lost. The hub's loop must wake in time, its memory stay under what
-`edgeasync hub --check` prints, and memory and files come back within a minute.
+Run as `python -m benchmarks.security_floods`. The hub has keys. The devices exchange once a second.
+Flooders are strangers from one address, or have one enrolled key, and use at most half a core. Each
+flood lasts a minute. The devices must keep 80 % of their exchanges, and no device may be lost. The
+bounds also cover the lag of the hub's loop and its memory, which must stay below what `edgeasync
+hub --check` prints. Memory and open files must return to normal within a minute.
 """
 
 import argparse
@@ -41,12 +42,12 @@ from tests.support.parts.agents import agent_parts
 POLICY = Policy(aggregate=ImmediateAggregator(), optimizer=(SGD(),), frequency=FixedFrequency(local_steps=1))
 DEVICES_MAX = 1_000
 STEP_S = 0.98
-"""One exchange a second, and a little for the exchange."""
+"""One exchange per second, plus some time for the exchange."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the hub's process has seen since the last question."""
+    """What the hub's process has measured since the last question."""
 
     lag_p99_ms: float
     lag_max_ms: float
@@ -56,7 +57,7 @@ class Seen:
 
 
 def run_hub(run: str, keys: str, pipe: "Connection[Any, None]") -> None:
-    """Run a hub with keys; send the most memory it may need and its address, then what it has seen when asked."""
+    """Run a hub with keys; send its memory bound and address, then measurements on request."""
     allow_many_files()
     lost: Counter[str] = Counter()
 
@@ -85,7 +86,7 @@ def run_hub(run: str, keys: str, pipe: "Connection[Any, None]") -> None:
 
 
 def run_devices(folder: str, names: tuple[str, ...], pipe: "Connection[Any, Any]") -> None:
-    """Run agents with keys; tell when all have had an answer, and then how many answers there were when asked."""
+    """Run agents with keys; report when all have an answer, then the answers on request."""
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
@@ -118,7 +119,7 @@ def run_devices(folder: str, names: tuple[str, ...], pipe: "Connection[Any, Any]
         async with asyncio.TaskGroup() as group:
             for agent in agents:
                 group.create_task(agent.run())
-                await asyncio.sleep(1.0 / len(agents))  # so that they exchange evenly over the second
+                await asyncio.sleep(1.0 / len(agents))  # so that exchanges are spread over the second
 
     uvloop.run(serve())
 
@@ -128,17 +129,17 @@ KEPT_MIN = 0.8
 LAG_BOUND_MS = 50.0
 BACK_S = 60.0
 BACK_BYTES = 32 << 20
-"""What the hub may keep of a flood."""
+"""Memory that the hub may keep after a flood."""
 
 BACK_FILES = 4
 LOOK_S = 0.05
 BEGIN_S = 1.0
-"""A flood has begun after that."""
+"""Time after which a flood is in progress."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure, quiet and in each flood, and which floods."""
+    """How long to measure without and with each flood, and which floods."""
 
     seconds: float
     floods: tuple[str, ...]
@@ -152,7 +153,7 @@ EFFORTS = {
 
 
 class Bench(Children):
-    """A hub, its honest devices, and a flooder now and then."""
+    """A hub, its honest devices, and sometimes a flooder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("benchmarks.security_floods", "benchmarks.security_floods_flooders")
@@ -175,7 +176,7 @@ class Bench(Children):
         return self
 
     def watch(self, seconds: float) -> tuple[float, int, Seen]:
-        """Return exchanges a second, the most memory, and what the hub has seen in the meantime."""
+        """Return exchanges per second, peak memory, and the hub's measurements meanwhile."""
         self._hub.ask()
         before, begin_s = self._devices.ask(), time.monotonic()
         most = 0
@@ -186,7 +187,7 @@ class Bench(Children):
         return rate, most, self._hub.ask()
 
     def flood(self, name: str) -> Child:
-        """Begin a flood; kill it to end it."""
+        """Start a flood; kill it to end it."""
         flooder = self.start(run_flood, name, self._target)
         flooder.hear()
         return flooder
@@ -196,11 +197,11 @@ class Bench(Children):
         return resident_bytes(self._hub.process.pid)
 
     def files(self) -> int:
-        """Return how many descriptors the hub has open."""
+        """Return the hub's number of open descriptors."""
         return len(list(Path(f"/proc/{self._hub.process.pid}/fd").iterdir()))
 
     def back_s(self, nbytes: int, files: int) -> float:
-        """Return how long it takes until memory and files are back; a little more than a minute at most."""
+        """Return the time until memory and files are back, a little over a minute at most."""
         begin_s = time.monotonic()
         while self.memory() > nbytes + BACK_BYTES or self.files() > files + BACK_FILES:
             if time.monotonic() > begin_s + BACK_S + 5.0:
@@ -210,7 +211,7 @@ class Bench(Children):
 
 
 def measure(effort: Effort, results: Results) -> None:
-    """Measure a quiet time, then each flood."""
+    """Measure without a flood, then each flood."""
     with tempfile.TemporaryDirectory() as folder, Bench(Path(folder)) as bench:
         show_progress(f"quiet: {effort.seconds:g} s")
         usual, most, seen = bench.watch(effort.seconds)
@@ -248,9 +249,9 @@ def _columns(rate: float, usual: float, seen: Seen, most: int) -> dict[str, floa
     }
 
 
-@benchmark("What floods take from twenty honest devices.")
+@benchmark("How floods affect twenty honest devices.")
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Measure and show."""
+    """Measure all floods."""
     measure(EFFORTS[arguments.form], results)
 
 

@@ -1,4 +1,4 @@
-"""The flooders: strangers and one enrolled key, each in a process that takes half a core at most."""
+"""The flooders: strangers and one enrolled key, each a process on half a core at most."""
 
 import contextlib
 import itertools
@@ -23,10 +23,10 @@ LENGTH = 250_000
 """A model of 1 MB."""
 
 SHARE = 0.5
-"""Of a core."""
+"""Share of a core that a flooder uses."""
 
 SOURCE = "127.0.0.2"
-"""Where strangers come from."""
+"""Address of strangers."""
 
 CONNECTIONS = 1_000
 HELLOS_PER_S = 10_000
@@ -37,7 +37,7 @@ NAME = "flood"
 
 @dataclass(frozen=True)
 class Target:
-    """The hub, and the key of who is enrolled there."""
+    """The hub, and the enrolled key."""
 
     address: str
     hub_key: bytes
@@ -45,18 +45,18 @@ class Target:
 
     @property
     def pair(self) -> KeyPair:
-        """The enrolled pair."""
+        """The enrolled key pair."""
         return KeyPair.of(self.secret)
 
 
 class Throttle:
-    """Keeps this process under its share of a core."""
+    """Limits this process to its share of a core."""
 
     def __init__(self) -> None:
         self._wall_s, self._used_s = time.monotonic(), time.process_time()
 
     def pause(self) -> None:
-        """Sleep as long as it takes."""
+        """Sleep until the share is respected."""
         used_s, wall_s = time.process_time() - self._used_s, time.monotonic() - self._wall_s
         if used_s > SHARE * wall_s:
             time.sleep(used_s / SHARE - wall_s)
@@ -68,12 +68,12 @@ Flood = Callable[[Target], Iterator[None]]
 
 
 def connections(target: Target) -> Iterator[None]:
-    """Hold a thousand connections open, and say nothing."""
+    """Hold a thousand silent connections open."""
     yield from _hold(target, lambda _connection, _step: None)
 
 
 def slow_handshakes(target: Target) -> Iterator[None]:
-    """Hold a thousand connections that greet a byte at a time."""
+    """Hold a thousand connections that send their greeting byte by byte."""
     greeting = zmtp.greeting(b"CURVE")
 
     def dribble(connection: socket.socket, step: int) -> None:
@@ -84,7 +84,7 @@ def slow_handshakes(target: Target) -> Iterator[None]:
 
 
 def half_open(target: Target) -> Iterator[None]:
-    """Hold a thousand connections that begin the handshake, make the hub compute, and never end it."""
+    """Hold a thousand connections that stop in mid-handshake, after the hub has computed."""
     begun = zmtp.greeting(b"CURVE") + zmtp.hello_of(target.hub_key)
 
     def begin(connection: socket.socket, step: int) -> None:
@@ -95,7 +95,7 @@ def half_open(target: Target) -> Iterator[None]:
 
 
 def _hold(target: Target, say: Callable[[socket.socket, int], None]) -> Iterator[None]:
-    """Keep a thousand connections, and open another for each that the hub shuts."""
+    """Keep a thousand connections open, and replace each one that the hub closes."""
     held: list[tuple[socket.socket, int]] = []
     while True:
         while len(held) < CONNECTIONS:
@@ -122,7 +122,7 @@ def _hold(target: Target, say: Callable[[socket.socket, int], None]) -> Iterator
 
 
 def unknown_keys(target: Target) -> Iterator[None]:
-    """Shake hands to the end under a key that the hub does not know, again and again."""
+    """Repeat full handshakes under a key that the hub does not know."""
     pair = KeyPair.make()
     while True:
         with contextlib.suppress(OSError, AssertionError):
@@ -131,7 +131,7 @@ def unknown_keys(target: Target) -> Iterator[None]:
 
 
 def own_connections(target: Target) -> Iterator[None]:
-    """Hold a thousand connections under one key; each says hello."""
+    """Hold a thousand connections under one key; each sends `Hello`."""
     held: list[zmtp.Peer] = []
     numbers = itertools.cycle(range(1000))
     while True:
@@ -146,7 +146,7 @@ def own_connections(target: Target) -> Iterator[None]:
 
 
 def hellos(target: Target) -> Iterator[None]:
-    """Say hello ten thousand times a second under the thousand names that a key has."""
+    """Send `Hello` ten thousand times a second, under the thousand device ids of a key."""
     with _dealer(target) as dealer:
         began_s = time.monotonic()
         for number in itertools.count():
@@ -171,7 +171,7 @@ def endless(target: Target) -> Iterator[None]:
 
 
 def empty_frames(target: Target) -> Iterator[None]:
-    """Send messages of empty frames that are a little shorter than a message may be."""
+    """Send messages of many empty frames, just under the size limit."""
     with _dealer(target) as dealer:
         while True:
             with contextlib.suppress(zmq.Again):
@@ -193,7 +193,7 @@ def headers(target: Target) -> Iterator[None]:
 
 
 def status(target: Target) -> Iterator[None]:
-    """Ask for the status as fast as it goes, and read none."""
+    """Request the status as fast as possible without reading any answer."""
     request = wire.encode(StatusRequest())
     with _dealer(target, read_max=1) as dealer:
         while True:
@@ -203,7 +203,7 @@ def status(target: Target) -> Iterator[None]:
 
 
 def slots(target: Target) -> Iterator[None]:
-    """Hold places for updates by 64 members of one key: each announces updates, and sends none."""
+    """Reserve room for updates with 64 members of one key, which never send the updates."""
     with contextlib.ExitStack() as stack:
         dealers = [stack.enter_context(_dealer(target)) for _ in range(MEMBERS)]
         sessions: dict[int, bytes] = {}

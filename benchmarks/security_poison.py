@@ -1,20 +1,27 @@
-"""What two hostile keys of ten do to a fleet, and devices whose data are spoilt; and whom the hub warns of.
+"""Measure what two hostile keys of ten, or spoilt data, do to a fleet, and the warnings.
 
-Run as `python -m benchmarks.security_poison`. Simulated fleets learn in virtual time; all runs are drawn from
-seeds. The bars: a hub that has `admitted` its devices loses at most 6 points against a fleet without hostile
-keys and never ends under 85 %, one that is `open` loses at most 3. Of the attacks that are long, not finite, or on
-labels that mean nothing, each hostile device is warned of before any honest one and within 30 of its own
-exchanges, in 14 of 15 runs. An operator who excludes whom the hub warns of ends within 1 point of the fleet
-without hostile keys. Without keys, hostile machines with many names are held to no bar.
+Run as `python -m benchmarks.security_poison`. Simulated fleets learn in virtual time, and seeds
+determine all runs. The bounds are:
 
-Spoilt devices say the truth, of data that mean nothing: shuffled labels, labels off by one, inputs a thousand
-times too large, a constant input, or one label for all, for one or two of ten. Each is warned of within 30
-exchanges of its own in 14 of 15 runs. If it is excluded then, the fleet ends within 2 points of one without it. A
-flipped axis of a smartwatch is held to no bar: everybody wore the watch on both arms, which mirrors that axis. On
-clean data at most one device is warned of in all runs of 200 exchanges.
+- With `admitted`, a fleet loses at most 6 points, compared with one without hostile keys, and never
+  ends below 85 %. With `open`, it loses at most 3.
+- Of attacks with long updates, values that are not finite, or meaningless labels, the hub warns in
+  14 of 15 runs. It warns of each hostile device within 30 of its exchanges, and before any honest
+  one.
+- If an operator excludes every device that the hub warns of, the fleet ends within 1 point of one
+  without hostile keys.
 
-The two attacks that cost most, and shuffled labels, also run on real processes, alone and beside two busy loops,
-by the bars of `admitted`.
+Runs without keys, in which hostile machines have many names, have no bound.
+
+Spoilt devices report honestly on meaningless data: shuffled labels, labels off by one, inputs a
+thousand times too large, a constant input, or a single label, on one or two of ten devices. In 14
+of 15 runs, the hub must warn of each within 30 of its exchanges. If it is then excluded, the fleet
+must end within 2 points of one without it. A flipped axis of a smartwatch has no bound, because all
+people wore the watch on both arms, which mirrors that axis. On clean data, the hub may warn of at
+most one device in all runs of 200 exchanges.
+
+The two attacks that cost most, and shuffled labels, also run on real processes, alone and beside
+two busy loops, with the bounds of `admitted`.
 """
 
 import argparse
@@ -48,19 +55,22 @@ from benchmarks.security_poison_fleet import (
 POINTS_LOST_MAX = {"admitted": 6.0, "open": 3.0}
 POINTS_LOST_OBEYED_MAX = 1.0
 ACCURACY_MIN = 85.0
-"""Of `admitted`, in every run."""
+"""For `admitted`, in every run."""
 
 WARNED_OF = ("x7", "x100", "x1e6", "random", "NaN", "grows", SHUFFLED)
 WARNED_WITHIN = 30
 RUNS_MIN = 14 / 15
 NAMES = 50
-"""Names of each hostile machine, where it has many."""
+"""Names of each hostile machine in runs with many names."""
 
 LEAST = 0.01
 CLEAN = "without hostile keys"
 PARTS = ("simulated", "processes", "clean", "spoilt")
 UNBOUND = "digits, Dirichlet 0.1"
-"""There a spoilt device may have only one class, and then some faults are none: its figures are printed."""
+"""With these data, a spoilt device may have only one class, so that some faults change nothing.
+
+Their figures are printed without a bound.
+"""
 
 SPOILT_POINTS_MAX = 2.0
 WARNED_CLEAN_MAX = 1
@@ -68,9 +78,9 @@ WARNED_CLEAN_MAX = 1
 
 @dataclass(frozen=True)
 class Effort:
-    """Which attacks and claims, and which data with which faults, with which seeds, for how many updates.
+    """The attacks, claims, data and faults, the seeds, and how long to train.
 
-    Updates are of honest devices: under attack, beside spoilt devices, and where all data are clean.
+    `updates` counts those of honest devices under attack, beside spoilt devices, and on clean data.
     """
 
     attacks: tuple[str, ...]
@@ -91,7 +101,7 @@ EFFORTS = {
 
 
 def mean_accuracy(outcomes: list[Outcome]) -> float:
-    """Return the mean accuracy of some runs, in percent."""
+    """Return the mean accuracy of some runs in percent."""
     return 100.0 * statistics.fmean([outcome.accuracy for outcome in outcomes])
 
 
@@ -104,20 +114,20 @@ def note(title: str, row: str, clean: float, outcomes: list[Outcome], results: R
         "lost, points": clean - mean_accuracy(outcomes),
         "honest updates refused, %": 100.0 * max(outcome.refused for outcome in outcomes),
         "runs with all warned of in time": float(sum(map(is_warned, outcomes))),
-        "warned of after, median": float(statistics.median(warned)) if statistics.median(warned) < NEVER else -1.0,
-        "honest warned of": float(sum(outcome.honest_warned for outcome in outcomes)),
+        "exchanges until alarm": float(statistics.median(warned)) if statistics.median(warned) < NEVER else -1.0,
+        "honest devices warned of": float(sum(outcome.honest_warned for outcome in outcomes)),
         "rollbacks": float(sum(outcome.rollbacks for outcome in outcomes)),
     }
     results.add(title, row, columns)
 
 
 def is_warned(outcome: Outcome) -> bool:
-    """Return whether each hostile device was warned of soon, and before any honest one."""
+    """Return whether the hub warned of each hostile device soon, and before any honest one."""
     return outcome.first and outcome.warned <= WARNED_WITHIN
 
 
 def judge(name: str, effort: Effort, results: Results) -> None:
-    """Measure a policy without hostile keys and under every attack, and hold it to its bars."""
+    """Run a policy without hostile keys and under every attack; compare it with its bounds."""
     policy, updates = POLICIES[name], effort.updates[0]
     rows = {CLEAN: [Case(policy, seed, updates=updates) for seed in effort.seeds]}
     for attack in effort.attacks:
@@ -135,7 +145,10 @@ def judge(name: str, effort: Effort, results: Results) -> None:
 
 
 def judge_processes(attacks: Sequence[str], effort: real_fleet.Effort, results: Results) -> None:
-    """Measure real processes without hostile devices and under the hardest attacks, by the bars of `admitted`."""
+    """Run real processes without hostile devices and under the hardest attacks.
+
+    The bounds are those of `admitted`.
+    """
     for loops in effort.loops:
         title = f"processes, {loops} busy loops"
         found = {}
@@ -149,7 +162,7 @@ def judge_processes(attacks: Sequence[str], effort: real_fleet.Effort, results: 
 
 
 def note_all(title: str, trust: str, found: Mapping[str, list[Outcome]], results: Results) -> None:
-    """Add the rows of a table, and hold them to the bars of a trust."""
+    """Add the rows of a table, and compare them with the bounds of a trust."""
     clean = mean_accuracy(found[CLEAN])
     for row, runs in found.items():
         note(title, row, clean, runs, results)
@@ -172,7 +185,7 @@ def note_all(title: str, trust: str, found: Mapping[str, list[Outcome]], results
 
 
 def judge_clean(effort: Effort, results: Results) -> None:
-    """Count the devices that are warned of on clean data."""
+    """Count the devices that the hub warns of on clean data."""
     policy, updates, count = POLICIES["admitted"], effort.updates[2], 0
     cases = {
         data: [Case(policy, seed, data=data, updates=updates) for seed in effort.seeds] for data in effort.data
@@ -185,7 +198,7 @@ def judge_clean(effort: Effort, results: Results) -> None:
 
 
 def judge_spoilt(effort: Effort, results: Results) -> None:
-    """Measure equal devices of which one or two of ten are spoilt, against the same fleets without those."""
+    """Measure equal devices of which one or two of ten are spoilt, against fleets without them."""
     rows = [
         (data, bad, fault)
         for data in effort.data
@@ -210,9 +223,9 @@ def judge_spoilt(effort: Effort, results: Results) -> None:
             continue
         row, lost_obeyed = f"{data}, {fault}, {bad}", without - mean_accuracy(obeyed)
         columns = {
-            "warned of after, median": statistics.median(one.warned for one in found),
+            "exchanges until alarm": statistics.median(one.warned for one in found),
             "at worst": max(one.warned for one in found),
-            "honest warned of": sum(one.honest_warned for one in found),
+            "honest devices warned of": sum(one.honest_warned for one in found),
             "lost, points": without - mean_accuracy(found),
             "lost with the order given": lost_obeyed,
         }
@@ -223,13 +236,13 @@ def judge_spoilt(effort: Effort, results: Results) -> None:
             results.bound(f"{row}: points lost with the order given", max(LEAST, lost_obeyed), SPOILT_POINTS_MAX)
 
 
-PARSER = make_parser("What hostile keys do to a fleet.", PARTS)
+PARSER = make_parser("What hostile keys and spoilt data do to a fleet.", PARTS)
 PARSER.add_argument("--trust", nargs="+", choices=POLICIES, default=list(POLICIES))
 
 
 @benchmark(PARSER)
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Judge the policies."""
+    """Measure the policies."""
     if "simulated" in arguments.part:
         for name in arguments.trust:
             judge(name, EFFORTS[arguments.form], results)

@@ -1,7 +1,8 @@
-"""A simulated fleet in which some keys are hostile: what they send, what they say of it, and what becomes of it.
+"""A simulated fleet in which some keys are hostile: their updates, claims and outcome.
 
-Ten keys learn in virtual time, with their own cores and real encoded frames. A hostile device trains as others do
-and then changes its update, so that it knows how long an honest one is. A spoilt one has data that mean nothing.
+Ten keys learn in virtual time, with their own cores and real encoded frames. A hostile device
+trains like the others and then changes its update, so it knows how long an honest update is. A
+spoilt device has meaningless data.
 """
 
 import statistics
@@ -46,7 +47,7 @@ from simulation.population import FleetProfile, draw_fleet
 KEYS = 10
 BAD = 2
 UPDATES = 700
-"""How many updates of honest devices a run has."""
+"""Updates of honest devices per run."""
 
 EVALUATE_S = 0.25
 LIMIT_S = 300.0
@@ -59,14 +60,14 @@ PROFILE = FleetProfile(devices=KEYS, step_s=0.01, spread=3.0, stragglers=0.0, ch
 
 SHUFFLED = "shuffled labels"
 FLIPPED = "flipped axis"
-"""A fault of the smartwatch alone."""
+"""A fault that only smartwatch data can have."""
 
 ALPHAS = {"digits": None, "digits, Dirichlet 0.1": 0.1}
 SMARTWATCH = "smartwatch"
 DATA = (*ALPHAS, SMARTWATCH)
 
 Change = Callable[[Vector, np.random.Generator, int], Vector]
-"""Makes the update that a hostile device sends of the one that it has learnt, for its exchange of this number."""
+"""Turns a hostile device's learned update into the one that it sends in its nth exchange."""
 
 
 def _times(factor: float) -> Change:
@@ -77,19 +78,19 @@ def _times(factor: float) -> Change:
 
 
 def _noise(update: Vector, random: np.random.Generator, exchange: int) -> Vector:  # noqa: ARG001
-    """Return a random direction, another one each time, seven times as long as the update."""
+    """Return a new random direction each time, seven times as long as the update."""
     noise = random.standard_normal(update.size).astype(np.float32)
     return noise * np.float32(7.0 * np.linalg.norm(update) / np.linalg.norm(noise))
 
 
 def _drift(update: Vector, random: np.random.Generator, exchange: int) -> Vector:  # noqa: ARG001
-    """Return always the same direction for all hostile devices, no longer than is usual."""
+    """Return the same direction for all hostile devices, no longer than usual."""
     direction = np.random.default_rng(99).standard_normal(update.size).astype(np.float32)
     return direction * np.float32(0.95 * np.linalg.norm(update) / np.linalg.norm(direction))
 
 
 def _grows(update: Vector, random: np.random.Generator, exchange: int) -> Vector:  # noqa: ARG001
-    """Return the opposite of the update, 5 % longer with every exchange: no single one stands out."""
+    """Return the opposite of the update, 5 % longer with every exchange, so that none stands out."""
     return update * np.float32(-(GROWTH ** min(exchange, GROWS_MAX)))
 
 
@@ -105,7 +106,7 @@ ATTACKS: dict[str, Change] = {
 }
 
 Fault = Callable[[Dataset, int, np.random.Generator], Dataset]
-"""Makes a spoilt device's data of its own: the data, the number of classes, a source of chance."""
+"""Creates a spoilt device's data from its data, the number of classes and a generator."""
 
 
 def _shuffled(data: Dataset, classes: int, random: np.random.Generator) -> Dataset:  # noqa: ARG001
@@ -142,10 +143,10 @@ FAULTS: dict[str, Fault] = {
     "one class": _one_class,
     FLIPPED: _flipped_axis,
 }
-"""Devices with a fault are honest about what they have learnt, from data that mean nothing."""
+"""Devices with a fault report honestly what they learned from meaningless data."""
 
 GONE = "gone"
-"""Instead of an attack: the devices are not there."""
+"""Instead of an attack: the fleet runs without these devices."""
 
 CLAIMS: dict[str, dict[str, Any]] = {
     "true": {},
@@ -160,11 +161,11 @@ CLAIMS: dict[str, dict[str, Any]] = {
     },
     "alone": {"local_steps": 2**31, "overlap_steps": 2**31, "examples": 2**53, "loss_mean": 0.0, "score": 0.0},
 }
-"""What hostile devices say: the truth, that all is well, that all is lost, or that they were alone for long."""
+"""What hostile devices claim: the truth, good or bad figures, or long training alone."""
 
 
 class HostileTrainer:
-    """Learns as another trainer does, and moves the parameters otherwise."""
+    """Learns like another trainer, but moves the parameters by the attack."""
 
     def __init__(self, trainer: Trainer, attack: str, seed: int) -> None:
         self._trainer = trainer
@@ -174,7 +175,7 @@ class HostileTrainer:
 
     @property
     def spec(self) -> ParameterSpec:
-        """The arrays of the model."""
+        """The model's arrays."""
         return self._trainer.spec
 
     def begin(self, parameters: Vector) -> None:
@@ -184,7 +185,7 @@ class HostileTrainer:
         self._trainer.begin(self._learnt)
 
     def step(self) -> StepResult:
-        """Take one local step, and change what is learnt so far."""
+        """Take one local step, and replace the update so far."""
         result = self._trainer.step()
         with np.errstate(invalid="ignore", over="ignore"):
             self._told[:] = self._start + self._change(self._learnt - self._start, self._random, self._exchange)
@@ -192,14 +193,14 @@ class HostileTrainer:
 
 
 class LyingDevice(SimulatedDevice):
-    """Says of its updates what it likes."""
+    """Claims any figures about its updates."""
 
     def __init__(self, *arguments: Any, claims: Mapping[str, Any], **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._claims = claims
 
     def send(self, header: bytes, payload: Buffer | None) -> None:
-        """Send over the link, with other words if it is an update."""
+        """Send over the link; replace the figures of an update."""
         message = wire.decode(header)
         if isinstance(message, Push) and self._claims:
             message = msgspec.structs.replace(message, **self._claims)
@@ -209,10 +210,10 @@ class LyingDevice(SimulatedDevice):
 
 @dataclass(frozen=True)
 class Case:
-    """One run: how many keys are hostile, what they send and say, and under how many names each.
+    """One run: how many keys are hostile, what they send and claim, and under how many names.
 
-    Without `keyed` a name is all that the hub knows. If the operator `obeys`, each device that the hub warns of is
-    excluded a second later. If there are `data`, all devices are equally fast.
+    Without `keyed`, the hub knows only names. If the operator `obeys`, each device that the hub
+    warns of is excluded a second later. With `data`, all devices are equally fast.
     """
 
     policy: Policy
@@ -229,10 +230,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """The outcome of a run.
 
-    `refused` is the share of the updates that honest devices sent. `warned` says after how many of its own
-    exchanges the last hostile device was first warned of, and `first` whether that was before any honest one.
+    - `refused`: rejected updates of honest devices, as a share of theirs.
+    - `warned`: after how many of its own exchanges the last hostile device was first warned of.
+    - `first`: whether that was before any honest device.
     """
 
     accuracy: float
@@ -246,7 +248,10 @@ class Outcome:
     def of(
         cls, accuracy: float, refused: float, rollbacks: int, warned: Mapping[str, int], hostile: Sequence[str]
     ) -> Self:
-        """Return the outcome of a run by whom the hub warned of, in this order and after how many exchanges."""
+        """Return the outcome of a run.
+
+        `warned` maps names, in order of the warnings, to the number of exchanges before them.
+        """
         order = list(warned)
         bad = [name for name in order if name in hostile]
         return cls(
@@ -260,7 +265,7 @@ class Outcome:
 
 
 def measure(case: Case) -> Outcome:
-    """Train a fleet; all is drawn from the seed."""
+    """Train a fleet; the seed determines everything."""
     model, parts, held_out = _data(case)
     run = Run(case, model)
     rate = LEARNING_RATES[SMARTWATCH if case.data == SMARTWATCH else "digits"]
@@ -292,7 +297,7 @@ def measure(case: Case) -> Outcome:
 
 
 def _data(case: Case) -> tuple[MlpModel, list[Dataset], Dataset]:
-    """Return the model, the devices' data, and what is held out."""
+    """Return the model, the devices' data and held-out data."""
     if case.data == SMARTWATCH:
         people, held_out = smartwatch.split_by_person()
         order = np.random.default_rng(case.seed).permutation(len(people))[:KEYS]
@@ -305,7 +310,7 @@ def _data(case: Case) -> tuple[MlpModel, list[Dataset], Dataset]:
 
 
 class Run(VirtualFleet):
-    """A fleet that trains, and an operator who reads the hub's warnings."""
+    """A fleet in training, and an operator who reads the hub's warnings."""
 
     def __init__(self, case: Case, model: MlpModel) -> None:
         super().__init__(model, case.seed, policy=case.policy)
@@ -314,10 +319,10 @@ class Run(VirtualFleet):
         self._case = case
         self._read = 0
         self._warned: dict[str, int] = {}
-        """After how many of its own updates a device was first warned of; in the order of the warnings."""
+        """After how many of its own updates a device had its first warning, in order of warnings."""
 
     def train(self, held_out: Dataset) -> Outcome:
-        """Let the fleet train until the honest devices have sent enough."""
+        """Train the fleet until the honest devices have sent enough updates."""
         accuracies: list[float] = []
         clock, members = self.clock, self.hub.core.members
         while self._applied < self._case.updates and clock.now_s < LIMIT_S:

@@ -1,10 +1,10 @@
-"""A web service that holds two hubs: how late its event loop wakes, and how soon it ends.
+"""Measure a web service with two hubs: its loop's lag, and how soon it ends.
 
-Run as `python -m benchmarks.service`. The service is examples/service.py: aiohttp on uvloop, two hubs on the same
-loop. Four agents together push updates of 1 MB ten times a second; meanwhile somebody follows the events of both
-hubs and downloads a model every second. How late the loop wakes is measured inside the service and, at the same
-time, in a process that does nothing else. Then SIGTERM: both models are on disk at their last version. It ends
-with exit code 1 if a bound is broken.
+Run as `python -m benchmarks.service`. The service is examples/service.py: aiohttp on uvloop, with
+two hubs on the same loop. Four agents together push updates of 1 MB ten times a second. Meanwhile a
+client follows the events of both hubs and downloads a model every second. The lag is measured
+inside the service and, at the same time, in an idle process. Then the service receives SIGTERM and
+must save both models at their last version. The exit code is 1 if a bound is exceeded.
 """
 
 import argparse
@@ -41,7 +41,7 @@ HUBS = ("one", "other")
 
 
 def run_service(port: int, run: str, length: int, pipe: "Connection[None, None]") -> None:  # noqa: ARG001
-    """Serve until SIGTERM, as the example does, with a route more: what the probe in its loop has measured."""
+    """Serve as the example does until SIGTERM, with one more route for the loop's lag."""
     sys.path.insert(0, str(EXAMPLES))
     from service import make_app  # type: ignore[import-not-found]  # noqa: PLC0415
 
@@ -73,8 +73,11 @@ def run_service(port: int, run: str, length: int, pipe: "Connection[None, None]"
 
 
 def run_agents(addresses: Sequence[str], length: int, period_s: float, pipe: "Connection[None, None]") -> None:
-    """Train as one agent for each address, all in this process; say that they have joined, and wait to be told."""
-    logging.disable()  # that their hub is gone, in the end
+    """Train in this process as one agent per address.
+
+    It reports when all have joined, then trains until the pipe tells it to stop.
+    """
+    logging.disable()  # otherwise they report at the end that their hub is gone
     agents = [
         Agent(address, trainer=Waits(make_spec(length), period_s, 1e-6), name=f"device-{number}").start()
         for number, address in enumerate(addresses)
@@ -93,7 +96,7 @@ LAG_MS_MAX = 20.0
 END_S_MAX = 2.0
 AGENTS = 4
 PERIOD_S = 0.38
-"""Of an agent's step, so that with the exchanges all push ten times a second."""
+"""Step time of an agent, such that all agents together push ten times a second."""
 
 DOWNLOAD_S = 1.0
 START_S = 60.0
@@ -101,7 +104,7 @@ START_S = 60.0
 
 @dataclass(frozen=True)
 class Effort:
-    """The values of the model, and how long to measure after how long a pause."""
+    """The model's length, and how long to wait and to measure."""
 
     length: int
     settle_s: float
@@ -116,14 +119,14 @@ EFFORTS = {
 
 
 class Client:
-    """Asks the service at a port of this machine."""
+    """Sends requests to the service on a local port."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.events = 0
 
     def ask(self, path: str) -> bytes:
-        """Return what the service answers."""
+        """Return the service's answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_S)
         connection.request("GET", path)
         with contextlib.closing(connection), connection.getresponse() as response:
@@ -132,7 +135,7 @@ class Client:
             return response.read()
 
     def wait_until_up(self) -> dict[str, Any]:
-        """Return the hubs of the service, once it answers."""
+        """Return the service's hubs once it answers."""
         ends_s = time.monotonic() + START_S
         while True:
             try:
@@ -143,7 +146,7 @@ class Client:
                 time.sleep(0.05)
 
     def follow(self, name: str) -> None:
-        """Read the events of a hub to their end, in a thread, and count them."""
+        """Read a hub's events to their end, in a thread, and count them."""
 
         def read() -> None:
             connection = http.client.HTTPConnection("127.0.0.1", self.port)
@@ -156,7 +159,7 @@ class Client:
 
 
 def measure(effort: Effort, folder: str) -> dict[str, float]:
-    """Measure one service; return the columns of the table."""
+    """Measure one service; return the table's columns."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -213,7 +216,7 @@ def _end_s(service: Child) -> float:
     return time.monotonic() - begun_s
 
 
-@benchmark("Loop lag of a web service that holds two hubs.")
+@benchmark("Loop lag of a web service with two hubs.")
 def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure the service."""
     effort = EFFORTS[arguments.form]

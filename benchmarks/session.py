@@ -1,9 +1,10 @@
-"""What it costs a loop to join a run, a torch step to be edgeasync's, and a training to be `train`'s.
+"""Measure the overhead of `join`, of a torch step and of `train`.
 
-Run as `python -m benchmarks.session`. A loop of steps of 10 ms on a model of 1 MB joins a real hub in another
-process, which assigns 16 steps at a time; the same loop alone takes turns with it. Then a module trains by itself,
-and by `edgeasync.torch`, in turns. At last `train` has one worker that takes steps of about 5 ms, and exchanges a
-model of 200,000 values after every 16; a plain loop of the same steps takes turns with it.
+Run as `python -m benchmarks.session`. A loop of 10 ms steps on a 1 MB model alternates between
+running alone and joined to a real hub in another process, which assigns 16 steps at a time. Then a
+module trains in plain torch and with `edgeasync.torch`, in turns. Finally `train` runs one worker
+whose steps take about 5 ms and which exchanges 200,000 values after every 16 steps. It alternates
+with a plain loop of the same steps.
 """
 
 import argparse
@@ -34,11 +35,14 @@ START_S = 30.0
 
 SPEC = ParameterSpec((Parameter("weight", (200_000,)),))
 VALUES, TIMES = 1 << 19, 7
-"""Of how many values a step computes a function, and how often: about 5 ms where nothing else runs."""
+"""Length of the array in a step, and passes over it: about 5 ms if nothing else runs."""
 
 
 class Steps:
-    """A trainer whose steps take about 5 ms, in numpy but without a BLAS: its threads would disturb each other."""
+    """A trainer whose steps take about 5 ms.
+
+    It uses numpy without BLAS, whose threads would disturb each other.
+    """
 
     spec = SPEC
 
@@ -51,7 +55,7 @@ class Steps:
         self._parameters = parameters
 
     def step(self) -> StepResult:
-        """Compute, and move a little."""
+        """Compute, and change the parameters slightly."""
         for _ in range(TIMES):
             np.tanh(self._work, out=self._out)
         self._parameters += 1e-6
@@ -60,7 +64,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Effort:
-    """How many turns, and steps of the loop, steps of torch and exchanges of `train` in each."""
+    """How many turns, and how many steps or exchanges each part takes per turn."""
 
     rounds: int
     steps: int
@@ -76,13 +80,13 @@ EFFORTS = {
 
 
 def work(until_s: float) -> None:
-    """Be busy until then."""
+    """Keep the processor busy until a time."""
     while time.perf_counter() < until_s:
         pass
 
 
 def loop(steps: int, step: Callable[[], Any]) -> float:
-    """Return the seconds that a loop takes: each step is 10 ms of work, and what comes with it."""
+    """Return a loop's seconds: each step is 10 ms of work plus what joining adds."""
     begun_s = time.perf_counter()
     for _ in range(steps):
         work(time.perf_counter() + STEP_S)
@@ -91,7 +95,7 @@ def loop(steps: int, step: Callable[[], Any]) -> float:
 
 
 def held_up(effort: Effort) -> list[float]:
-    """Return the share of the joined loop's time that is beyond the loop's own, for each turn."""
+    """Return, for each turn, the share of the joined loop's time that joining adds."""
     shares = []
     with tempfile.TemporaryDirectory() as folder, Children() as children:
         hub = children.start(serve_hub, LENGTH, folder)
@@ -108,7 +112,7 @@ def held_up(effort: Effort) -> list[float]:
 
 
 def over_torch(effort: Effort) -> list[float]:
-    """Return the time of a step of `edgeasync.torch` over that of a step of torch, for each turn."""
+    """Return, for each turn, a step's time in `edgeasync.torch` over that in torch."""
     import torch
     from torch import nn
 
@@ -143,7 +147,7 @@ def over_torch(effort: Effort) -> list[float]:
         return time.perf_counter() - begun_s
 
     def turn() -> float:
-        """Let both take steps one after the other, so that they see the same machine."""
+        """Let both run alternately, so that machine conditions are equal."""
         pairs = [(seconds(trainer.step), seconds(plain)) for _ in range(effort.torch_steps)]
         ours_s, plain_s = zip(*pairs, strict=True)
         return float(statistics.median(ours_s) / statistics.median(plain_s))
@@ -164,7 +168,7 @@ def time_plain(exchanges: int) -> float:
 
 
 def time_train(exchanges: int) -> float:
-    """Return the seconds of the same steps by `train`."""
+    """Return the seconds of the same steps in `train`."""
     trainer = Steps()
     begun_s = time.perf_counter()
     run = train(
@@ -180,9 +184,9 @@ def time_train(exchanges: int) -> float:
 
 
 def over_plain(effort: Effort) -> list[float]:
-    """Return the time of `train` over that of the same steps in a plain loop, for each turn.
+    """Return, for each turn, the time of `train` over that of a plain loop.
 
-    The time of `train` is all of it: the start of hub and worker, every exchange, and the end.
+    The time of `train` includes the start of hub and worker, every exchange, and the end.
     """
     turns = [(time_train(effort.exchanges), time_plain(effort.exchanges)) for _ in range(effort.rounds)]
     return [ours_s / plain_s for ours_s, plain_s in turns]
@@ -193,12 +197,12 @@ PARTS = {
     "torch": ("a step of edgeasync.torch over torch's", over_torch, OVER_TORCH_MAX),
     "train": ("train over a plain loop", over_plain, OVERHEAD_MAX),
 }
-"""By name: what is measured, how, and its bound."""
+"""Part -> what is measured, how, and its bound."""
 
 
-@benchmark("What joining, torch's steps and `train` cost beside the training itself.", PARTS)
+@benchmark("What `join`, the torch trainer and `train` add to the time of training.", PARTS)
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Measure what is asked for, and hold it to its bound."""
+    """Measure the requested parts, and compare them with their bounds."""
     effort = EFFORTS[arguments.form]
     for part in arguments.part:
         name, measure, bound = PARTS[part]

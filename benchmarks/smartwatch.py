@@ -1,7 +1,8 @@
-"""Windows of a smartwatch's sensors: ten people, seven shoulder exercises, both arms.
+"""Sensor windows of a smartwatch: ten people, seven shoulder exercises, both arms.
 
-The recordings come with the package seglearn (Burns et al. 2018, arXiv:1802.01489): 140 of them at 50 Hz, three
-axes of acceleration and three of rotation. One person a device is a fleet whose data differ by nature.
+The recordings come with the package seglearn (Burns et al. 2018, arXiv:1802.01489). They are 140
+recordings at 50 Hz, with three axes of acceleration and three of rotation. With one person per
+device, the data of a fleet differ by nature.
 """
 
 from functools import lru_cache
@@ -20,26 +21,29 @@ WINDOW = 100
 SENSORS = 6
 STRIDE = 50
 HELD_OUT = 0.25
-"""The last part of every recording, which no window to train on reaches into."""
+"""The last part of every recording, which no training window overlaps."""
 
 MODEL = MlpModel(inputs=WINDOW * SENSORS, hidden=(64,), classes=7)
 
 
 def split_by_person() -> tuple[list[Dataset], Dataset]:
-    """Return each person's windows to train on, and everybody's held-out windows; standardised by sensor."""
+    """Return each person's training windows, and everybody's held-out windows.
+
+    All are standardized by sensor.
+    """
     parts, held_out, _ = _split()
     return list(parts), held_out
 
 
 def split_own() -> list[tuple[Dataset, Dataset]]:
-    """Return each person's windows to train on, and the person's own held-out windows, all of them later."""
+    """Return each person's training windows, and the person's later, held-out windows."""
     parts, held_out, people = _split()
     return [(part, held_out.take(np.flatnonzero(people == person))) for person, part in enumerate(parts)]
 
 
 @lru_cache
 def _split() -> tuple[list[Dataset], Dataset, np.ndarray]:
-    """Return each person's windows to train on, all that are held out, and whose these are."""
+    """Return each person's training windows, all held-out windows, and whose these are."""
     package = find_spec("seglearn")
     if package is None or package.origin is None:
         raise ModuleNotFoundError("the smartwatch data come with seglearn: pip install 'edgeasync[test]'")

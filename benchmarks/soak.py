@@ -1,7 +1,8 @@
-"""An hour of a hub and eight agents that are killed again and again: what they use, and whether all counts fit.
+"""Kill a hub and eight agents repeatedly for an hour; check growth and counts.
 
-Run as `python -m benchmarks.soak`. Real processes of the ordinary commands learn digits. It ends with exit code 1
-if memory, descriptors or threads of a process grow, or if an update is lost or counts twice.
+Run as `python -m benchmarks.soak`. Real processes of the ordinary commands learn digits. The exit
+code is 1 if memory, descriptors or threads of a process grow, or if an update is lost or counts
+twice.
 """
 
 import argparse
@@ -22,23 +23,26 @@ from benchmarks.soak_fleet import Fleet, Process, run_fleet, sleep_until
 
 SEED = 1
 LOOKS_MIN = 8
-"""A start that was looked at less often after its warm-up is not judged."""
+"""Least samples after the warm-up for a process's life to be judged."""
 
 MEMORY_SHARE = 0.05
 MEMORY_BYTES = 2 << 20
-"""In its last quarter a process may use so much more memory than in its first, and one more of anything else."""
+"""Allowed growth of memory from the first to the last quarter; other measures may grow by 1."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long, how many agents, how often to look, and when to kill; `warm_up_s` counts from each start."""
+    """How long, how many agents, how often to sample, and when to kill.
+
+    `warm_up_s` counts from each start.
+    """
 
     seconds: float
     agents: int
     look_s: float
     warm_up_s: float
     agent_lives_s: float
-    """How long those agents live in the mean that are killed: every other one is spared."""
+    """Mean life of the agents that are killed. Every other agent is spared."""
 
     away_s_max: float
 
@@ -50,13 +54,16 @@ EFFORTS = {
 }
 
 HUB_KILLS = (0.04, 0.12, 0.85)
-"""Shares of the time, give or take a hundredth. Between the last two the hub's growth is judged."""
+"""Times of the kills as shares of the run, plus or minus 0.01.
+
+The hub's growth is judged between the last two.
+"""
 
 Act = tuple[float, Callable[[], None]]
 
 
 def kills(fleet: Fleet, effort: Effort, random: Random) -> Iterator[Act]:
-    """Yield when to kill and to start which process: the hub, and one half of the agents."""
+    """Yield when to kill and restart which process: the hub and half of the agents."""
 
     def away(process: Process, at_s: float) -> Iterator[Act]:
         back_s = at_s + random.uniform(0.0, effort.away_s_max)
@@ -73,7 +80,7 @@ def kills(fleet: Fleet, effort: Effort, random: Random) -> Iterator[Act]:
 
 
 def run(fleet: Fleet, effort: Effort) -> None:
-    """Let the fleet train, kill its processes, look at them, and stop it."""
+    """Train the fleet, kill and sample its processes, and stop it."""
     acts = [*kills(fleet, effort, Random(SEED))]
     acts += [(effort.look_s * number, fleet.look) for number in range(1, int(effort.seconds / effort.look_s) + 1)]
     told = [(share, partial(show_progress, f"{share:.0%} of the time is over")) for share in (0.25, 0.5, 0.75)]
@@ -87,7 +94,7 @@ def run(fleet: Fleet, effort: Effort) -> None:
 
 @dataclass(frozen=True)
 class Measure:
-    """A thing that processes use, and how much more than at first they may use at last."""
+    """A resource of processes, and how much it may grow from first to last."""
 
     name: str
     used: Callable[[Used], float]
@@ -101,7 +108,7 @@ class Measure:
         return statistics.median(values[:quarter]), statistics.median(values[-quarter:])
 
     def bound(self, first: float) -> float:
-        """Return the most that is no growth."""
+        """Return the highest value that does not count as growth."""
         return (1.0 + self.share) * first + self.more
 
 
@@ -113,7 +120,7 @@ MEASURES = (
 
 
 def judge_growth(role: str, processes: Sequence[Process], effort: Effort, results: Results) -> None:
-    """Hold every start that lived long enough to the bounds; the worst of a role makes its ratio."""
+    """Compare every life that was long enough with the bounds; the worst of a role counts."""
     warm_up = round(effort.warm_up_s / effort.look_s)
     lives = {
         f"{process.name}, start {number}": life[warm_up:]
@@ -147,7 +154,7 @@ def add_written(fleet: Fleet, effort: Effort, results: Results) -> None:
 
 
 def judge_counts(fleet: Fleet, counted: Counted, results: Results) -> list[str]:
-    """Hold the hub's counts against what the devices were told; return what does not fit."""
+    """Compare the hub's counts with what the devices were told; return the mismatches."""
     miscounts = find_miscounts(fleet.answers, counted)
     numbered = sum(last for last, _ in counted.devices.values())
     columns = {
@@ -169,7 +176,7 @@ def judge_counts(fleet: Fleet, counted: Counted, results: Results) -> list[str]:
     return miscounts
 
 
-@benchmark("Growth and miscounts of a hub and its agents, killed again and again.")
+@benchmark("Growth and miscounts of a hub and its agents, which are killed repeatedly.")
 def main(arguments: argparse.Namespace, results: Results) -> None:
     """Run the fleet, and judge it."""
     effort = EFFORTS[arguments.form]
@@ -183,7 +190,7 @@ def main(arguments: argparse.Namespace, results: Results) -> None:
     for sentence in miscounts:
         show_progress(sentence)
     if miscounts and arguments.form == Form.QUICK:
-        sys.exit(1)  # a quick run is held to no bound, but all has to count once
+        sys.exit(1)  # a quick run has no bounds, but every update must count once
 
 
 if __name__ == "__main__":

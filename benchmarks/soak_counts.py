@@ -1,4 +1,4 @@
-"""What the devices of a soak were told of their updates, held against what their hub has counted."""
+"""Compare the outcomes that a soak's devices received with the hub's own counts."""
 
 import re
 from collections.abc import Mapping
@@ -21,21 +21,21 @@ REJECTED = "Rejected"
 
 @dataclass
 class Answers:
-    """What one device tells in its log: the numbers of its updates, and the outcome of each that was answered.
+    """What one device's log reports: its update numbers, and the outcome of each answered one.
 
-    With `keeps` it keeps an unanswered update over a kill, and pushes it again.
+    With `keeps`, it keeps an unanswered update across a kill, and pushes it again.
     """
 
     keeps: bool
     outcomes: dict[int, str] = field(default_factory=dict)
     duplicates: int = 0
     cut_off: set[int] = field(default_factory=set)
-    """Updates that had no answer when a start of the device ended."""
+    """Updates without an answer when a life of the device ended."""
 
     _pushed: int = 0
 
     def begin(self) -> None:
-        """Note that the device starts: it may forget its last update."""
+        """Record that the device starts, and may forget its last update."""
         if self._pushed and self._pushed not in self.outcomes:
             self.cut_off.add(self._pushed)
         self._pushed = 0
@@ -55,10 +55,11 @@ class Answers:
 
 @dataclass(frozen=True)
 class Counted:
-    """What a hub has counted: for each device the last number and how many were applied; and the whole run's sums.
+    """A hub's counts: for each device its last number and applied updates, and the sums.
 
-    `outcomes` has how an update ended of which the journal still tells; a second one of the same number is in
-    `twice`. With `same_model` the journal leads to the model that the hub has left.
+    - `outcomes`: the final outcome of each update in the journal.
+    - `twice`: updates with a second final outcome.
+    - `same_model`: whether the journal reproduces the model that the hub left.
     """
 
     devices: Mapping[str, tuple[int, int]]
@@ -72,7 +73,7 @@ class Counted:
 
 
 def read_run(run: Path) -> Counted:
-    """Replay what the journal of an ended hub still tells."""
+    """Replay what remains of an ended hub's journal."""
     outcomes: dict[tuple[str, int], str] = {}
     twice = []
 
@@ -104,10 +105,10 @@ def read_run(run: Path) -> Counted:
 
 
 def find_miscounts(answers: Mapping[str, Answers], counted: Counted) -> list[str]:
-    """Return a sentence for everything that does not fit if each update counts exactly once.
+    """Return a sentence for every count that contradicts exactly-once counting.
 
-    A hub numbers the updates of a device without a gap. So the sums must be the last numbers, and a device must
-    know the outcome of every number, but for one that a kill cut off before the answer came.
+    A hub numbers a device's updates without gaps. So the sums must equal the last numbers. A device
+    must know the outcome of every number, except for one that a kill cut off before the answer.
     """
     found = [f"{device}: update {number} ended twice" for device, number in counted.twice]
     if not counted.same_model:

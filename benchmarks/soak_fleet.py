@@ -1,4 +1,7 @@
-"""The processes of the soak benchmark: an ordinary hub and agents, killed, started again and looked at."""
+"""The processes of the soak benchmark: a default hub and agents.
+
+They are killed, restarted and sampled.
+"""
 
 import os
 import signal
@@ -30,13 +33,13 @@ inputs = {model.inputs}
 hidden = {hidden}
 classes = {model.classes}
 """
-"""The defaults, but for the fleet's rest: a fleet that has learnt its digits would sleep through the hour."""
+"""Defaults, except for `quiet`: a trained fleet would be idle for most of the hour."""
 
 STEP_S = 0.05
-"""The time of a local step, so that eight agents leave the machine some air."""
+"""Step time, at which eight agents leave part of the processor free."""
 
 READY = ('"event":"listening"', '"event":"joined"')
-"""What a hub or an agent says when it works; a signal to end may come then."""
+"""Event of a ready hub or agent, after which it can handle a signal to stop."""
 
 READY_S_MAX = 60.0
 ENDED_S_MAX = 30.0
@@ -44,7 +47,10 @@ LINES_KEPT = 20
 
 
 class Process:
-    """A command that is started again after each kill; `lives` has what every start used, look by look."""
+    """A command that is restarted after each kill.
+
+    `lives` has the samples of every start.
+    """
 
     def __init__(self, name: str, arguments: list[str], folder: Path, on_line: Callable[[str], None]) -> None:
         self.name = name
@@ -73,7 +79,7 @@ class Process:
         self._reader.start()
 
     def look(self) -> None:
-        """Note what the process uses, if it is not away; raises `RuntimeError` if it has ended by itself."""
+        """Sample the process unless it is killed; raises `RuntimeError` if it has ended by itself."""
         if self._process is None:
             return
         if self._process.poll() is not None:
@@ -81,26 +87,29 @@ class Process:
         self.lives[-1].append(used_by(self._process.pid))
 
     def kill(self) -> None:
-        """End the process as a power cut would, after a last look."""
+        """Take a last sample, then kill the process as a power cut would."""
         self.look()
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask the process to end once it works, after a last look; raises `RuntimeError` unless it ends well."""
+        """Take a last sample, then ask the process to stop once it is ready.
+
+        Raises `RuntimeError` unless its exit code is 0.
+        """
         if not self._ready.wait(READY_S_MAX):
-            raise RuntimeError(f"{self.name} does not come to work: {' | '.join(self._lines)}")
+            raise RuntimeError(f"{self.name} does not become ready: {' | '.join(self._lines)}")
         self.look()
         if code := self._end(signal.SIGTERM):
             raise RuntimeError(f"{self.name} has ended with exit code {code}: {' | '.join(self._lines)}")
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process in any state."""
         if self._process is not None:
             self._end(signal.SIGKILL)
 
     @property
     def written_bytes(self) -> int:
-        """What all starts have had written to disks, up to the last look at each."""
+        """Bytes that all starts have written to disks, until the last sample of each."""
         return sum(life[-1].written_bytes for life in self.lives if life)
 
     def _end(self, number: signal.Signals) -> int:
@@ -121,7 +130,10 @@ class Process:
 
 
 class Fleet:
-    """A hub and its agents, `device-1` and so on; every second agent keeps its unanswered update on disk."""
+    """A hub and its agents `device-1` and so on.
+
+    Every second agent saves its unanswered update.
+    """
 
     def __init__(self, folder: Path, agents: int) -> None:
         address = free_address()
@@ -138,7 +150,7 @@ class Fleet:
             answers = self.answers[name] = Answers(keeps=number % 2 == 1)
             arguments = ["agent", "--hub", address, "--data", f"{name}.npz", "--device-id", name, "--state", name]
             arguments += ["--step-s-min", f"{STEP_S}", "--spool", "full" if answers.keeps else "identity"]
-            arguments += ["--json", "--log-level", "debug"]  # so that it tells every update and every answer
+            arguments += ["--json", "--log-level", "debug"]  # so that it logs every update and every answer
             self.agents.append(Process(name, arguments, folder, answers.read))
 
     @property
@@ -153,13 +165,13 @@ class Fleet:
         process.start()
 
     def look(self) -> None:
-        """Note what every process uses, and how long the journal is."""
+        """Sample every process and the journal's length."""
         for process in self.processes:
             process.look()
         self.most_journal_bytes = max(self.most_journal_bytes, self.journal_bytes())
 
     def journal_bytes(self) -> int:
-        """Return how long the journal is now."""
+        """Return the journal's current length."""
         found = 0
         for path in self.run.glob("journal-*"):
             with suppress(FileNotFoundError):  # the hub drops what its checkpoints cover
@@ -167,14 +179,14 @@ class Fleet:
         return found
 
     def stop(self) -> None:
-        """Ask the agents to end, then the hub."""
+        """Ask the agents to stop, then the hub."""
         for process in (*self.agents, self.hub):
             process.stop()
 
 
 @contextmanager
 def run_fleet(folder: Path, agents: int) -> Iterator[Fleet]:
-    """Start a fleet; in the end kill what is left of it."""
+    """Start a fleet; at the end kill what remains of it."""
     fleet = Fleet(folder, agents)
     try:
         for process in fleet.processes:
@@ -186,5 +198,5 @@ def run_fleet(folder: Path, agents: int) -> Iterator[Fleet]:
 
 
 def sleep_until(moment_s: float) -> None:
-    """Sleep until a moment of the monotonic clock, if that is to come."""
+    """Sleep until a time of the monotonic clock, unless it has passed."""
     time.sleep(max(0.0, moment_s - time.monotonic()))

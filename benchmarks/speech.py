@@ -1,7 +1,8 @@
-"""Spoken words from a small synthesiser: a source, three formants, and voices that differ in both.
+"""Spoken words from a small synthesizer: a source, three formants and several voices.
 
-A word is a sequence of vowels between which the formants glide. Features are the logarithms of the energies of
-bands in slices of the word. It follows the source-filter model of Fant 1960, as far as a benchmark needs it.
+A word is a sequence of vowels between which the formants glide. Features are the logarithms of the
+band energies in slices of the word. The model is the source-filter model of Fant 1960, simplified
+for a benchmark.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ COUNT = 3200
 """Samples of a word: 0.4 seconds."""
 
 GLIDE = 80
-"""The formants are computed once in this many samples."""
+"""The formants are computed once per this many samples."""
 
 BANDS, SLICES = 16, 10
 
@@ -33,9 +34,10 @@ WORDS = ("ia", "ai", "ou", "ea", "ua", "ie", "oi", "aue")
 
 @dataclass(frozen=True)
 class Voice:
-    """A pitch, the length of the vocal tract (1: a man's; shorter: higher formants), breath, tempo, an accent.
+    """A voice: pitch, length of the vocal tract, breath, tempo and accent.
 
-    The accent moves the second formant.
+    A tract of length 1 is a man's; a shorter one raises the formants. The accent moves the second
+    formant.
     """
 
     pitch_hz: float
@@ -59,7 +61,7 @@ VOICES = tuple(
 def speak(
     voice: Voice, repetitions: int, random: np.random.Generator
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Return the features (n, 160) of every word, said some times by a voice, and the words' numbers."""
+    """Return the features (n, 160) of words that a voice repeats, and the words' numbers."""
     said = [(number, _say(word, voice, random)) for number, word in enumerate(WORDS) for _ in range(repetitions)]
     return np.array([features for _, features in said], np.float32), np.array([number for number, _ in said])
 

@@ -1,7 +1,7 @@
-"""How soon an agent trains: from its start, after SIGKILL, and after its trainer hung.
+"""Measure how soon an agent trains: after a start, after SIGKILL and after a hang.
 
-A supervisor runs it that does what systemd does. Run as `python -m benchmarks.start`. It ends with exit code 1 if
-one takes longer than its bound.
+Run as `python -m benchmarks.start`. A supervisor runs the agent as systemd does. The exit code is 1
+if a time exceeds its bound.
 """
 
 import argparse
@@ -25,14 +25,14 @@ ROUNDS = {Form.FULL: 5, Form.SHORT: 3, Form.QUICK: 1}
 
 
 def time_start(agent: Supervisor) -> float:
-    """Return the seconds from the process to its joining."""
+    """Return the seconds from the process's start until it has joined."""
     begun_s = time.monotonic()
     with agent:
         return float(agent.wait_for(f"STATUS={JOINED} ")) - begun_s
 
 
 def time_kill(agent: Supervisor) -> float:
-    """Return the seconds from the restart after SIGKILL to joining again."""
+    """Return the seconds from the restart after SIGKILL until it has joined again."""
     with agent:
         agent.wait_for(f"STATUS={JOINED} ")
         agent.process.kill()
@@ -41,7 +41,7 @@ def time_kill(agent: Supervisor) -> float:
 
 
 def time_hang(agent: Supervisor) -> float:
-    """Return the seconds from the last sign of life of an agent that hangs to the next start's joining."""
+    """Return the seconds from a hung agent's last sign of life until the next start has joined."""
     with agent:
         agent.wait_for("STATUS=hangs: ")
         fed_s = max(time_s for time_s, number, line in agent.news if number == 1 and line == "WATCHDOG=1")
@@ -53,11 +53,11 @@ CASES: dict[str, tuple[Callable[[Supervisor], float], float]] = {
     "joined again after SIGKILL": (time_kill, KILLED_S_MAX),
     "joined again after a hang": (time_hang, HUNG_S_MAX),
 }
-"""By name, what to time and its bound in seconds."""
+"""Case -> what to time, and its bound in seconds."""
 
 
 def measure(name: str) -> float:
-    """Return the seconds of a case, with a hub of its own."""
+    """Return the seconds of a case, which has its own hub."""
     take, _ = CASES[name]
     with tempfile.TemporaryDirectory() as folder, Commands(folder) as commands:
         _, address = commands.hub(commands.settings())
@@ -73,7 +73,7 @@ def measure(name: str) -> float:
 
 @benchmark("How soon an agent trains.")
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Time every case, and enforce the bounds on the medians."""
+    """Time every case, and compare the medians with the bounds."""
     for name, (_, bound_s) in CASES.items():
         show_progress(name)
         rounds = [measure(name) for _ in range(ROUNDS[arguments.form])]

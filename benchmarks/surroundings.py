@@ -1,6 +1,7 @@
-"""What a benchmark ran on: commit, machine, versions, load and disk; no names of hosts, users or folders.
+"""What a benchmark ran on: commit, machine, versions, load and disk.
 
-What a system does not tell is left out, or `unknown`.
+It contains no names of hosts, users or folders. What a system does not report is omitted or
+`unknown`.
 """
 
 import os
@@ -16,17 +17,17 @@ import zmq
 ROOT = Path(__file__).parents[1]
 
 NOT_MEASURED = ("benchmarks/results", "docs")
-"""Changes here leave a commit clean: `run` and `plot` write into them."""
+"""Paths whose changes leave a commit clean, because `run` and `plot` write there."""
 
 LOOK_S = 1.0
-"""How long `load` looks at the cores."""
+"""How long `load` measures the cores."""
 
 DISKS = {"nvme": "NVMe", "mmcblk": "SD card or eMMC", "vd": "virtual disk", "xvd": "virtual disk"}
-"""By the first letters of a device's name; all others are told by whether they rotate."""
+"""Kinds of disks by the prefix of a device's name. Other disks are told apart by rotation."""
 
 
 def commit() -> str:
-    """Return the commit that is checked out here, with `-dirty` behind it if files of the code differ from it."""
+    """Return the checked-out commit, with `-dirty` appended if code differs from it."""
     changed = ["status", "--porcelain", "--untracked-files=no", "--", ".", *(f":!{path}" for path in NOT_MEASURED)]
     try:
         return _git("rev-parse", "--short", "HEAD") + "-dirty" * bool(_git(*changed))
@@ -52,7 +53,7 @@ def machine() -> dict[str, str | int]:
 
 
 def gpu() -> dict[str, str | int]:
-    """Name the first NVIDIA GPU, as its driver does; nothing without one."""
+    """Return the first NVIDIA GPU's name from its driver; nothing without one."""
     try:
         asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         told = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=20.0).stdout
@@ -63,26 +64,29 @@ def gpu() -> dict[str, str | int]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that the figures hang on."""
+    """Return the versions of Python and of the packages that affect the figures."""
     packages = ("edgeasync", "jax", "numpy", "onnxruntime", "pyzmq", "torch")
     found = {"python": platform.python_version(), "libzmq": zmq.zmq_version()}
     return found | {package: _version_of(package) for package in packages}
 
 
 def load() -> dict[str, float]:
-    """Return how many cores are busy now, and the load average of the last minute, which ends more slowly."""
+    """Return how many cores are busy now, and the load average of the last minute.
+
+    The load average falls more slowly.
+    """
     busy = psutil.cpu_percent(LOOK_S) / 100.0 * (os.cpu_count() or 1)
     return {"cores busy": round(busy, 2), "average": round(os.getloadavg()[0], 2)}
 
 
 def disk(folder: str) -> dict[str, str]:
-    """Describe the disk that a folder is on: its file system, and its kind."""
+    """Describe the disk of a folder: file system and kind."""
     device = Path(folder).stat().st_dev
     return describe_disk(f"{os.major(device)}:{os.minor(device)}", Path("/"))
 
 
 def describe_disk(device: str, root: Path) -> dict[str, str]:
-    """Describe a disk by its major and minor number; `root` has `proc` and `sys`."""
+    """Describe a disk by its major and minor number; `root` contains `proc` and `sys`."""
     system = "unknown"
     with suppress(OSError):
         for line in (root / "proc/self/mountinfo").read_text("utf-8").splitlines():
@@ -93,7 +97,7 @@ def describe_disk(device: str, root: Path) -> dict[str, str]:
 
 
 def _kind(block: Path) -> str:
-    """Return the kind of a block device; a partition's is that of the disk that holds it."""
+    """Return the kind of a block device; for a partition, that of its disk."""
     if not block.exists():
         return "unknown"
     place = block.resolve()

@@ -1,9 +1,9 @@
-"""How fast a device trains, how soon it begins and how much memory it needs, against torch on the same machine.
+"""Compare a training step's speed, start and memory with torch on the same machine.
 
-Run as `python -m benchmarks.train_step`. Both sides train the same model from the same weights on the same
-batches, with SGD; the losses of their first steps must agree. The ratios of speed come from one process for each
-number of threads, in which blocks of steps alternate. Memory and start come from fresh processes, one for each
-side in turn.
+Run as `python -m benchmarks.train_step`. Both sides train the same model from the same weights on
+the same batches with SGD, and the losses of their first steps must agree. Speed ratios come from
+one process per number of threads, in which blocks of steps alternate. Memory and start come from
+fresh processes, one per side in turn.
 """
 
 import argparse
@@ -32,17 +32,17 @@ SPEED_TARGETS = {
     "gru": None,
     "lstm": None,
 }
-"""All models, and what torch's time over ours should reach."""
+"""Model -> target of torch's time over ours."""
 
 FRESH_MODELS = ("lenet", "residual")
-"""The models whose memory and start are measured."""
+"""Models whose memory and start are measured."""
 
 MEMORY_TARGET = 3.0
 
 
 @dataclass(frozen=True)
 class Effort:
-    """What to measure, and how long: blocks of steps a side, how long each, and fresh processes a side."""
+    """What to measure: block count and length, and fresh processes per side."""
 
     models: tuple[str, ...]
     threads: tuple[int, ...]
@@ -59,9 +59,9 @@ EFFORTS = {
 
 
 def run_speed(folder: str, names: Sequence[str], threads: int, effort: Effort, results: Results) -> None:
-    """Measure the steps of all models with one number of threads."""
+    """Measure the steps of all models with a number of threads."""
     arguments = [folder, str(threads), str(effort.rounds), str(effort.block_s), *names]
-    # numpy's own pool, which may compute the gradient's norm, must not use more cores than torch.
+    # numpy's own pool may compute the gradient's norm, and must not use more cores than torch.
     environment = {"OPENBLAS_NUM_THREADS": str(threads)}
     found = json.loads(run_module("train_step_speed", arguments, environment))
     for name, medians in found.items():
@@ -73,7 +73,7 @@ def run_speed(folder: str, names: Sequence[str], threads: int, effort: Effort, r
 
 
 def run_fresh(folder: str, name: str, effort: Effort, results: Results) -> None:
-    """Measure the peak memory and the start of one model, in processes that do nothing else."""
+    """Measure one model's peak memory and start, in processes that do nothing else."""
     starts_s: dict[str, list[float]] = {side: [] for side in SIDES}
     peaks_mb: dict[str, list[float]] = {side: [] for side in SIDES}
     for number in range(effort.processes):
@@ -94,7 +94,7 @@ def run_fresh(folder: str, name: str, effort: Effort, results: Results) -> None:
 
 
 def run_module(module: str, arguments: list[str], environment: Mapping[str, str] | None = None) -> str:
-    """Run a module of the benchmarks in a fresh process; return what it prints. It fails if the module does."""
+    """Run a benchmark module in a fresh process; return its output, or fail as it does."""
     command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env={**os.environ, **(environment or {})})
     return done.stdout.decode()
@@ -107,7 +107,7 @@ PARSER.add_argument("--models", nargs="+", choices=SPEED_TARGETS, help="only the
 
 @benchmark(PARSER)
 def main(arguments: argparse.Namespace, results: Results) -> None:
-    """Measure the models that are asked for."""
+    """Measure the requested models."""
     if importlib.util.find_spec("torch") is None:
         PARSER.exit(2, f"this benchmark compares with torch, which is not installed: pip install {TORCH}\n")
     effort = EFFORTS[arguments.form]

@@ -1,7 +1,7 @@
-"""The files that both sides of the training benchmark read. This module imports only numpy.
+"""The files that both sides of the training benchmark read. Imports only numpy.
 
-A model's folder holds a training graph, the layout of its parameters and their first values, and the data. A side
-needs nothing else, so that its process imports as little as a device does.
+A model's folder contains a training graph, the layout and initial values of its parameters, and the
+data. A side needs nothing else, so its process imports as little as a device does.
 """
 
 import json
@@ -17,14 +17,14 @@ SPEC_FILE, INITIAL_FILE = "spec.json", "initial.npy"
 X_FILE, Y_FILE = "x.npy", "y.npy"
 
 EXAMPLES = 1024
-"""A whole number of batches, so that every step has as many examples."""
+"""A whole number of batches, so that every step has equally many examples."""
 
 BATCH = 32
 LEARNING_RATE = 0.1
 DATA_SEED = 1
 
 FRESH_STEPS = 20
-"""How many steps a fresh process takes to reach its peak of memory."""
+"""Steps in which a fresh process reaches its peak memory."""
 
 
 def load_data(folder: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
@@ -33,7 +33,7 @@ def load_data(folder: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int
 
 
 def tell_start_and_peak(step: Callable[[], float]) -> None:
-    """Take some steps; print when the first was over, on the machine's clock, and the peak of memory."""
+    """Run some steps; print the end time of the first, and the peak memory."""
     step()
     first_step_s = time.monotonic()
     for _ in range(FRESH_STEPS - 1):
@@ -42,7 +42,10 @@ def tell_start_and_peak(step: Callable[[], float]) -> None:
 
 
 def _peak_bytes() -> int:
-    """Return the most that this program has had resident, from its start: unlike getrusage's, not its parent's."""
+    """Return this program's peak resident memory since its start.
+
+    Unlike getrusage's figure, it does not include the parent's.
+    """
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     kilobytes = next(line.split()[1] for line in lines if line.startswith("VmHWM:"))
     return 1024 * int(kilobytes)

@@ -1,4 +1,4 @@
-"""The models of the training benchmark, in torch, as one writes them for torch: they make no allowance for us."""
+"""The models of the training benchmark, written in ordinary torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Model:
-    """How to make a model, and the shape of one example."""
+    """How to create a model, and the shape of one example."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
 
 
 class Residual(nn.Module):
-    """Two convolutions with batch norms, and a way around them."""
+    """Two convolutions with batch norms, and a shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Residual(nn.Module):
 
 
 class Mobile(nn.Module):
-    """An inverted residual: widen, convolve every channel by itself, narrow."""
+    """An inverted residual block: widen, convolve each channel separately, narrow."""
 
     def __init__(self, narrow: int, wide: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Mobile(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention of several heads."""
+    """Multi-head self-attention."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what every token gathers from all."""
+        """Return each token's attention output."""
         batch, tokens, width = x.shape
         each = width // self.heads
         parts = self.qkv(x).reshape(batch, tokens, 3, self.heads, each).permute(2, 0, 3, 1, 4)
@@ -70,7 +70,7 @@ class Attention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """A block of a transformer that normalizes first."""
+    """A transformer block with pre-normalization."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class EncoderBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Two blocks, and a classifier of the tokens' mean."""
+    """Two blocks, and a classifier of the mean token."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def lenet() -> nn.Module:
 
 
 def residual() -> nn.Module:
-    """Return a residual network with batch norms and a max pool whose windows overlap."""
+    """Return a residual network with batch norms and an overlapping max pool."""
     return nn.Sequential(
         *(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
         *(Residual(16), Residual(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES)),
@@ -156,6 +156,6 @@ MODELS = {
 
 
 def make(name: str) -> nn.Module:
-    """Return a model in training mode; its first weights are the same every time."""
+    """Return a model in training mode, always with the same initial weights."""
     torch.manual_seed(SEED)
     return MODELS[name].build().train()

@@ -1,6 +1,7 @@
-"""Our side of the training benchmark: a device's trainer. It needs numpy, onnxruntime and edgeasync, as a device.
+"""Our side of the training benchmark: a device's trainer, which needs few packages.
 
-As a program, `python -m benchmarks.train_step_ours FOLDER`, it tells when its first step was over and its peak.
+Those are numpy, onnxruntime and edgeasync. `python -m benchmarks.train_step_ours FOLDER` prints the
+end time of its first step and its peak memory.
 """
 
 import sys
@@ -40,7 +41,7 @@ def make_step(folder: Path, threads: int) -> Callable[[], float]:
 
 
 def main() -> None:
-    """Train on one thread from the folder that is named."""
+    """Train on one thread from the given folder."""
     files.tell_start_and_peak(make_step(Path(sys.argv[1]), threads=1))
     for package in ("onnx", "torch"):
         if package in sys.modules:

@@ -1,6 +1,7 @@
-"""Write what both sides of the training benchmark read: `python -m benchmarks.train_step_prepare FOLDER MODEL...`.
+"""Write the files that both sides of the training benchmark read.
 
-It runs in a process of its own, so that no measured process loads the packages of exporter and graph builder.
+Run as `python -m benchmarks.train_step_prepare FOLDER MODEL...`. It runs in its own process, so
+that no measured process loads the packages of exporter and graph builder.
 """
 
 import sys
@@ -31,7 +32,7 @@ def write_model(name: str, folder: Path) -> None:
 
 
 def export(name: str, file: Path) -> bytes:
-    """Write a model with its first weights as ONNX, for batches of any size, and return it."""
+    """Write a model with its initial weights as ONNX, for any batch size, and return it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -50,7 +51,7 @@ def export(name: str, file: Path) -> bytes:
 
 
 def main() -> None:
-    """Write all models that are named."""
+    """Write all given models."""
     folder, *names = sys.argv[1:]
     for name in names:
         write_model(name, Path(folder) / name)

@@ -1,8 +1,10 @@
-"""Time both sides' steps in turns: `python -m benchmarks.train_step_speed FOLDER THREADS ROUNDS BLOCK_S MODEL...`.
+"""Time the steps of both sides in turns.
 
-One process for each number of threads, since torch's pool and numpy's are made once. Blocks of steps alternate:
-ours, torch, ours, torch. Both pools wait for work for a moment before they sleep, so a pause comes before every
-block, and a step that is not counted, which brings back the side's own data from memory.
+Run as `python -m benchmarks.train_step_speed FOLDER THREADS ROUNDS BLOCK_S MODEL...`. Each number
+of threads needs its own process, because the pools of torch and numpy are created only once. Blocks
+of steps alternate: ours, torch, ours, torch. Both pools wait for work for a moment before they
+sleep. So before every block there are a pause and an uncounted step, which loads the side's data
+into the caches again.
 """
 
 import json
@@ -21,21 +23,24 @@ COMPARED_STEPS = 8
 TOLERANCE = 1e-4
 WARM_STEPS = 3
 PAUSE_S = 0.01
-"""How long to wait until no thread of the other side spins; GNU's OpenMP pool spins for about a millisecond."""
+"""How long to wait until no thread of the other side spins.
+
+GNU's OpenMP pool spins for about a millisecond.
+"""
 
 Step = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Timed:
-    """The mean time of a block's steps, and how many cores the process kept busy meanwhile."""
+    """A block's mean step time, and how many cores the process used."""
 
     step_ms: float
     cores: float
 
 
 def check_losses(name: str, ours: Step, theirs: Step) -> None:
-    """Take the first steps of both; raises `RuntimeError` unless they have the same losses."""
+    """Take the first steps of both sides; raises `RuntimeError` if their losses differ."""
     for number in range(1, COMPARED_STEPS + 1):
         our_loss, their_loss = ours(), theirs()
         # Written so that a NaN fails, too.
@@ -47,7 +52,7 @@ def check_losses(name: str, ours: Step, theirs: Step) -> None:
 
 
 def time_block(step: Step, steps: int) -> Timed:
-    """Take a block of steps of one side."""
+    """Run a block of steps of one side."""
     time.sleep(PAUSE_S)
     step()
     cpu_s, started_s = time.process_time(), time.perf_counter()
@@ -58,7 +63,7 @@ def time_block(step: Step, steps: int) -> Timed:
 
 
 def measure(folder: Path, threads: int, rounds: int, block_s: float) -> dict[str, Timed]:
-    """Return the medians over the blocks of each side."""
+    """Return each side's medians over the blocks."""
     sides: dict[str, Step] = {
         "ours": train_step_ours.make_step(folder, threads),
         "torch": train_step_torch.make_step(folder, threads),
@@ -79,7 +84,7 @@ def measure(folder: Path, threads: int, rounds: int, block_s: float) -> dict[str
 
 
 def main() -> None:
-    """Measure all models that are named; print one JSON object."""
+    """Measure all given models; print one JSON object."""
     folder, threads, rounds, block_s, *names = sys.argv[1:]
     found = {}
     for name in names:

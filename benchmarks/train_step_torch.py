@@ -1,6 +1,7 @@
-"""Torch's side of the training benchmark: eager, written as torch's own tutorials write it.
+"""Torch's side of the training benchmark: eager mode, as in torch's tutorials.
 
-As a program, `python -m benchmarks.train_step_torch FOLDER`, it tells when its first step was over and its peak.
+`python -m benchmarks.train_step_torch FOLDER` prints the end time of its first step and its peak
+memory.
 """
 
 import sys
@@ -17,7 +18,10 @@ from benchmarks.train_step_models import make
 
 
 def make_step(folder: Path, threads: int) -> Callable[[], float]:
-    """Return a function that takes one training step and returns its loss; the folder is named as the model."""
+    """Return a function that takes one training step and returns its loss.
+
+    The folder has the model's name.
+    """
     torch.set_num_threads(threads)
     model = make(folder.name)
     criterion = nn.CrossEntropyLoss()
@@ -37,7 +41,7 @@ def make_step(folder: Path, threads: int) -> Callable[[], float]:
 
 
 def batches(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Draw batches for ever, each epoch in a fresh order: the same ones as `edgeasync.data.dataset.batches`."""
+    """Draw batches forever, shuffled each epoch, as `edgeasync.data.dataset.batches` does."""
     generator = np.random.Generator(np.random.PCG64(files.DATA_SEED))
     while True:
         order = torch.from_numpy(generator.permutation(len(y)))
@@ -47,7 +51,7 @@ def batches(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def main() -> None:
-    """Train on one thread from the folder that is named."""
+    """Train on one thread from the given folder."""
     files.tell_start_and_peak(make_step(Path(sys.argv[1]), threads=1))
 
 

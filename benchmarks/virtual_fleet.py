@@ -1,4 +1,4 @@
-"""Simulated fleets that learn in virtual time: digits to learn, a model of them, a hub and its devices."""
+"""Simulated fleets in virtual time: digits, a model, a hub and its devices."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ DIGITS = MlpModel(inputs=64, hidden=(64,), classes=10)
 HELD_OUT = 0.2
 BATCH = 32
 EXAMPLES_MIN = 16
-"""Of a device, however its labels are skewed."""
+"""Least examples of a device, however skewed the labels are."""
 
 STEP_S = 0.01
 LINK = LinkProfile(5e6, 5e6, 0.005)
@@ -36,12 +36,15 @@ LIVENESS = Liveness(heartbeat_s=0.5, lease_s=1.5)
 MANY = Limits(updates_held_max=256, snapshots_max=256)
 SETTINGS = HubCoreSettings(liveness=LIVENESS, limits=MANY, codec=FLOAT32)
 LAST = 8
-"""The accuracy at the end is the mean of this many evaluations."""
+"""The final accuracy is the mean of this many evaluations."""
 
 
 @lru_cache
 def split_digits() -> tuple[Dataset, Dataset]:
-    """Return the digits to train on and those held out: the same for all seeds, since some splits are harder."""
+    """Return training digits and held-out digits.
+
+    They are the same for all seeds, because some splits are harder.
+    """
     dataset = load_digits()
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(dataset))
     held = round(HELD_OUT * len(dataset))
@@ -51,17 +54,17 @@ def split_digits() -> tuple[Dataset, Dataset]:
 def accuracy_of(
     model: MlpModel, parameters: np.ndarray[tuple[int], np.dtype[np.float32]], held_out: Dataset
 ) -> float:
-    """Return the share of examples that are classified rightly."""
+    """Return the share of correctly classified examples."""
     with np.errstate(over="ignore", invalid="ignore"):
         return float((model.predict(parameters, held_out.x) == held_out.y).mean())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A device that runs SGD on its data; `stream` and `gradient` take the place of its batches and gradients.
+    """A device that runs SGD on its data, or on `stream` with `gradient`.
 
-    With `keeps` it survives a restart with all that it had. It is switched on at `start_s`. `wrap` changes its
-    trainer, and `make` the device itself.
+    With `keeps`, it survives a restart with its whole state. It is switched on at `start_s`. `wrap`
+    changes its trainer, and `make` creates the device.
     """
 
     data: Dataset
@@ -80,7 +83,10 @@ class Member:
 
 
 class VirtualFleet:
-    """A hub and its devices in virtual time. All is drawn from the seed; a durable hub may be killed."""
+    """A hub and its devices in virtual time.
+
+    The seed determines everything. A durable hub may be killed.
+    """
 
     def __init__(
         self,
@@ -107,7 +113,11 @@ class VirtualFleet:
         self.hub.start()
 
     def add(self, member: Member, number: int | None = None) -> SimulatedDevice:
-        """Switch a device on; its examples' order depends on the seed and its number, and its name on this."""
+        """Switch on a device.
+
+        The seed and `number` determine the order of its examples. Its default name contains
+        `number`.
+        """
         number = len(self.devices) if number is None else number
         stream = member.stream or batches(member.data, BATCH, 1000 * self.seed + number)
         optimizer = (SGD(learning_rate=member.learning_rate),)
@@ -132,11 +142,11 @@ class VirtualFleet:
         return device
 
     def run(self, until_s: float, done: Callable[[], bool] = lambda: False) -> None:
-        """Let the fleet train up to a time, or until `done`."""
+        """Train the fleet until a time, or until `done`."""
         self.clock.run(done, until_s)
 
     def accuracy(self, held_out: Dataset) -> float:
-        """Return the share of examples that the hub's model classifies rightly."""
+        """Return the share of examples that the hub's model classifies correctly."""
         return accuracy_of(self.model, self.hub.model, held_out)
 
     @property
