@@ -57,25 +57,25 @@ def test_a_card_gets_all_that_its_first_boot_needs(things):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda boot, bundle, settings, data: (boot / "meta-data").unlink(), "no cmdline.txt and meta-data"),
+        (lambda boot, bundle, settings, data: (boot / "meta-data").unlink(), "lacks cmdline.txt or meta-data"),
         (lambda boot, bundle, settings, data: (bundle / "install.sh").unlink(), "has no install.sh"),
-        (lambda boot, bundle, settings, data: settings.unlink(), "cannot be read; give the agent's settings"),
-        (lambda boot, bundle, settings, data: data.unlink(), "cannot be read; give the board's examples"),
+        (lambda boot, bundle, settings, data: settings.unlink(), "cannot be read; pass the agent's settings file"),
+        (lambda boot, bundle, settings, data: data.unlink(), "cannot be read; pass the board's data file"),
         (
             lambda boot, bundle, settings, data: settings.write_text('[agent]\ndata = "readings.npz"\n'),
             'has no line data = "/var/lib/edgeasync/FILE"',
         ),
         (
             lambda boot, bundle, settings, data: settings.write_text(f'{SETTINGS}enrol = "old"\n'),
-            "has a token of its own",
+            "already contains a token",
         ),
         (
             lambda boot, bundle, settings, data: (boot / "vendor-data").write_text("#cloud-config\n"),
-            "vendor-data is there already",
+            "vendor-data already exists",
         ),
         (
             lambda boot, bundle, settings, data: settings.write_text(f'{SETTINGS}enrol="old"\n'),
-            "has a token of its own",
+            "already contains a token",
         ),
         (
             lambda boot, bundle, settings, data: settings.write_text(f'{SETTINGS}hub_key = "00"\n'),
@@ -83,11 +83,11 @@ def test_a_card_gets_all_that_its_first_boot_needs(things):
         ),
         (
             lambda boot, bundle, settings, data: settings.write_text(f'{SETTINGS}hub = "tcp://hub:5555"\n'),
-            "has a hub, which the TOKEN names; take that line out",
+            "names a hub, but the TOKEN already does; remove the line hub",
         ),
         (
             lambda boot, bundle, settings, data: settings.write_text(SETTINGS.replace(".npz", ".csv")),
-            "give .csv data",
+            "is not a .csv file",
         ),
     ],
     ids=[
@@ -117,9 +117,9 @@ def test_a_mistake_is_told_before_anything_is_written(things, spoil, words):
 @pytest.mark.parametrize(
     ("way", "words"),
     [
-        ('hub = "tcp://hub:5555"\ninsecure = false', "how the board comes in"),
-        ("insecure = true", "has to name the hub"),
-        ('hub_key = "00"', "has to name the hub"),
+        ('hub = "tcp://hub:5555"\ninsecure = false', "has no enrol, hub_key or insecure = true"),
+        ("insecure = true", "does not name the hub"),
+        ('hub_key = "00"', "does not name the hub"),
     ],
 )
 def test_a_card_by_which_no_hub_can_be_joined_is_not_made(things, way, words):

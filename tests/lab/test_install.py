@@ -83,7 +83,7 @@ if repetitions("environments that are installed"):
         before = {path: path.lstat().st_mtime_ns for path in home.rglob("*")}
         told, code = install(home, *arguments)
         assert (told, code) == (
-            "install.sh: edgeasync 0.1.0 is there; for another: edgeasync service upgrade\n",
+            "install.sh: edgeasync 0.1.0 is already installed; to change it, run 'edgeasync service upgrade'\n",
             0,
         )
         assert {path: path.lstat().st_mtime_ns for path in home.rglob("*")} == before
@@ -140,9 +140,9 @@ if repetitions("environments that are installed"):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("agent", "gone.toml"), "gone.toml: no such file; give the settings of the agent"),
+        (("agent", "gone.toml"), "gone.toml: no such file; pass the settings file of the agent"),
         (("--from",), "--from needs a value"),
-        (("board.toml",), "'board.toml' is not known; give agent, hub or peer, then a settings file"),
+        (("board.toml",), "'board.toml' is not known; pass agent, hub or peer, then a settings file"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_installed(tmp_path, arguments, words):
@@ -176,7 +176,7 @@ def test_an_installer_that_lies_alone_takes_no_name_from_an_index(tmp_path):
         ["sh", alone, "--home", tmp_path / "home", "--python", sys.executable, "agent"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (told.returncode, told.stderr.count("give --from")) == (2, 1)
+    assert (told.returncode, told.stderr.count("pass --from")) == (2, 1)
     assert not (tmp_path / "home").exists()
 
 

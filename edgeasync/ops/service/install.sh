@@ -1,13 +1,13 @@
 #!/bin/sh
 # Installs edgeasync in an environment of its own, then its service:
 #   install.sh [--from SOURCE] [--home DIR] [--python PYTHON] [--gpu] [agent | hub | peer [SETTINGS.toml]] [OPTION...]
-# An OPTION is one of `edgeasync service install`.
-# SOURCE is a folder of wheels (no network is used), a wheel, a clone, or a name in pip's index. Without it: the
-# folder of this file if it has wheels, or else the clone that this file is of.
-# With --gpu onnxruntime-gpu takes the place of onnxruntime, and an upgrade keeps it.
-# As root it installs for the machine, in /opt/edgeasync; as another user for that user, in ~/.local/edgeasync.
-# A second run changes nothing, but for what a hub needs beside an agent: edgeasync service upgrade brings a new
-# version.
+# Every OPTION is passed to `edgeasync service install`.
+# SOURCE is a folder of wheels (then no network is used), a wheel, a clone, or a name in pip's index. The default is
+# this file's folder if it contains wheels, or else the clone that contains this file.
+# --gpu installs onnxruntime-gpu instead of onnxruntime. An upgrade keeps it.
+# As root it installs for the machine, in /opt/edgeasync, and otherwise for your user, in ~/.local/edgeasync.
+# A second run installs only the packages that a hub needs and an agent does not. To install a new version, run
+# `edgeasync service upgrade`.
 set -eu
 umask 022 # the service's user must be able to read what root installs
 
@@ -35,21 +35,21 @@ done
 case ${1-} in
     hub) extras="[hub${gpu:+,$gpu}]" ;;
     agent | peer | '') extras="${gpu:+[$gpu]}" ;;
-    *) fail "'$1' is not known; give agent, hub or peer, then a settings file" ;;
+    *) fail "'$1' is not known; pass agent, hub or peer, then a settings file" ;;
 esac
 case ${2-} in
     '' | -*) ;;
-    *) [ -e "$2" ] || fail "$2: no such file; give the settings of the $1" ;;
+    *) [ -e "$2" ] || fail "$2: no such file; pass the settings file of the $1" ;;
 esac
 if [ -z "$home" ]; then
     if [ "$(id -u)" = 0 ]; then home=/opt/edgeasync; else home=$HOME/.local/edgeasync; fi
 fi
 
 bits=$("$python" -c 'import struct; print(8 * struct.calcsize("P"))' 2>/dev/null) ||
-    fail "no $python; install python3 and python3-venv (sudo apt-get install python3-venv)"
+    fail "cannot run $python; install python3 and python3-venv (sudo apt-get install python3-venv)"
 [ "$bits" = 64 ] || fail "this system has 32 bits, for which onnxruntime has no packages; install the 64-bit system"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-    fail "$("$python" --version) is too old; give --python with 3.11 or newer"
+    fail "$("$python" --version) is too old; pass --python with Python 3.11 or newer"
 
 if [ -z "$source" ]; then
     if [ -f "$here/../../../pyproject.toml" ]; then source=$here/../../..; fi
@@ -57,7 +57,7 @@ if [ -z "$source" ]; then
         if [ -e "$wheel" ]; then source=$here; fi
     done
 fi
-name=${source%%[!A-Za-z0-9._-]*} # extras stand before a version
+name=${source%%[!A-Za-z0-9._-]*} # extras precede the version
 wanted=$name$extras${source#"$name"}
 if [ -e "$source" ]; then
     source=$(readlink -f "$source")
@@ -67,39 +67,39 @@ offline=''
 for wheel in "$source"/edgeasync-*.whl; do
     if [ -e "$wheel" ]; then offline=yes; fi
 done
-pip() { # in the environment $env
+pip() { # run pip in the environment $env
     if [ -n "$offline" ]; then set -- "$@" --no-index --find-links "$source"; fi
     "$home/$env/bin/python" -m pip install --quiet "$@"
 }
 
 version=$("$home/current/bin/edgeasync" --version 2>/dev/null) || version=''
 if [ -n "$version" ]; then
-    echo "install.sh: $version is there; for another: edgeasync service upgrade"
+    echo "install.sh: $version is already installed; to change it, run 'edgeasync service upgrade'"
     env=current
     if [ "${1-}" = hub ] && ! "$home/$env/bin/python" -c 'import onnx' 2>/dev/null; then
-        pip onnx || fail "a hub needs onnx, which the environment of an agent in $home has not; why is said above"
+        pip onnx || fail "a hub needs onnx, which could not be installed in $home; see the error above"
     fi
 else
-    [ -n "$source" ] || # root runs what comes: no name in an index is taken unasked
-        fail "no wheel of edgeasync and no clone is here; give --from, to say where edgeasync comes from"
+    [ -n "$source" ] || # root runs the package, so never choose a name in an index by default
+        fail "found no wheel and no clone of edgeasync here; pass --from with the source of edgeasync"
     env=env-1
     mkdir -p "$home"
     trap '[ $? = 0 ] || rm -rf "$home/env-1"' EXIT
     trap 'exit 130' HUP INT TERM
-    rm -rf "$home/env-1" # of a run that lost its power, or of a Python that is gone
-    "$python" -m venv "$home/env-1" || fail "no environment could be made in $home; why is said above"
+    rm -rf "$home/env-1" # left by a power failure, or by a Python that was removed
+    "$python" -m venv "$home/env-1" || fail "cannot create an environment in $home; see the error above"
     if [ -n "$offline" ]; then
         pip "edgeasync$extras" ||
-            fail "nothing is installed; if none of the wheels fits $("$python" --version) on $(uname -m), make" \
-                "others by edgeasync bundle"
+            fail "nothing was installed; if no wheel fits $("$python" --version) on $(uname -m), make a" \
+                "matching bundle with 'edgeasync bundle'"
     else
-        pip "$wanted" || fail "nothing is installed; why is said above"
+        pip "$wanted" || fail "nothing was installed; see the error above"
     fi
-    if [ -n "$gpu" ]; then # both lie in one folder: what is taken away there, the other has to bring again
+    if [ -n "$gpu" ]; then # both packages share a folder, so uninstalling one deletes files of the other
         "$home/env-1/bin/python" -m pip uninstall --quiet --yes onnxruntime
-        pip --force-reinstall --no-deps onnxruntime-gpu || fail "nothing is installed; why is said above"
+        pip --force-reinstall --no-deps onnxruntime-gpu || fail "nothing was installed; see the error above"
     fi
-    sync # a power cut from here on finds what the link leads to
+    sync # before the link exists, so that a power failure leaves a complete environment behind it
     ln -sfn env-1 "$home/current"
     trap - EXIT HUP INT TERM
     echo "install.sh: $("$home/current/bin/edgeasync" --version) is in $home"
