@@ -103,7 +103,7 @@ class SimulatedDevice:
             device_id,
             random.randbytes(16),
             1,
-            profile=DeviceProfile(examples=workload.examples),
+            profile=DeviceProfile(examples=workload.examples, same_host=workload.same_host),
             codecs=STAGES,
             layout=layout_of(trainer.spec.parameters),
             frozen=workload.frozen,

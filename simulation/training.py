@@ -21,7 +21,8 @@ Result = TypeVar("Result")
 class SimulatedWorkload(msgspec.Struct, frozen=True, kw_only=True):
     """What a device trains with beside its trainer, and what it says of that.
 
-    It tells the hub its number of `examples`, and `frozen`, the checksum of its arrays that do not travel. Its
+    It tells the hub its number of `examples`, whether it is on the `same_host`, and `frozen`, the checksum of its
+    arrays that do not travel. Its
     `local` parameters stay with it. It begins with `initial` values of its own, if it has any. `validate` returns
     the loss of its model on data of its own.
     """
@@ -31,6 +32,7 @@ class SimulatedWorkload(msgspec.Struct, frozen=True, kw_only=True):
     initial: Vector | None = None
     validate: Callable[[Vector], float | None] | None = None
     frozen: Frozen | None = None
+    same_host: bool = False
 
 
 class Work:

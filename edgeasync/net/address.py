@@ -35,6 +35,14 @@ def is_within_machine(address: str) -> bool:
         return False
 
 
+def is_same_host(address: str) -> bool:
+    """Return whether an address to connect to is an IPC socket or on a loopback interface.
+
+    Names other than `localhost` are not resolved.
+    """
+    return address.startswith("ipc://") or is_within_machine(address)
+
+
 def check_connect(address: str, *, insecure: bool, name: str = HUB) -> None:
     """Raise `AddressError` if it is not safe to connect to an address without keys.
 

@@ -25,6 +25,9 @@ LADDER = (Rung("int8", 1.02), Rung("top_k(0.1)+int8", 0.17))
 MODEL_LADDER = (Rung("float16", 2.0),)
 """Codecs for devices that send whole models, which coarser codecs would damage."""
 
+FAST = "identity"
+"""The codec for links on which encoding costs more than it saves."""
+
 _BYTES_PER_VALUE = {rung.codec: rung.bytes_per_value for rung in LADDER + MODEL_LADDER} | {"bfloat16": 2.0}
 
 UPLOAD_SHARE_MAX = 0.1

@@ -110,7 +110,9 @@ class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
 
     If the device has a quota of its own, `bytes_per_day_max`, it also reports the bytes that are
     left of it in the current period, and the seconds until the next period. `delay_steps` is the
-    device's own value of the setting in `Welcome`; 0 means that it uses the hub's.
+    device's own value of the setting in `Welcome`; 0 means that it uses the hub's. `same_host` is
+    true if the device reaches the hub over the loopback interface or an IPC socket, and does not
+    limit its traffic.
     """
 
     machine: Annotated[str, Meta(max_length=64)] = ""
@@ -123,6 +125,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
     day_left_bytes: Count = 0
     day_remaining_s: Seconds = 0.0
     delay_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    same_host: bool = False
 
 
 Framework = Literal["jax", "onnx", "torch"]

@@ -24,6 +24,7 @@ from edgeasync.errors import NoMemoryError
 from edgeasync.host.completion import Completion
 from edgeasync.host.host_info import describe_machine, parameters_that_fit
 from edgeasync.host.sensing import Sense, SensorWatch
+from edgeasync.net.address import is_same_host
 from edgeasync.net.device_access import DeviceAccess
 from edgeasync.net.hub_connection import HubConnection, frame_bytes_max
 from edgeasync.net.network import ZmqNetwork
@@ -143,7 +144,7 @@ class AgentRuntime:
             identity.device_id,
             bytes.fromhex(identity.state_id),
             identity.incarnation,
-            profile=describe_machine(workload.examples),
+            profile=replace(describe_machine(workload.examples), same_host=self._is_on_the_hubs_host()),
             codecs=known_stages(),
             fingerprint=workload.fingerprint,
             layout=layout_of(workload.parameters) if workload.parameters else None,
@@ -157,6 +158,12 @@ class AgentRuntime:
             trains_at_rest=workload.trains_at_rest,
             throttle=throttle,
         )
+
+    def _is_on_the_hubs_host(self) -> bool:
+        """Return whether all hubs are on this machine, and this agent does not limit its traffic."""
+        limits = self._limits
+        own = (limits.bandwidth_bytes_per_s_max, limits.link_share, limits.bytes_per_day_max)
+        return own == (None, None, None) and all(map(is_same_host, self.addresses))
 
     async def run(self) -> str:
         """Train until the hub has finished or a stop is requested; return the reason.

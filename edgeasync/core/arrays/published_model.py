@@ -211,6 +211,12 @@ class Publisher:
             self._sent.watch(payload)
         return PublishedPayload(payload, checksum, used.name)
 
+    def offer_newest(self, owner: Hashable) -> PublishedPayload:
+        """Return the hub's newest model, unencoded, without publishing it."""
+        self._off_chain.drop(owner)
+        payload, checksum = self._model.current.payload(make_codec("identity", self._spec))
+        return PublishedPayload(payload, checksum, "identity")
+
     def code(self, snapshot: Snapshot, codec: str) -> None:
         """Encode a version before a device requests it; may run in any thread."""
         used = codec if self._fits(snapshot, codec) else "identity"

@@ -75,9 +75,12 @@ class Deliveries:
         kept = self.outgoing.resume(member)
         if kept is None:
             version = effect.version
-            offer = self.publisher.offer(
-                effect.base, effect.codec, held=effect.held, owner=member.owner, coarse=effect.coarse
-            )
+            if effect.plain:
+                offer = self.publisher.offer_newest(member.owner)
+            else:
+                offer = self.publisher.offer(
+                    effect.base, effect.codec, held=effect.held, owner=member.owner, coarse=effect.coarse
+                )
         else:
             # The device has a partial download of an older version.
             before, payload = kept
@@ -101,7 +104,7 @@ class Deliveries:
     def prepare(self, effect: Assign) -> Callable[[], None] | None:
         """Return the slow encoding that must run before an assignment, or `None`."""
         member = self._core.members.by_peer(effect.peer)
-        if member is None or self.outgoing.can_resume(member):
+        if member is None or effect.plain or self.outgoing.can_resume(member):
             return None
         device = effect.base, effect.held, member.owner
         if not self.publisher.needs_coding(*device, coarse=effect.coarse):

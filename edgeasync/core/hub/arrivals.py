@@ -70,6 +70,7 @@ class Arrivals:
         self._members.change_key(member, key)
         member.profile = hello.profile
         member.own_day = _own_day(hello.profile, now_s)
+        member.fast_link.greet(same_host=hello.profile.same_host)
         member.piece_bytes_max = hello.piece_bytes_max
         member.measurements.examples = hello.profile.examples
         member.measurements.local_steps_max = hello.profile.local_steps_max

@@ -8,6 +8,7 @@ from edgeasync.core.hub.membership import Membership
 from edgeasync.core.hub.policy_engine import PolicyEngine
 from edgeasync.core.hub.publish_schedule import PublishSchedule
 from edgeasync.core.hub.refusal import RefusalError
+from edgeasync.policies.codec_choice import FAST
 from edgeasync.protocol.messages import Ack, Fetch, ModelVersion
 
 
@@ -54,12 +55,14 @@ class Assignments:
         return [busy] if ack is None else [SendToDevice(member.peer, ack), busy]
 
     def _assign(self, member: Member, ack: Ack | None, now_s: float) -> list[HubEffect]:
-        publish = self._publish_schedule.follow(self._policy_engine, now_s)
+        plain = self._codecs.sends_plain(member)
+        publish = [] if plain else self._publish_schedule.follow(self._policy_engine, now_s)
         self._budgets.begin_exchange(member, now_s, self._policy_engine.is_learning)
         local_steps = self._policy_engine.pacing.assign_steps(member.measurements)
         ancestry = self._policy_engine.state.ancestry
-        version = ModelVersion(ancestry.lineage, self._publish_schedule.state.number)
-        held = member.version if member.follows and member.held is not None else None
+        newest, published = self._policy_engine.state.version, self._publish_schedule.state.number
+        version = ModelVersion(ancestry.lineage, newest if plain else published)
+        held = member.version if member.follows and member.held is not None and not plain else None
         base = held.number if held is not None and ancestry.knows(held) else None
         self._members.end_wait(member)
         member.assign(version, local_steps, now_s)
@@ -70,12 +73,13 @@ class Assignments:
                 member.peer,
                 version,
                 local_steps,
-                member.codec_model,
+                FAST if plain else member.codec_model,
                 ack,
                 base=base,
                 push_codec=push_codec,
                 held=None if base is None else member.held,
-                coarse=member.coarse,
+                coarse=member.coarse and not plain,
+                plain=plain,
                 learning_rate_factor=self._policy_engine.divergence.local_learning_rate_factor,
             ),
         ]

@@ -37,7 +37,8 @@ class Budgets:
         self._members = members
         self._hub_max = _plain(limits.bytes_per_day_max)
         self._device_max = _plain(limits.device_bytes_per_day_max)
-        self._limited = (self._hub_max, self._device_max) != (None, None)
+        self.metered = (self._hub_max, self._device_max) != (None, None)
+        """Whether the hub has daily quotas."""
         self._pings_bytes_per_s = HEARTBEAT_BYTES / settings.liveness.heartbeat_s
         self._values = values
         self._has_warned = False
@@ -61,7 +62,7 @@ class Budgets:
             traffic.note_exchange(total_bytes - member.exchange_bytes - pings_bytes)
         member.exchange_s, member.exchange_bytes = now_s, total_bytes
         member.exchange_updates = measurements.updates
-        limited = self._limited or member.own_day is not None
+        limited = self.metered or member.own_day is not None
         measurements.period_s_min = self._period_s(member, now_s, is_learning) if limited else 0.0
 
     def judge_shares(self, member: Member) -> list[HubEffect]:
@@ -94,7 +95,7 @@ class Budgets:
 
         Return 0 if the device need not wait.
         """
-        if not self._limited and member.own_day is None:
+        if not self.metered and member.own_day is None:
             return 0.0  # the usual case, checked for every answer
         allowances = self._allowances(member, now_s)
         due_s = now_s

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.settings import CodecSettings
-from edgeasync.policies.codec_choice import LADDER, MODEL_LADDER, TINY_BYTES, Rung, choose_codec
+from edgeasync.policies.codec_choice import FAST, LADDER, MODEL_LADDER, TINY_BYTES, Rung, choose_codec
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.codecs import stages_of
 
@@ -21,13 +21,15 @@ times for the first change, `ASKED_AGAIN_MIN` times for later changes.
 class CodecAgreement:
     """Selects the codecs of each device.
 
-    A codec that the device does not support is replaced by `identity`.
+    A codec that the device does not support is replaced by `identity`. `metered` is true if the hub
+    has daily quotas, so that bytes matter even on a fast link.
     """
 
-    def __init__(self, settings: CodecSettings, policy: PolicySet, values: int) -> None:
+    def __init__(self, settings: CodecSettings, policy: PolicySet, values: int, *, metered: bool = False) -> None:
         self._settings = settings
         self._values = values
         self._tiny = 4 * values <= TINY_BYTES
+        self._metered = metered
         self._ladder: tuple[Rung, ...] = ()
         if settings.push == "auto":
             self._ladder = MODEL_LADDER if policy.aggregate.update == "model" else LADDER
@@ -54,10 +56,20 @@ class CodecAgreement:
         If the setting is `auto`, keep the previous codec, or start with the most precise codec that
         the device supports.
         """
-        if member.codec_push == "identity" or member.codec_push not in member.codecs_push:
+        if self.sends_plain(member):
+            member.codec_push = FAST
+        elif member.codec_push == "identity" or member.codec_push not in member.codecs_push:
             known = () if self._tiny and self._ladder else member.codecs_push
             member.codec_push = known[0] if known else "identity"
             member.codec_asked, member.codec_changed = 0, False
+
+    def sends_plain(self, member: Member) -> bool:
+        """Return whether hub and device exchange plain values: the whole newest model and `FAST`.
+
+        This is the case if the codec is selected by the link, the link is fast, and bytes are not
+        metered. It depends only on durable state.
+        """
+        return bool(self._ladder) and member.fast_link.is_fast and not self._metered and member.own_day is None
 
     def choose(self, member: Member) -> str | None:
         """Select the codec of a device's next updates by its link.
@@ -66,6 +78,11 @@ class CodecAgreement:
         """
         if not self._ladder:
             return None
+        if self.sends_plain(member):
+            member.codec_push = FAST
+            return FAST
+        if member.codec_push not in member.codecs_push:
+            self.begin(member)
         if self._tiny:
             return member.codec_push
         link = member.link

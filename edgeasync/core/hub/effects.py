@@ -42,7 +42,8 @@ class Assign(msgspec.Struct, frozen=True, gc=False):
 
     `base` is the number of the version that the device has, if the hub may send deltas from it.
     `held` is the checksum that the device reported for that version. If `coarse` is set, the hub
-    may send a coarse whole model.
+    may send a coarse whole model. If `plain` is set, `version` is the newest version instead of the
+    published one, and the hub sends it whole.
     """
 
     peer: Peer
@@ -54,6 +55,7 @@ class Assign(msgspec.Struct, frozen=True, gc=False):
     push_codec: str | None = None
     held: int | None = None
     coarse: bool = False
+    plain: bool = False
     learning_rate_factor: float = 1.0
 
 

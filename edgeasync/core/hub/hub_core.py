@@ -94,8 +94,8 @@ class HubCore:
         self.members = Membership(settings.liveness.lease_s)
         self.policy_engine = PolicyEngine(policy, version, self.members, settings)
         self.publish_schedule = PublishSchedule(settings.codec, version.number, now_s)
-        self.codecs = CodecAgreement(settings.codec, policy, spec.length)
         self.budgets = Budgets(settings, self.members, spec.length)
+        self.codecs = CodecAgreement(settings.codec, policy, spec.length, metered=self.budgets.metered)
         self.frozen_arrays = FrozenArrays(spec, settings)
         self.messages_refused = 0
         self.messages_accepted: Counter[str] = Counter()

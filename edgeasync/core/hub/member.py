@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from edgeasync.core.hub.events import Peer
+from edgeasync.core.hub.fast_link import FastLink
 from edgeasync.core.hub.link import LinkEstimate
 from edgeasync.core.hub.reported_stats import ReportedStats, clamp
 from edgeasync.core.hub.traffic import OwnDay, Traffic
@@ -123,6 +124,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     answered before.
     """
     duplicates: int = 0
+    fast_link: FastLink = msgspec.field(default_factory=FastLink)
 
     def __post_init__(self) -> None:
         self.link = LinkEstimate()
@@ -185,6 +187,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.assigned, self.assigned_s = version, now_s
         self.steps_assigned = max(self.steps_assigned, local_steps)
         self.link.begin_cycle()
+        self.fast_link.begun_bytes = self.traffic.total_bytes
 
     def observe(self, push: Push, now_s: float, *, overlap_steps_max: int, slack_s: float) -> ReportedStats:
         """Record statistics and timing of a device's training.
@@ -206,7 +209,9 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
             slack_s=slack_s,
         )
         if cycle_s is not None:
-            self.link.end_cycle(cycle_s - (stats.local_steps - stats.overlap_steps) * stats.step_s)
+            communication_s = cycle_s - (stats.local_steps - stats.overlap_steps) * stats.step_s
+            self.link.end_cycle(communication_s)
+            self.fast_link.observe(self.traffic.total_bytes, communication_s)
         self.assigned = None
         self.measurements.observe_arrival(now_s)
         self.measurements.observe(

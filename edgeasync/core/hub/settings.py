@@ -122,7 +122,10 @@ class CodecSettings(Section, frozen=True):
     a busy machine for a slow link. It returns to `int8` if, in 32 consecutive exchanges, an upload
     in `int8` would take less than a twentieth of that time. Updates of up to 4 KiB always use
     `identity`. Under `model_average`, `"auto"` means `float16`, and only `identity`, `float16` and
-    `bfloat16` are allowed.
+    `bfloat16` are allowed. On a fast link, encoding takes longer than sending. Therefore, with
+    `"auto"`, a device on the hub's own machine, or one with at least 170 MB/s, sends and receives
+    everything as `identity`, and the hub sends it the newest version as a whole. Daily quotas and
+    the device's own limits on traffic disable this.
     """
     model: str = "float16"
     """Codec of whole models: `identity`, `float16` or `bfloat16`. The hub sends a whole model to a

@@ -41,11 +41,11 @@ class HubBench:
     """Hands events to a `HubCore`; checks after each what must always hold."""
 
     lineage = LINEAGE
-    spec = SPEC
 
-    def __init__(self, policy=None, *, liveness=None, limits=None, stop=None, graph=None, **settings):
+    def __init__(self, policy=None, *, liveness=None, limits=None, stop=None, graph=None, spec=SPEC, **settings):
+        self.spec = spec
         self.core = HubCore(
-            spec=SPEC,
+            spec=spec,
             training={"learning_rate": 0.1},
             policy=policy or plain(16),
             settings=HubCoreSettings(
@@ -152,9 +152,21 @@ class HubBench:
             "identity", checksum, 12, transfer, held_checksum=held_checksum,
         )  # fmt: skip
 
-    def push(self, device_id="a", seq=1, base=0, *, norm=1.0, capacity=True, peer=None, at_s=None, **fields):
+    def push(
+        self,
+        device_id="a",
+        seq=1,
+        base=0,
+        *,
+        norm=1.0,
+        capacity=True,
+        peer=None,
+        at_s=None,
+        moved=(0, 0),
+        **fields,
+    ):
         push = self.make_push(device_id, seq, base, **fields)
-        event = PushArrived(peer or self.peers[device_id], push, next(self.handles), norm, capacity)
+        event = PushArrived(peer or self.peers[device_id], push, next(self.handles), norm, capacity, moved=moved)
         return self.give(event, at_s)
 
     def offer(self, device_id="a", seq=1, base=0, *, capacity=True):

@@ -464,6 +464,8 @@ class World:
         )
         self.hub.start()
         self.devices = {}
+        self.local = {name for number, name in enumerate(names) if (seed + number) % 5 == 0}
+        """The devices on the hub's own machine: they get versions that were not published."""
         for number, name in enumerate(names):
             rate = random.choice([np.inf, 1e6, 1e5])
             self.devices[name] = WatchedDevice(
@@ -473,7 +475,7 @@ class World:
                 Counting(self.marks, name, self.target, 11 if self.name == "rollback" else 0),
                 step_s=random.uniform(0.03, 0.25),
                 link=LinkProfile(rate, rate, random.uniform(0.001, 0.05)),
-                workload=SimulatedWorkload(examples=random.choice([0, 10, 100])),
+                workload=SimulatedWorkload(examples=random.choice([0, 10, 100]), same_host=name in self.local),
                 seed=seed,
                 keeps=random.random() < 0.5,
                 limits=DeviceLimits(

@@ -2,8 +2,10 @@
 
 import math
 
+import msgspec
 import pytest
 
+from edgeasync.config import ByteCount
 from edgeasync.core.hub.effects import (
     Assign,
     Broadcast,
@@ -26,7 +28,9 @@ from edgeasync.core.hub.events import (
     PushArrived,
     Resumed,
 )
+from edgeasync.core.hub.fast_link import SLOWER_CYCLES
 from edgeasync.core.hub.settings import CheckpointSettings, CodecSettings
+from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.aggregation import BufferedAggregator, ImmediateAggregator
 from edgeasync.policies.frequency import FixedFrequency
 from edgeasync.policies.monitor import DisagreementDetector, Monitor
@@ -37,6 +41,7 @@ from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import (
     Ack,
     Applied,
+    DeviceProfile,
     Duplicate,
     Fetch,
     Goodbye,
@@ -432,6 +437,56 @@ def test_without_a_chain_nothing_is_published(hub_bench):
     hub.push(seq=1, base=0)
     assert hub.all_of(Publish) == []
     assert (hub.one(Assign).version.number, hub.one(Assign).base) == (1, None)
+
+
+HERE = DeviceProfile(same_host=True)
+AUTO = CodecSettings(push="auto", publish_s=1e-9)
+LARGE = ParameterSpec((Parameter("weights", (100_000,)),))
+
+
+def test_a_device_with_a_fast_link_gets_the_newest_version_plain_and_nothing_is_published(hub_bench):
+    hub = hub_bench(codec=AUTO, spec=LARGE)
+    hub.join(codecs=KNOWN, profile=HERE)
+    hub.join("b", codecs=KNOWN)
+    hub.push(seq=1, base=0, held_checksum=9, at_s=1.0)
+    assert hub.all_of(Publish) == []
+    assert hub.one(Assign) == msgspec.structs.replace(
+        hub.one(Assign), version=ModelVersion(hub.lineage, 1), codec="identity", push_codec="identity",
+        base=None, held=None, coarse=False, plain=True,
+    )  # fmt: skip
+    hub.push("b", seq=1, base=0, held_checksum=9, at_s=2.0)
+    assert hub.one(Publish) == Publish(2)
+    assert (hub.one(Assign).codec, hub.one(Assign).push_codec, hub.one(Assign).base) == ("float16", "int8", 0)
+    assert not hub.one(Assign).plain
+
+
+@pytest.mark.parametrize(
+    ("settings", "profile"),
+    [
+        ({"codec": CodecSettings(push="int8")}, HERE),
+        ({"codec": AUTO, "limits": {"device_bytes_per_day_max": ByteCount(10**9)}}, HERE),
+        ({"codec": AUTO}, DeviceProfile(same_host=True, bytes_per_day_max=10**9, day_left_bytes=10**9)),
+        ({"codec": AUTO}, DeviceProfile()),
+    ],
+    ids=["a codec was chosen", "the hub's quota", "the device's quota", "another machine"],
+)
+def test_otherwise_even_a_fast_link_is_spared(hub_bench, settings, profile):
+    hub = hub_bench(**settings, spec=LARGE)
+    hub.join(codecs=KNOWN, profile=profile)
+    assert (hub.one(Assign).codec, hub.one(Assign).plain) == ("float16", False)
+    assert hub.core.members.members["a"].codec_push == "int8"
+
+
+def test_a_tunnel_is_found_out_and_led_along_the_chain(hub_bench):
+    hub = hub_bench(codec=AUTO, spec=LARGE)
+    hub.join(codecs=KNOWN, profile=HERE)
+    plain = []
+    for seq in range(1, SLOWER_CYCLES + 2):
+        base, moved = hub.one(Assign).version.number, (400_000, 400_000)
+        hub.push(seq=seq, base=base, moved=moved, step_s=0.0, at_s=float(seq))
+        plain.append(hub.one(Assign).plain)
+    assert plain == [True] * (SLOWER_CYCLES - 1) + [False] * 2
+    assert (hub.one(Assign).codec, hub.one(Assign).push_codec) == ("float16", "int8")
 
 
 def test_a_leap_back_is_published_at_once_and_whole(hub_bench):
