@@ -1,14 +1,16 @@
 """What users run: a hub and four agents as commands, one local step per exchange, beside Flower and Ray.
 
-Run as `python -m benchmarks.end_to_end --peers FOLDER`. The peers run in environments of their own in that folder,
-which are made there if they are missing; without the option only our own configurations are measured. Every round
-gives each system its turn: its processes start, warm up, are measured for a window, and end. A ratio is the median
-over rounds of ours over the peer's, from the same round.
+Run as `python -m benchmarks.end_to_end`. The peers run in environments of their own, because their packages
+conflict with ours. `--install-peers` creates these; without them, only our own configurations are measured. In
+every round, each system has its turn: its processes start, warm up, are measured for a window, and end. A ratio is
+the median over the rounds of our rate divided by the peer's rate in the same round.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -24,17 +26,21 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from benchmarks.processes import PATIENCE_S, cpu_seconds, peak_resident_bytes, resident_bytes
+import psutil
+
+from benchmarks.processes import PATIENCE_S, peak_resident_bytes, resident_bytes
 from benchmarks.report import Form, Results, benchmark, make_parser, show_progress
 from benchmarks.surroundings import ROOT
 from edgeasync.net.status import fetch_status
 
 AGENTS = 4
+SUPERLINK = "Flower SuperLink"
 LOOK_S = 0.05
 
 FLOAT32 = '[codec]\npush = "identity"\nmodel = "identity"\ndelta = "off"\n'
 INT8 = '[codec]\npush = "int8"\ndelta = "int8"\n'
 
+PEERS_FOLDER = ROOT / ".peers"
 PEERS = {"flower": ("flwr==1.42.0", "numpy"), "ray": ("ray==2.60.0", "numpy")}
 """By environment, what is installed into it."""
 
@@ -76,7 +82,9 @@ class Program:
     """A process whose lines on standard output are followed; its standard error goes to a file."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
-        variables = os.environ | {"HOME": str(folder), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        path = f"{Path(arguments[0]).parent}:{os.environ['PATH']}"
+        own = {"PYTHONPATH": str(ROOT)} if arguments[0] == sys.executable else {}
+        variables = os.environ | {"HOME": str(folder), "PATH": path, "PYTHONUNBUFFERED": "1"} | own
         with (folder / "stderr.txt").open("ab") as errors:
             self._process = subprocess.Popen(
                 arguments, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -107,13 +115,15 @@ class Program:
         return (found[-1][0], found[-1][1].removeprefix(beginning)) if found else (time.monotonic(), "0")
 
     def end(self) -> None:
-        """End the process: kindly at first, for it may have processes of its own."""
-        self._process.terminate()
-        try:
-            self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """End the process, and those that it started."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
+            self._process.terminate()
+            _, left = psutil.wait_procs(family, 5.0)
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self._process.wait()
         self._reader.join()
         assert self._process.stdout
         self._process.stdout.close()
@@ -132,6 +142,8 @@ class System(ABC):
     server_pids: list[int]
     client_pids: list[int]
     idle_bytes: int = 0
+    patience_s: float = PATIENCE_S
+    window_s_min: float = 0.0
 
     @abstractmethod
     def updates(self) -> tuple[float, int]:
@@ -204,6 +216,55 @@ class Ray(System):
         return at_s, int(count)
 
 
+APP = """[project]
+name = "noise"
+version = "1.0.0"
+description = "A client that adds noise"
+license = "Apache-2.0"
+dependencies = ["flwr"]
+[tool.flwr.app]
+publisher = "edgeasync"
+[tool.flwr.app.components]
+serverapp = "end_to_end_superlink:server"
+clientapp = "end_to_end_superlink:client"
+[tool.flwr.app.config]
+length = 0
+counts = ""
+"""
+
+
+class SuperLink(System):
+    """FedAvg on a SuperLink, and SuperNodes, which start a process for every message."""
+
+    patience_s = 180.0
+    window_s_min = 40.0
+
+    def __init__(self, folder: Path, length: int, stack: ExitStack, python: Path) -> None:
+        run, address = python.parent, f"127.0.0.1:{(port := _free_port())}"
+        for name in ("app", ".flwr"):
+            (folder / name).mkdir()
+        (folder / "app/pyproject.toml").write_text(APP)
+        shutil.copy(ROOT / "benchmarks/end_to_end_superlink.py", folder / "app")
+        (folder / ".flwr/config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\ninsecure = true\n'
+        )
+        self._counts = folder / "counts"
+        served = _start(stack, folder, str(run / "flower-superlink"), "--insecure", "--port", str(port))
+        _await_port(port)
+        node = (str(run / "flower-supernode"), "--insecure", "--superlink", address, "--port")
+        clients = [_start(stack, folder, *node, str(_free_port())) for _ in range(AGENTS)]
+        self.server_pids, self.client_pids = [served.pid], [client.pid for client in clients]
+        config = f"length={length} counts='{self._counts}'"
+        _start(stack, folder, str(run / "flwr"), "run", "app", "here", "--run-config", config)
+
+    def updates(self) -> tuple[float, int]:
+        """Return what the server wrote last, and when."""
+        if not self._counts.exists():
+            return time.monotonic(), 0
+        age_s = time.time() - self._counts.stat().st_mtime
+        return time.monotonic() - age_s, int(self._counts.read_text().split()[-1])
+
+
 Start = Callable[[Path, int, ExitStack], System]
 
 OURS: Mapping[str, Start] = MappingProxyType({
@@ -231,7 +292,7 @@ def measure(start: Start, length: int, effort: Effort) -> Turn:
     """Give a system its turn."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         system = start(Path(name), length, stack)
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + system.patience_s
         while system.updates()[1] < 2 * AGENTS:
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"no updates: {(Path(name) / 'stderr.txt').read_text()[-2000:]}")
@@ -240,9 +301,9 @@ def measure(start: Start, length: int, effort: Effort) -> Turn:
         pids = [system.server_pids, system.client_pids]
         looks = []
         for _ in range(2):
-            used = [sum(map(cpu_seconds, group)) for group in pids]
+            used = [sum(map(_family_cpu_s, group)) for group in pids]
             looks.append((*system.updates(), *used, system.traffic_bytes()))
-            time.sleep(effort.window_s * (len(looks) == 1))
+            time.sleep(max(effort.window_s, system.window_s_min) * (len(looks) == 1))
         (from_s, before, *spent), (to_s, after, *spent_after) = looks
         count = max(1, after - before)
         server_s, clients_s, nbytes = (late - early for early, late in zip(spent, spent_after, strict=True))
@@ -263,6 +324,8 @@ def run_case(case: Case, systems: Mapping[str, Start], results: Results, effort:
     for number in range(effort.rounds):
         show_progress(f"{case.name}: round {number + 1} of {effort.rounds}")
         for name, start in systems.items():
+            if name == SUPERLINK and number:
+                continue  # it exchanges an update in seconds: one turn tells its rate
             turns[name].append(measure(start, case.length, effort))
     for name, found in turns.items():
         rates = [turn.updates_per_s for turn in found]
@@ -307,19 +370,29 @@ def _add_targets(case: Case, turns: Mapping[str, list[Turn]], results: Results) 
             results.ratio(f"{case.name}, updates per second: defaults / {peer}", ratio, target)
 
 
-def peer_systems(folder: Path) -> dict[str, Start]:
-    """Return the peers, whose environments are made in the folder if they are missing."""
-    pythons = {}
+def install_peers() -> None:
+    """Create the environments of the peers."""
     for name, packages in PEERS.items():
-        pythons[name] = folder / name / "bin/python"
-        if not pythons[name].exists():
-            show_progress(f"installing {', '.join(packages)} into {folder / name}")
-            subprocess.run([sys.executable, "-m", "venv", folder / name], check=True)
-            subprocess.run([pythons[name], "-m", "pip", "install", "-q", *packages], check=True)
-    return {
-        "Flower": partial(Flower, python=pythons["flower"]),
-        "Ray": partial(Ray, python=pythons["ray"]),
-    }
+        show_progress(f"installing {', '.join(packages)}")
+        subprocess.run([sys.executable, "-m", "venv", PEERS_FOLDER / name], check=True)
+        subprocess.run([_python(name), "-m", "pip", "install", "-q", *packages], check=True)
+
+
+def peer_systems(form: Form) -> dict[str, Start]:
+    """Return the peers that are installed; in quick form, without the SuperLink, whose first round takes long."""
+    flower, ray = _python("flower"), _python("ray")
+    found: dict[str, Start] = {}
+    if flower.exists():
+        found["Flower"] = partial(Flower, python=flower)
+        if form != Form.QUICK:
+            found[SUPERLINK] = partial(SuperLink, python=flower)
+    if ray.exists():
+        found["Ray"] = partial(Ray, python=ray)
+    return found
+
+
+def _python(peer: str) -> Path:
+    return PEERS_FOLDER / peer / "bin/python"
 
 
 def _start(stack: ExitStack, folder: Path, *arguments: str) -> Program:
@@ -327,6 +400,27 @@ def _start(stack: ExitStack, folder: Path, *arguments: str) -> Program:
     program = Program(folder, *arguments)
     stack.callback(program.end)
     return program
+
+
+def _family_cpu_s(pid: int) -> float:
+    """Return the CPU time of a process, of the processes that it started, and of those that have ended."""
+    process = psutil.Process(pid)
+    total = 0.0
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = each.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def _await_port(port: int) -> None:
+    """Wait until a program listens on a port."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return
+        time.sleep(LOOK_S)
+    raise TimeoutError(f"nothing listens on port {port}")
 
 
 def _free_port() -> int:
@@ -340,16 +434,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = make_parser("Updates per second and CPU of real hubs and agents, beside Flower and Ray.")
     parser.add_argument("--case", nargs="+", choices=[case.name for case in CASES], help="only these sizes")
     parser.add_argument("--system", nargs="+", help="only these systems; 'defaults' is always measured")
-    parser.add_argument(
-        "--peers", type=Path, metavar="FOLDER", help="measure Flower and Ray, installed in this folder"
-    )
+    parser.add_argument("--install-peers", action="store_true", help="first install Flower and Ray into .peers")
     return parser
 
 
 @benchmark(_parser())
 def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure every size."""
-    systems = {**OURS, **(peer_systems(arguments.peers.resolve()) if arguments.peers else {})}
+    if arguments.install_peers:
+        install_peers()
+    systems = {**OURS, **peer_systems(arguments.form)}
     if arguments.system:
         systems = {name: start for name, start in systems.items() if name in ("defaults", *arguments.system)}
     for case in CASES[: 1 if arguments.form == Form.QUICK else None]:
