@@ -295,7 +295,9 @@ def suggest(word: str, known: Iterable[str]) -> str:
 SUGGESTIONS_MAX = 3
 _WORDS = re.compile("[-_]")
 WORD_MAX = 100
-"""Maximum length of a word for which similar words are searched; longer ones would take too long."""
+"""Maximum length of a word for which similar words are searched. For longer words, this would take
+too long.
+"""
 
 LETTERS_A_MISTAKE = 4
 """One mistake is allowed per this number of letters in a word. The first letter must be correct."""
@@ -383,7 +385,7 @@ def _advice(message: str, path: str, table: object, settings: type, more: Iterab
     try:
         value, known, elsewhere = _known_at(path, table, settings)
     except (LookupError, TypeError, StopIteration):
-        return ""  # a key may look like the path after it
+        return ""  # the key contains text that looks like a path
     word = value if key is None else key[1]
     if not isinstance(word, str) or not known:
         return ""

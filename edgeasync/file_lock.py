@@ -41,7 +41,7 @@ class FileLock:
 
 _open: set[FileLock] = set()
 _forking = threading.Lock()
-"""Locked while a file is opened or closed, so that the process cannot fork in between."""
+"""Locked while a file is opened or closed, so that the process cannot fork meanwhile."""
 
 
 def _close_in_child() -> None:

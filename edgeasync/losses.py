@@ -27,12 +27,12 @@ _Label = Annotated[int, Meta(ge=0, le=2**24)]
 
 
 class CrossEntropy(Section, frozen=True, tag_field="kind", tag="cross_entropy"):
-    """Softmax cross-entropy of raw scores against class numbers.
+    """Softmax cross-entropy of raw scores against labels.
 
     With `class_weights`, the loss is a weighted mean: each example has the weight of its class.
-    `label_smoothing` is the weight of the uniform distribution that is mixed into the labels
-    (Szegedy et al. 2016, arXiv:1512.00567). Examples with the label `ignored_label` do not
-    contribute to the loss. This label need not be a class number.
+    Labels are class numbers. `label_smoothing` is the weight of the uniform distribution that is
+    mixed into the labels (Szegedy et al. 2016, arXiv:1512.00567). Examples with the label
+    `ignored_label` do not contribute to the loss. This label need not be a class number.
 
     >>> from edgeasync import losses
     >>> losses.CrossEntropy(label_smoothing=0.1, class_weights=[1, 5]).class_weights
@@ -128,8 +128,7 @@ NamedLoss = CrossEntropy | MeanSquaredError | MeanAbsoluteError | Huber | Binary
 Loss = NamedLoss | OnnxLoss
 LossName = Literal["cross_entropy", "mse", "l1", "huber", "bce_with_logits"]
 LossSetting = LossName | Loss
-"""A loss by name, or with parameters: an object in Python, a table with `kind` in a settings file.
-"""
+"""A loss: a name, an object of this module or, in a settings file, a table with `kind`."""
 
 _LOSSES: dict[LossName, Loss] = {
     "cross_entropy": CrossEntropy(),

@@ -55,7 +55,7 @@ class Accuracy(Section, frozen=True, tag_field="kind", tag="accuracy"):
 
 
 class TopK(Section, frozen=True, tag_field="kind", tag="top_k"):
-    """The fraction of examples whose class is among the `k` most likely ones.
+    """The fraction of examples whose label is among the `k` most likely classes.
 
     >>> from edgeasync.metrics import Meter, TopK
     >>> meter = Meter([TopK(k=2)])
@@ -65,7 +65,7 @@ class TopK(Section, frozen=True, tag_field="kind", tag="top_k"):
     """
 
     k: Annotated[int, Meta(ge=1, le=1000)] = 5
-    """Number of most likely classes among which the target must be."""
+    """Number of most likely classes among which the label must be."""
 
     @property
     def name(self) -> str:
@@ -73,7 +73,7 @@ class TopK(Section, frozen=True, tag_field="kind", tag="top_k"):
         return f"top_{self.k}"
 
     def sums(self, scores: Array, targets: Array) -> Sums:
-        """Return the number of examples whose class is among the first `k`, and of all examples."""
+        """Count the examples whose label is among the `k` most likely classes, and all examples."""
         own = np.take_along_axis(scores, targets[:, None], 1)
         right = ((scores > own).sum(1) < self.k) & ~np.isnan(own[:, 0])
         return float(right.sum()), float(right.size)
@@ -132,9 +132,7 @@ class F1(Section, frozen=True, tag_field="kind", tag="f1"):
 
 Metric = Accuracy | TopK | MAE | F1
 MetricSetting = Literal["accuracy", "top_k", "mae", "f1"] | Metric
-"""A metric by name, or with parameters: an object in Python, a table with `kind` in a settings
-file.
-"""
+"""A metric: a name, an object of this module or, in a settings file, a table with `kind`."""
 
 MetricSettings = Annotated[tuple[MetricSetting, ...], Meta(max_length=METRICS_MAX)]
 
@@ -209,12 +207,12 @@ class Meter:
         self._sums: list[Sums | None] = [None] * len(self._metrics)
 
     def add(self, scores: npt.ArrayLike, targets: npt.ArrayLike) -> None:
-        """Add a batch: raw scores (n, classes, ...) and class numbers (n, ...), or values."""
+        """Add a batch: raw scores (n, classes, ...) and labels (n, ...), or outputs and targets."""
         self._add(np.asarray(scores), np.asarray(targets))
 
     def _add(self, scores: Array, targets: Array) -> None:
         if targets.dtype.kind in "bu" and targets.size != scores.size:
-            targets = targets.astype(np.int64)  # class numbers, as in a data set
+            targets = targets.astype(np.int64)  # labels, as in a dataset
         if targets.dtype.kind == "i":
             # For scores (n, classes, ...), each position counts as an example.
             scores, targets = np.moveaxis(scores, 1, -1).reshape(-1, scores.shape[1]), targets.ravel()

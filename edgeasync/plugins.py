@@ -93,7 +93,7 @@ class Codec(Protocol):
         """Encode finite values."""
 
     def decode(self, coded: npt.NDArray[np.uint8], length: int) -> Vector:
-        """Return `length` float32 values. Raises any exception for invalid bytes."""
+        """Return `length` float32 values. May raise any exception for invalid bytes."""
 
 
 def check_name(name: str, key: str) -> None:

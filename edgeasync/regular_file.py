@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises `OSError`, also for any other kind of file."""
+    """Open a regular file for reading. Raises `OSError` on failure, and for other kinds of files."""
     file = open(path, "rb", opener=_open)  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -23,7 +23,8 @@ def open_regular(path: Path) -> BinaryIO:
 def read_regular(path: Path, offset: int = 0, nbytes: int = -1) -> bytes:
     """Return a file's content from `offset` on: all of it, or at most `nbytes`.
 
-    Raises `OSError`, also if it is not a regular file or does not fit into memory.
+    Raises `OSError`, for example if `path` is not a regular file or its content does not fit into
+    memory.
     """
     try:
         with open_regular(path) as file:

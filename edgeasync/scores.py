@@ -12,8 +12,8 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float32]
 
 SCALES = (0.1, 1.0, 10.0, 100.0, 1000.0)
-"""Sizes of the random parameters, relative to those of the model. Several are tried, because the
-scores of a new model may all be near 0.
+"""Sizes of the random parameters, relative to those of the model. Several sizes are tried, because
+the scores of a new model may all be near 0.
 """
 
 SIZE_MIN = 0.1

@@ -113,7 +113,10 @@ def _docstrings_in(kind: type) -> dict[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """Convert a setting to its shortest form in a file: sizes with a unit, tables without default values."""
+    """Convert a setting to its shortest form in a file.
+
+    Sizes get a unit, and tables omit default values.
+    """
     if isinstance(value, ByteCount):
         return value.words
     if isinstance(value, list | tuple):

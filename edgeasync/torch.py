@@ -55,10 +55,10 @@ def model(
 ) -> "TorchModel":
     """Return a module as a model for `train`, `Hub` and `Agent`. The module is copied, not changed.
 
-    - `loss`: the mean loss of a batch. By default cross-entropy for integer targets, and mean
-      squared error for others. Element-wise losses of torch accept targets (n,) for an output (n,
-      1). A custom loss receives the output of the module, such as a dict. Accuracy and metrics are
-      computed only if this output is a single tensor of scores for the targets.
+    - `loss`: the mean loss of a batch. The default is cross-entropy for integer targets, and mean
+      squared error for other targets. Element-wise losses of torch accept targets (n,) for an
+      output (n, 1). A custom loss receives the output of the module, such as a dict. Accuracy and
+      metrics are computed only if this output is a single tensor of scores for the targets.
     - `optimizer`: an optimizer of `torch.optim` for all parameters of the module that are not
       frozen. Its groups and current learning rates are used. Alternatively, a function that
       receives parameters and returns an optimizer for them. The default is SGD with a learning rate
@@ -155,9 +155,9 @@ class TorchModel(Adapted):
         )
 
     def _targets_of(self, data: Dataset) -> Dataset:
-        """Convert integer targets to floats if the loss needs floats, as is done for ONNX models.
+        """Convert integer targets to floats if the loss needs floats, as for ONNX models.
 
-        Raises `DataError` if the inputs in the data have other names than those of the module.
+        Raises `DataError` if the input names in the data differ from those of the module.
         """
         if isinstance(data.features, Inputs):
             taken = inspect.signature(self._module.forward)

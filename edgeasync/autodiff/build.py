@@ -34,7 +34,9 @@ class TrainingGraph(msgspec.Struct, frozen=True):
 
 
 TRIES = 3
-"""Maximum number of further errors to find, by following the advice in each error message."""
+"""Maximum number of further errors to report. Each one is found by following the advice of the
+error before it.
+"""
 
 
 def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph:

@@ -50,8 +50,8 @@ NOISE = 3e-7
 """Relative rounding error of a loss that is computed in float32."""
 
 MOVED = 0.05
-"""Relative distance of the checked points from the initial values, which may be at a kink, such as
-a bias of 0.
+"""Relative distance of the checked points from the initial values. An initial value, such as a bias
+of 0, may be at a kink.
 """
 
 LOSS = "loss"
@@ -61,8 +61,8 @@ class GradientCheck(msgspec.Struct, frozen=True):
     """The result of checking one parameter along one direction.
 
     `slope` is the directional derivative of the loss computed from the gradient. `difference` is
-    the same derivative computed by finite differences. `compared` is False if both values are 0, so
-    that the check proves nothing.
+    the same derivative computed by finite differences. If both values are 0, the check proves
+    nothing, and `compared` is False.
     """
 
     name: str
@@ -79,15 +79,15 @@ def check_gradients(
     """Compare the gradient of each trained parameter with central differences of the loss.
 
     A parameter is checked along several directions. The first one is the gradient itself. For the
-    other directions, the parameter's values are randomly divided into parts, as small as the budget
+    others, the parameter's values are randomly divided into parts, which are as small as the budget
     allows. Along each direction, the values of one part change by the same amount with random
     signs. So a single wrong value in the gradient is detected, unless it is small compared with its
     part.
 
-    Returns one result per parameter: a failed check if there is one, or else the first check.
-    Dropout is disabled, random numbers are fixed, and tensors at which gradients stop keep their
-    values. Examples are random, and are drawn again if a gradient is 0. Raises `GraphError` if the
-    loss is not finite at any point.
+    Returns one result per parameter: that of a failed check if there is one, or else of the first
+    check. Dropout is disabled, and random numbers are fixed. Tensors at which gradients stop are
+    held constant. Examples are random, and are drawn again if a gradient is 0. Raises `GraphError`
+    if the loss is not finite at any point.
     """
     scene = _Scene(model, spec, initial, batch_size, seed)
     trained = [parameter.name for parameter in spec.parameters if parameter.role == "trained"]
@@ -122,7 +122,7 @@ def _directions(gradient: Array, parts: int, generator: np.random.Generator) -> 
 
 
 class _Point(msgspec.Struct, frozen=True):
-    """A point: random inputs, parameters and stopped tensors by name, and the graph's gradients."""
+    """Inputs, parameters and tensors at which gradients stop, by name, and the gradients there."""
 
     feeds: dict[str, Array]
     gradients: dict[str, Array]
@@ -182,7 +182,8 @@ class _Scene:
         """Compare the gradient with the extrapolated limit of two similar finite differences."""
         gradient = point.gradients[f"{name}.grad"]
         slope = float((gradient * direction).sum())
-        # The usual size of a derivative here. This one may be small because its terms cancel.
+        # The usual size of a derivative of this parameter. `slope` itself may be small because its
+        # terms cancel.
         usual = max(float(np.sqrt(np.mean(gradient**2))), abs(slope))
         size = max(float(np.linalg.norm(point.feeds[name])), 0.1)
         limit, spread, noise = 0.0, np.inf, 0.0
@@ -201,7 +202,8 @@ class _Scene:
             before = now
         if not np.isfinite([slope, spread]).all():
             return GradientCheck(name, slope, limit, np.inf, passed=False)
-        # If everything is 0, for example because the loss ignores the parameter, the two agree.
+        # If `slope` and `limit` are both 0, for example because the loss ignores the parameter, the
+        # error is 0.
         error = max(0.0, abs(limit - slope) - noise - spread) / (max(usual, abs(limit), noise) or 1.0)
         return GradientCheck(name, slope, limit, error, error <= tolerance)
 

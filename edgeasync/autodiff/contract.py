@@ -31,7 +31,7 @@ _ENDINGS: tuple[tuple[Role, str], ...] = (("trained", GRADIENT), ("statistic", N
 def parameter_of(result: str) -> str:
     """Return the name of the parameter or statistic to which an output belongs.
 
-    For other outputs, return a name that is not used.
+    For other outputs, return a text that is not the name of a parameter or statistic.
     """
     return result.rpartition(".")[0]
 
@@ -54,7 +54,8 @@ def serialize(
     rename: dict[str, str] = {}
     taken = {*shapes, *prepared.inputs, TARGET, prepared.prediction}
     for result, name in results.items():
-        # A tensor with two names, or an input that is also a result, needs a node of its own.
+        # A tensor that has two names, or that is also an input or a constant, needs an Identity
+        # node.
         if name in rename or name in taken or name in graph.constants:
             graph.nodes.append(Node("Identity", [name], [result], {}, result))
         else:
@@ -64,7 +65,8 @@ def serialize(
     inputs.append(value_info(TARGET, graph.dtypes[TARGET], graph.shapes[TARGET]))
     inputs += [value_info(name, FLOAT, shape) for name, shape in shapes.items()]
     outputs = [value_info(name, FLOAT, shapes.get(parameter_of(name), ())) for name in results]
-    # Its sizes are left open, because onnxruntime rejects a graph whose inferred sizes differ.
+    # The prediction's sizes are left open, because onnxruntime rejects a graph if it infers
+    # different sizes.
     kind = helper.np_dtype_to_tensor_dtype(graph.dtypes[prepared.prediction])
     sizes = [None] * len(graph.shapes[prepared.prediction])
     outputs.insert(2, helper.make_tensor_value_info(prepared.prediction, kind, sizes))

@@ -4,9 +4,9 @@ The search starts at the output and goes backwards through operators that move, 
 values. On this path, a tensor of probabilities is recognized by its operator, or by its values on
 random inputs: its rows are positive and sum to 1, or it equals the softmax or sigmoid of an earlier
 tensor. If the output is computed from several such tensors by other arithmetic, it is rejected if
-its values all have the same sign, or the same sum per example. Finally, an output is rejected if it
-stays between 0 and 1 for arbitrarily large parameters. Before an error message recommends a tensor
-of scores, this tensor is checked in the same way.
+its values all have the same sign, or if they have the same sum in every example. Finally, an output
+is rejected if it stays between 0 and 1 for arbitrarily large parameters. Before an error message
+recommends a tensor of scores, this tensor is checked in the same way.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,8 +29,8 @@ LOOSE = 1e-4
 """Maximum deviation from 1 for a sum of probabilities."""
 
 FREE = 10.0
-"""Absolute value that unbounded tensors exceed in some run, because the largest random parameters
-are a thousand times larger than usual.
+"""Absolute value that an unbounded tensor exceeds in at least one run. The largest random
+parameters are a thousand times larger than usual.
 """
 
 SPREAD_MIN = 0.05
@@ -81,7 +81,8 @@ class Ending(msgspec.Struct, frozen=True):
 def check_ending(prepared: ForwardGraph, loss: Loss) -> None:
     """Raise `GraphError` if the loss needs raw scores, but the output contains probabilities.
 
-    Also raises it if the loss is for classification, but the output has a single score per example.
+    Also raises `GraphError` if the loss is for classification, but the output has a single score
+    per example.
     """
     output = prepared.output
     if prepared.dtypes[output] != FLOAT:
@@ -183,8 +184,8 @@ class _Endings:
     def _on_the_way(self, output: str) -> Ending | None:
         """Find an operator whose probabilities are only moved, clipped or scaled afterwards.
 
-        If the values are scaled, they must still look like probabilities. Otherwise, they are
-        scores that are bounded on purpose.
+        Scaled values must still look like probabilities. If they do not, they are scores that are
+        bounded on purpose.
         """
         way = list(self._way(output))
         for find in (self._by_operator, self._by_values):
@@ -225,9 +226,9 @@ class _Endings:
                 waiting.append((single[0], scaled or not (complement or small), logged))
 
     def _of_probabilities(self, output: str) -> Ending | None:
-        """Find the operators if the output is computed from probabilities alone by arithmetic.
+        """Find the operators if arithmetic on probabilities alone computes the output.
 
-        This applies only if all values of the output have the same sign, or the same sum per
+        Return `None` unless all values of the output have the same sign, or the same sum per
         example.
         """
         for find in (self._by_operator, lambda name: self._by_operator(name) or self._by_values(name)):
@@ -257,8 +258,8 @@ class _Endings:
     def _joined(self, output: str, found: list[Ending]) -> Ending:
         """Combine several `Ending` objects into one.
 
-        The result names the scores if all endings have the same scores, of the same size as the
-        output.
+        The result names the scores only if all endings have the same scores, and these have the
+        same size as the output.
         """
         makers, scores = list(dict.fromkeys([each.maker for each in found])), {each.scores for each in found}
         name, shapes = scores.pop(), self._prepared.shapes
@@ -268,8 +269,8 @@ class _Endings:
     def _bounded(self, output: str) -> Ending | None:
         """Return an `Ending` if the output always stays between 0 and 1.
 
-        As the scores, it names an unbounded tensor from which the output is computed, if there is
-        one.
+        If the output is computed from an unbounded tensor, the `Ending` names this tensor as the
+        scores.
         """
         if self._is_of_a_layer(output) or not are_bounded(self._wide(output)):
             return None
@@ -284,8 +285,8 @@ class _Endings:
                 if (values < 0).any() and (values > 0).any():
                     return Ending(_BOUNDED, name)
                 free.append(name)
-        # Scores of classes may all have one sign. A yes-or-no answer with such scores is always the
-        # same.
+        # Scores of several classes may all have the same sign. Binary scores may not, because then
+        # the predicted answer would always be the same.
         return Ending(_BOUNDED, free[0] if free and self._classes else "")
 
     def _is_of_a_layer(self, name: str) -> bool:
@@ -409,7 +410,7 @@ def _by_values(prepared: ForwardGraph, name: str, makers: Mapping[str, Node], ru
             if all(other in run and run[other].shape == run[name].shape for run in runs)
             and all(_same(formula(run[other].astype(np.float64)), run[name]) for run in runs)
         ]
-        # Scores less their maximum would do too, but users know the plain scores.
+        # Scores minus their maximum would also match, but users know the plain scores.
         plain = [other for other in matches if makers[other].op not in ("LogSoftmax", "Sub")]
         if matches:
             return Ending(maker, (plain or matches)[0], axis, logarithm)

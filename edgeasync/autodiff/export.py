@@ -103,7 +103,7 @@ def _remove_unread(graph: onnx.GraphProto, names: set[str]) -> None:
     _refill(graph.node, [node for node in graph.node if node.op_type != "Constant" or node.output[0] not in names])
     _refill(graph.initializer, [entry for entry in graph.initializer if entry.name not in names])
     there = {name for node in graph.node for name in node.output}
-    there.update(entry.name for entry in graph.initializer)  # value_info records whether each is a parameter
+    there.update(entry.name for entry in graph.initializer)  # value_info records the kind of each initializer
     _refill(graph.value_info, [entry for entry in graph.value_info if entry.name in there])
 
 

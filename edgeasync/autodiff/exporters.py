@@ -193,7 +193,7 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
                 "keep the batch norms, train the model in TensorFlow, or write it with edgeasync.nn"
             )
     if kind == "torchscript":
-        # `to_onnx` marks statistics as buffers after it has restored the module's own values.
+        # If `to_onnx` has restored the module's own statistics, it has marked them as buffers.
         noted = kinds_of_inputs(model)
         single = [
             entry.name

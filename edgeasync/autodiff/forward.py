@@ -49,8 +49,8 @@ _DATA_KINDS = (TensorProto.FLOAT, TensorProto.INT64)
 
 _PICKING = SHAPE_OPERATORS | {"Gather", "Slice", "Split"}
 """Operators whose result may be independent of the batch size although an input depends on it. For
-all other operators, equal results at both batch sizes may be a coincidence, such as a third of the
-batch size, rounded.
+all other operators, equal results at both batch sizes may be a coincidence. For example, a third of
+either batch size rounds to 1.
 """
 
 
@@ -69,8 +69,8 @@ class ForwardGraph(Graph):
         self.inputs: list[str] = []
         self.parameters: dict[str, Array] = {}
         self.output_sample: tuple[int, ...] = ()
-        """The output's shape at batch size `PROBES[0]`, if the batch size is dynamic. A dimension
-        may be a multiple of the batch size.
+        """The output's shape at batch size `PROBES[0]`, if the batch size is dynamic. The size of
+        an axis may be a multiple of the batch size.
         """
 
 
@@ -255,7 +255,7 @@ def _measure(
 
 
 def _runs_at_a_size(run: Callable[[int], object], said: str) -> bool:
-    """Return whether a model that failed runs at a batch size that its error message mentions."""
+    """Return whether a failed model runs at a batch size named in its error message."""
     sizes = {int(number) for number in re.findall(r"\b\d{1,4}\b", said)}
     for size in sorted(sizes.union(PROBES))[:SIZES_MAX]:
         try:

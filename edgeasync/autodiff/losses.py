@@ -56,8 +56,8 @@ def _cross_entropy(graph: Graph, loss: CrossEntropy, scores: str) -> LossParts:
         ignored = op("Equal", TARGET, graph.constant(np.int64(loss.ignored_label)))
         target = op("Where", ignored, graph.constant(np.int64(0)), TARGET)  # the label may not be a class number
         counts = op("Cast", op("Not", ignored), to=1)
-    # Weight of each class in a label: (1 - smoothing) [+ smoothing / classes for all], times its
-    # class weight.
+    # Convert each label to one weight per class: smoothing / classes, plus 1 - smoothing for the
+    # class of the label. Each weight is later multiplied by the class weight.
     off = loss.label_smoothing / classes
     values = graph.constant(np.array([off, 1.0 - loss.label_smoothing + off], np.float32))
     label = op("OneHot", target, graph.constant(np.int64(classes)), values, axis=1)

@@ -79,7 +79,7 @@ def _parts(model: onnx.ModelProto) -> Iterator[Any]:
         part = waiting.pop()
         yield part
         if isinstance(part, onnx.TensorProto):
-            continue  # skip its fields, which would copy its values
+            continue  # reading its fields would copy its values
         for field, content in part.ListFields():
             if field.type == field.TYPE_MESSAGE:
                 waiting += [content] if hasattr(content, "ListFields") else content
@@ -208,8 +208,8 @@ def initial_values(model: onnx.ModelProto) -> dict[str, Array]:
 
     Exporters store tensors with equal values only once, and refer to them by Identity nodes. If all
     values in such a tensor are equal, such as the scales and biases of a new model, each reference
-    becomes a separate initializer again. Otherwise, the references are weights that are tied on
-    purpose.
+    becomes a separate initializer again. Otherwise, the references are assumed to be weights that
+    are tied on purpose.
     """
     values = {tensor.name: array_of(tensor, f"tensor {tensor.name!r}") for tensor in model.graph.initializer}
     values |= held_by_constants(model)
@@ -224,7 +224,7 @@ def initial_values(model: onnx.ModelProto) -> dict[str, Array]:
 def stops_gradient(node: onnx.NodeProto) -> bool:
     """Return whether a node is an Identity to which torch's newer exporter converted a `detach`.
 
-    The newer exporter ignores `torch.no_grad`. The older exporter ignores both.
+    The newer exporter ignores `torch.no_grad`. The older exporter ignores `detach` and `no_grad`.
     """
     made_of = next((entry.value for entry in node.metadata_props if entry.key == _MADE_OF), "")
     return node.op_type == "Identity" and made_of.endswith("'aten.detach.default']")

@@ -78,8 +78,8 @@ def _frozen(model: onnx.ModelProto) -> list[str]:
 def _candidates(model: onnx.ModelProto, values: Mapping[str, Array], named: Collection[str]) -> list[str]:
     """Return the names of tensors that may be parameters.
 
-    These are float32 initializers with at least one dimension, and all tensors that the settings
-    name in full.
+    These are float32 initializers with at least one axis, and all tensors that the settings name in
+    full.
 
     Scalars, exponents and Constant nodes are assumed to be constants in formulas, unless the
     settings name them or torch's newer exporter marked them as parameters. However, if no layer has

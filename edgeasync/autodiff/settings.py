@@ -16,11 +16,12 @@ class GraphSettings(Section, frozen=True):
     """Settings for converting a forward model to a training graph.
 
     `train` and `freeze` are shell patterns for parameter names. A parameter is trained if a pattern
-    of `train` matches it and none of `freeze`. If `train` is not set, all parameters are trained,
-    except those that the file marks as frozen and tensors that may not be parameters. A parameter
-    that matches `train` is trained even if the exporter may have merged or precomputed it. `output`
-    names the tensor that the loss uses; it may be omitted if the model has only one floating-point
-    output. With `target = "input"`, every example is its own target, as in an autoencoder.
+    of `train` matches it and no pattern of `freeze` does. If `train` is not set, all parameters are
+    trained, except those that the file marks as frozen and tensors that may not be parameters. A
+    parameter that matches `train` is trained even if the exporter may have merged or precomputed
+    it. `output` names the tensor that the loss uses; it may be omitted if the model has only one
+    floating-point output. With `target = "input"`, every example is its own target, as in an
+    autoencoder.
     """
 
     loss: LossSetting = "cross_entropy"

@@ -1,9 +1,8 @@
 """`edgeasync demo`: a hub and unequal agents on this machine; one agent is killed and rejoins.
 
-The processes run the commands that a person would type, every device has its own non-IID part of
-the digits, and the hub itself reports which devices were lost and which joined. The model is a
-small convolutional network in an ONNX file, which the hub converts into a training graph for the
-agents.
+The processes run the commands that a person would type. Every device has its own non-IID part of
+the digits. The hub itself reports which devices were lost and which joined. The model is a small
+convolutional network in an ONNX file, which the hub converts into a training graph for the agents.
 """
 
 import asyncio
@@ -34,7 +33,9 @@ from edgeasync.net.status import fetch_status
 from edgeasync.ops.trained import newest_model
 
 SLOWNESS = (1, 1, 3, 10)
-"""Factor by which each agent is slower than the first. The sequence repeats if there are more agents."""
+"""Factors by which the agents are slower than the first agent. The sequence repeats if there are
+more agents.
+"""
 
 STEP_S = 0.004
 """Seconds per local step of the fastest agent: about as long as a step of a small model takes on a
@@ -249,7 +250,8 @@ class Demo:
                 self._interrupted = True
                 task.cancel()
                 return
-            # Cancelling again would leave processes behind, so a second Ctrl-C kills them instead.
+            # A second cancellation would leave processes behind, so a second Ctrl-C kills the
+            # processes instead.
             for process in self._processes:
                 _send(process, signal.SIGKILL)
 
@@ -339,7 +341,7 @@ class Demo:
 
         Ctrl-C therefore reaches only the demo.
 
-        The process exits when its standard input closes, because a killed demo cannot stop it.
+        The process exits when its standard input closes, so it also ends if the demo is killed.
         """
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "edgeasync.cli.demo_process", *arguments,

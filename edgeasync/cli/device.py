@@ -51,7 +51,7 @@ def state_folder(section: DeviceSection) -> Path:
 def hang_of(stalled_s: float, section: DeviceSection) -> str:
     """Return a status line if the trainer hangs, or "".
 
-    The event loop calls this function, so the loop itself does not hang.
+    The event loop calls this function, so a call proves that the loop itself does not hang.
     """
     limit_s = section.progress_s + section.step_s_min
     return f"hangs: no local step for {stalled_s:.0f} s" if stalled_s > limit_s else ""

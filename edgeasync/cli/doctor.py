@@ -38,7 +38,7 @@ def run_doctor(config: Path | None, said: Flags, model: Path | None, root: Path,
 
 @contextmanager
 def _errors_only() -> Iterator[None]:
-    """Keep warnings out of the log; the doctor prints its own line about a problem of an execution provider."""
+    """Keep warnings out of the log. The doctor prints its own line if an execution provider fails."""
     log = logging.getLogger("edgeasync")
     before = log.level
     log.setLevel(logging.ERROR)

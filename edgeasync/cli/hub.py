@@ -66,7 +66,7 @@ def _all_settings(config: Path | None, start: Start) -> HubSettings:
 
 
 def check_hub(config: Path | None, start: Start, printer: Printer) -> None:
-    """Print the maximum memory that a hub with these settings may need, without starting it.
+    """Print the maximum memory that a hub with these settings may need. Does not start the hub.
 
     Raises `CapacityError` if this machine has less.
     """
@@ -204,7 +204,7 @@ def _resumed(run: Path, config: Path | None, start: Start) -> HubSettings:
 
 
 def _check_opened(section: HubSection, start: Start) -> None:
-    """Raise `AddressError` unless flags confirm that a resumed run uses the network or keys."""
+    """Raise `AddressError` unless flags confirm a resumed run's open address and keys."""
     asked = {"keys": f"--keys {section.keys}"}
     if not is_within_machine(section.bind):
         asked = {"bind": f"--bind {section.bind}"} | asked | {"insecure": "--insecure"}
@@ -228,7 +228,7 @@ def allow_many_files() -> None:
 def count_progress(core: HubCore) -> dict[str, float]:
     """Return the figures of a progress line.
 
-    Counts that are usually zero are omitted while zero.
+    Counts that are usually zero are omitted while they are zero.
     """
     policy = core.policy_engine.describe()
     counts: dict[str, float] = {

@@ -340,15 +340,15 @@ def _root(
 def main() -> None:
     """Run the command line and exit the process with its exit code."""
     _open_streams()
-    # Until a command handles Ctrl-C itself, it ends the process at once, without an import's
-    # traceback.
+    # Until a command handles Ctrl-C itself, Ctrl-C ends the process at once. So an interrupted
+    # import does not print a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     code = run_command()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
-    # Everything is flushed and closed. A normal exit could hang on a training thread or one of
-    # OpenBLAS's.
+    # Everything is flushed and closed. A normal exit could hang on a training thread or on a thread
+    # of OpenBLAS.
     os._exit(code)
 
 
@@ -358,7 +358,7 @@ def _open_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # returns the lowest free number, before another file gets it
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `descriptor`
     # Python sets a closed stream to None. Its descriptor may belong to another file by now.
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
@@ -384,7 +384,7 @@ def run_command() -> int:
     try:
         return int(app(standalone_mode=False, prog_name="edgeasync") or 0)
     except UsageError as error:
-        if "\n" in error.message:  # the help of a command that lacks a subcommand
+        if "\n" in error.message:  # a subcommand is missing, so the message is the help
             error.show()
         else:
             tell(f"edgeasync: {visible(sentence_of(error))}")
@@ -393,8 +393,8 @@ def run_command() -> int:
         tell(f"edgeasync: {visible(errors.with_flags(' '.join(str(error).split())))}")
         return error.exit_code
     except OSError as error:
-        # Errors of written files name the file. A full disk without a file name is standard
-        # output's.
+        # An error from a written file contains the file name. If the disk is full and there is no
+        # file name, the error is from standard output.
         place = "standard output" if error.filename is None and error.errno in _FULL else error.filename
         if place is None:
             raise

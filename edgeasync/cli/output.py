@@ -50,8 +50,8 @@ class Printer:
         """Print one event. Text lines start with date, time and offset, and omit empty details.
 
         In systemd's journal, which adds its own time stamps, a line starts with its priority
-        instead. An event that cannot be written, for example on a full disk, raises no error, so
-        that a full log does not end a hub or agent.
+        instead. If an event cannot be written, for example because the disk is full, no error is
+        raised. So a full disk does not end a hub or agent.
         """
         lost = self.lost
         try:

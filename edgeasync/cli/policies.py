@@ -88,7 +88,10 @@ def part_table(part: list[Kind], width: int, shown: Sequence[Kind] = ()) -> Grou
 
 
 def full(kind: Kind, same: Sequence[Kind] = ()) -> Group:
-    """Return all details of a policy except its example; `same` has its entries in other groups."""
+    """Return all details of a policy except its example.
+
+    `same` contains the policy's entries in other groups.
+    """
     title = f"{kind.part}, kind {kind.kind}" if kind.kind else kind.part
     parts: list[RenderableType] = [
         Text(title + (" (the default)" if kind.default and kind.kind else ""), style="bold")

@@ -59,7 +59,8 @@ def replay_run(
 def verify_replay(run: Path, others: Sequence[str], printer: Printer, *, trust_code: bool) -> None:
     """Replay a whole run and print what was verified.
 
-    Raises `ConfigError` if `others` contains flags, because none can be combined with `--verify`.
+    `others` contains other flags that the user passed. Raises `ConfigError` if there are any,
+    because `--verify` cannot be combined with them.
     """
     if others:
         raise ConfigError(f"--verify replays the whole run; remove {', '.join(others)}")

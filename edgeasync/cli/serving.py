@@ -21,7 +21,9 @@ from edgeasync.host.notify import Notifier
 IMPATIENCE_S = 1.0
 
 FED_TIMES = 4
-"""Number of watchdog pings per systemd timeout. It is above 1, because a busy machine may delay pings."""
+"""Number of watchdog pings per systemd timeout. Several pings are sent, because a busy machine may
+delay some.
+"""
 
 LAST_EVENTS_FILE = "last-events.txt"
 LINES_SHOWN = 20

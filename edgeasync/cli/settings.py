@@ -83,7 +83,7 @@ def _walk(
 ) -> Iterator[InForce]:
     """Yield the settings of a table and its subtables.
 
-    `derived` names the source of values that differ from those that were read.
+    `derived` is the source to report for values that differ from those that were read.
     """
     tables = []
     if (tag := settings.__struct_config__.tag) is not None:

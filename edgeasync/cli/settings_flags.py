@@ -31,10 +31,11 @@ TITLES = (
 
 
 class FlagTable(NamedTuple):
-    """A settings table whose keys become flags: only `keys` or, by default, all that are not tables.
+    """A settings table whose keys become flags.
 
-    Help lists a flag under the group of its field (`Section.GROUPS`), or else under `group`.
-    `names` contains the flags whose names differ from their keys.
+    If `keys` is set, only these keys become flags; otherwise, all keys except subtables. The help
+    lists a flag under the group of its field (`Section.GROUPS`), or else under `group`. `names`
+    contains the flags whose names differ from their keys.
     """
 
     path: str
@@ -141,8 +142,9 @@ def named_by_flag(error: ConfigError, said: Mapping[str, Any], names: Mapping[st
     def as_flags(found: re.Match[str]) -> str:
         return re.sub(r"\w+", lambda word: flag_of(word[0]) if word[0] in said else word[0], found[0])
 
-    # An error about a whole table starts with keys and may name others. Elsewhere, a key without an
-    # underscore may be an ordinary word, so only words with underscores are replaced.
+    # An error about a whole table starts with keys, all of which are replaced. In the rest of the
+    # message, a word without an underscore may be ordinary text, so only words with underscores are
+    # replaced.
     told = re.sub(r"(?<=^flags: )\w+(?: and \w+)*|\b\w+_\w+", as_flags, str(error))
     return error if told == str(error) else type(error)(told.removeprefix("flags: "))
 

@@ -36,7 +36,9 @@ PIPE_WIDTH = 10_000
 """Output width if standard output is not a terminal; scripts expect each device on one line."""
 
 LOSSES_CALM = 0.1
-"""A device is listed if more than this fraction of its updates, or of their length, is lost."""
+"""A device is listed if the hub rejects more than this fraction of its updates, or clips more than
+this fraction of their length.
+"""
 
 BOUNDS = {
     "change": "local steps at most double or halve per assignment",

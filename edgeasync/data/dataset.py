@@ -16,7 +16,9 @@ from edgeasync.errors import ConfigError, DataError
 _log = logging.getLogger(__name__)
 
 Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
-"""Targets (n, ...): int64 class numbers or float32 values, one or several per example."""
+"""Targets (n, ...): int64 labels (class numbers) or float32 values. An example may have several
+targets.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +86,7 @@ class Dataset:
         """Create a dataset from examples and targets.
 
         For a model with several inputs, `x` is a dict that maps each input's name to an array.
-        Integer targets are class labels. Arrays that already have the right dtype are not copied.
+        Integer targets are labels. Arrays that already have the right dtype are not copied.
 
         Raises `DataError` if there are no examples, if the numbers of examples and targets differ,
         if a value is not finite, or if a label is negative. The error message starts with `where`.
@@ -270,7 +272,7 @@ def batches(dataset: Dataset, batch_size: int, seed: int, *, full: bool = False)
     The examples are shuffled again in each epoch. The same seed yields the same batches.
 
     A batch is never larger than the dataset. The last batch of an epoch may be smaller than the
-    others; if `full` is true, such a batch is dropped. Raises `ConfigError` if `batch_size` is
+    others. If `full` is true, such a batch is dropped. Raises `ConfigError` if `batch_size` is
     below 1, and `DataError` if there are no examples, or too few for one full batch if `full` is
     true.
 
@@ -307,7 +309,8 @@ def _examples(values: npt.NDArray[np.generic], count: int, name: str, where: str
 def _floats(values: npt.NDArray[np.generic], name: str, where: str) -> npt.NDArray[np.float32]:
     with np.errstate(over="ignore", invalid="ignore"):
         floats = np.ascontiguousarray(values, np.float32)
-        # The extremes suffice, because a NaN makes both NaN. So no mask has to be allocated.
+        # Checking the minimum and the maximum suffices, because a NaN makes both NaN. This needs no
+        # mask.
         finite = np.isfinite(floats.min()) and np.isfinite(floats.max())
     if not finite:
         raise DataError(f"{where}: {name} has values that are not finite in float32; remove or replace them")
@@ -319,5 +322,5 @@ def _array(values: npt.ArrayLike, name: str, where: str) -> npt.NDArray[np.gener
         return np.asarray(values)
     except ValueError as error:
         raise DataError(f"{where}: {name} is not one array; use the same shape for every example") from error
-    except (TypeError, RuntimeError) as error:  # another library's array; its message has the reason
+    except (TypeError, RuntimeError) as error:  # another library's array, whose error message has the reason
         raise DataError(f"{where}: {name} cannot be read as a numpy array: {error}") from error

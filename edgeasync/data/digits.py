@@ -11,7 +11,7 @@ BRIGHTEST = 16
 
 
 def load_digits() -> Dataset:
-    """Load 1,797 handwritten digits of 13 writers.
+    """Load 1,797 handwritten digits by 13 writers.
 
     `x` is float32 (1797, 64): images of 8 x 8 pixels, row by row, with values from 0 to 1. `y` is
     int64 (1797,): the digits, 0 to 9. The order is that of scikit-learn, sorted by writer, so

@@ -25,10 +25,10 @@ def load(path: Path) -> Dataset:
 
     - `.npz`: the array `x` contains the examples, real numbers or token ids of shape
       (n, features...). A model with several inputs needs an array `x.NAME` for each input. The
-      array `y` contains the targets: integers from 0 are class labels, and floats are values. If
+      array `y` contains the targets: integers of at least 0 are labels, and floats are values. If
       `y` is missing, every example is its own target.
     - `.csv`: a header row is followed by one example per line. The target is in column `y`, or in
-      the last column if there is no `y`. If all targets are integers of at least 0, they are class
+      the last column if there is no `y`. If all targets are integers of at least 0, they are
       labels. All other columns are features.
 
     Raises `DataError` if the file is invalid. The message names the file and, for CSV, the line and

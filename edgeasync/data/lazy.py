@@ -1,4 +1,4 @@
-"""Lazy datasets, for data that is too large for memory or randomly augmented."""
+"""Lazy datasets, for data that is too large for memory, or that is randomly augmented."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
@@ -54,9 +54,9 @@ def from_samples(samples: Samples) -> Dataset:
     """Return a dataset that reads an example each time the example is drawn.
 
     `samples` needs a length, and must return an example and its target by index, as torch datasets
-    do. Random augmentations therefore differ in each epoch. If `samples` has an attribute `targets`
-    and no `target_transform`, the targets are copied from this attribute. Otherwise, every example
-    is read once at the start to find its target. Raises `DataError` if there are no examples.
+    do. So random augmentations differ each time. If `samples` has an attribute `targets` and no
+    `target_transform`, the targets are copied from this attribute. Otherwise, every example is read
+    once at the start to find its target. Raises `DataError` if there are no examples.
 
     >>> from edgeasync.data import from_samples
     >>> data = from_samples([([0.5, 1.0], 0), ([1.5, 2.0], 1)])

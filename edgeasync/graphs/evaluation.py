@@ -58,10 +58,10 @@ class OnnxEvaluator:
     """An `Evaluator` that runs a forward ONNX model in evaluation mode.
 
     Batch norms use their running statistics and dropouts are inactive, as in an exported model. The
-    session is created once, and the parameters are inputs of the model, so that evaluations pass
-    views of the vector. If the model has a fixed batch size, the last batch is padded with the
-    first examples of the dataset, whose results do not count. `threads` is the number of cores to
-    use.
+    session is created once. The parameters are inputs of the model, so each evaluation passes views
+    of the vector without copying it. If the model has a fixed batch size, the last batch is padded
+    with the first examples of the dataset, whose results do not count. `threads` is the number of
+    cores to use.
 
     Raises `GraphError` if the model cannot be evaluated, `ModelMismatchError` if it does not match
     `spec`, and `DataError` if the data does not match.
@@ -96,7 +96,8 @@ class OnnxEvaluator:
         scores = self._scores(spec.views(np.zeros(spec.length, np.float32)), self._x[:1])
         dtype, (_, *rest) = target_type(loss, scores.shape)
         self._target = InputForm("target", dtype, tuple([size for size in rest if size is not None]))
-        # The examples of an autoencoder are floats in a data set, whatever they represent.
+        # The targets of an autoencoder are its examples, which a dataset stores as floats in any
+        # case.
         if dtype.kind == "i" and settings.target == "label" and dataset.y.dtype.kind != "i":
             raise DataError(
                 "targets are floats, but the hub's model expects class numbers: convert them to integers"

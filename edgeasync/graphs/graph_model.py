@@ -53,7 +53,7 @@ def load_graph(model: OnnxModel) -> HubGraph:
 
 
 def with_own_loss(model: OnnxModel) -> OnnxModel:
-    """Return a copy of `model` that contains the user-defined loss, if any, read from its file.
+    """Read the user-defined loss, if any, from its file into a copy of `model`.
 
     Raises `ConfigError` if the file cannot be read.
     """
@@ -99,9 +99,10 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
 def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection[str] = ()) -> None:
     """Store the model in the run's folder, so that the trained model can be exported later.
 
-    When a run is resumed, the model may have another loss, and other initial values of the trained
-    arrays, whose names are `names`. Raises `ModelMismatchError` if the model differs otherwise from
-    the one in the folder, and `StorageError` if the folder cannot be read or written.
+    `names` are the names of the trained arrays. When a run is resumed, the loss and the initial
+    values of these arrays may have changed. Raises `ModelMismatchError` if the model differs in any
+    other way from the one in the folder, and `StorageError` if the folder cannot be read or
+    written.
     """
     origin, content = (TRAINING_FILE, graph) if forward is None else (FORWARD_FILE, forward)
     held = {name: held_file(run / name) for name in (FORWARD_FILE, TRAINING_FILE)}

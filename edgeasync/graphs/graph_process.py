@@ -55,8 +55,8 @@ def load_graph_apart(model: OnnxModel) -> HubGraph:
 
     Raises the same errors as `load_graph`, and `GraphError` if a limit was exceeded.
     """
-    # Search the same modules as here, and nothing in the working directory unless it is searched
-    # here too.
+    # Search the same folders for modules as this process. `-P` prevents a search in the working
+    # directory.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MALLOC_ARENA_MAX": "2"}
     try:
         ended = subprocess.run(  # noqa: S603 - it is this Python and this module

@@ -18,8 +18,8 @@ BUILD_S = 300.0
 class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_only=True):
     """A model in an ONNX file: either a forward model, or a training graph built from one.
 
-    The limits of time and memory apply only if the graph is built in a separate process
-    (`graph_process.py`), as all commands do.
+    The limits on time and memory apply only to a build in a separate process (`graph_process.py`).
+    All commands build the graph in this way.
     """
 
     file: FilePath
@@ -32,7 +32,7 @@ class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_onl
     code 10.
     """
     build_memory_bytes_max: ByteCount | None = None
-    """Memory limit of that process, not counting libraries; by default, half of the machine's
+    """Memory limit of that process, not counting libraries. The default is half of the machine's
     memory. Exceeding it ends in exit code 10.
     """
     local: Patterns | UnsetType = UNSET

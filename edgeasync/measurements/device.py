@@ -51,7 +51,8 @@ class DeviceMeasurements(msgspec.Struct, array_like=True):
     - `communication_s`: seconds of a cycle during which the device neither trained nor waited for a
       fold.
     - `counted`: whether the hub used its last update.
-    - `bound`: the bound that keeps its number of local steps from reaching the controller's target.
+    - `bound`: the bound that prevents its number of local steps from reaching the controller's
+      target.
     - `roused`: number of further updates for which the device does not idle.
     - The losses are `None`, and the score is NaN, if its last update did not report them.
     - `updated_s`: core time of its last update, or 0 if it has rejoined since then.

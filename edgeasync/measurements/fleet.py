@@ -40,14 +40,15 @@ class FleetMeasurements(msgspec.Struct, dict=True):
     - `agreement`: moving average of the mean cosine, from -1 to 1, between updates of one fold. It
       is NaN until two updates have been folded together.
     - `lengths`: norms of the voters' latest updates.
-    - `norms`: these norms, divided by the square root of the number of local steps.
-    - `gradients`: these norms, divided by the number of local steps.
+    - `norms`: `lengths` divided by the square root of the number of local steps.
+    - `gradients`: `lengths` divided by the number of local steps.
     - `base_losses`: losses of the models that the updates were trained from.
     - `losses` and `loss_variances`: past medians of `newest_losses` and `newest_variances`,
       appended when a voter votes. A voter's next vote counts only after half of the voters have
       voted, so that frequent reports add no further medians. The lists are empty until more than
-      half of the voters report a loss. A voter's first update is ignored for variances.
-    - `past_losses` and `past_variances`: views of these two lists, which compute their medians.
+      half of the voters report a loss. Variances from a voter's first update are ignored.
+    - `past_losses` and `past_variances`: objects that compute the medians of `losses` and
+      `loss_variances`.
 
     >>> from edgeasync.policies import FleetMeasurements
     >>> FleetMeasurements().staleness_mean
@@ -128,7 +129,7 @@ class FleetMeasurements(msgspec.Struct, dict=True):
             self.loss_first = self.past_losses.usual
 
     def observe_base_loss(self, voter: str, loss: float) -> None:
-        """Record the hub's model's loss on a device's data, even if the update is rejected."""
+        """Record the loss of the hub's model on a device's data, even if the update is rejected."""
         if math.isfinite(loss):
             self.base_losses.cast(voter, loss)
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 RECENT = 5
-"""Number of measurements whose median is a device's time, so that two outliers are tolerated."""
+"""Number of measurements whose median is used as a device's time. Of five, two may be outliers."""
 
 WINDOW = 64
 """Maximum number of voters whose latest reports are stored, and maximum number of past medians."""

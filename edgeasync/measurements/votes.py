@@ -1,4 +1,4 @@
-"""Votes, that is the latest number of each voter, and their medians."""
+"""Votes and their medians. A vote is the latest number of a voter."""
 
 import math
 from bisect import bisect_left, insort
@@ -12,7 +12,7 @@ PEAK_SHARE = 0.3
 """Votes up to this share of the peak are normal, even if the median is now far lower."""
 
 DEVICES_MIN = 3
-"""Minimum number of devices or voters to compare. If there are only two, either may be wrong."""
+"""Minimum number of devices or voters to compare. Of two that differ, either may be wrong."""
 
 DEVIATIONS_MAX = 8.0
 """A score is not credible if it is lower than the median by more than 8 median deviations."""
@@ -66,7 +66,7 @@ class Votes(msgspec.Struct, dict=True):
         self.newest[voter] = value
 
     def has_turn(self, voter: str) -> bool:
-        """Return whether a voter's next vote counts: it is not in the half of voters that voted last."""
+        """Return whether a voter's next vote counts. The half that voted last must wait."""
         newest = self.newest
         return voter not in newest or voter in islice(newest, (len(newest) + 1) // 2)
 
@@ -121,8 +121,8 @@ class VotesWithPeak(Votes, dict=True):
     For example, the votes are norms of updates. As the model learns, these norms shrink for devices
     with common data. They remain large for a device with uncommon data, although it is not faulty.
     So the norm that counts as normal never falls below a share of the peak. `firsts` contains each
-    voter's first number. Their median counts for the peak, because there is no median until enough
-    voters have voted.
+    voter's first number. Their median also counts for the peak, which otherwise rises only once
+    most voters have voted.
     """
 
     noted: float = 0.0

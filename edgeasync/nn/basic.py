@@ -176,7 +176,7 @@ class Hardswish(Layer):
 
 @dataclass(frozen=True, slots=True)
 class _AlongAxis(Layer):
-    """An operator along an axis other than the batch."""
+    """An operator along an axis other than the batch axis."""
 
     dim: int = -1
 
@@ -196,7 +196,7 @@ class _AlongAxis(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Softmax(_AlongAxis):
-    """exp(x) divided by its sum along the axis `dim`, float32. `dim` cannot be 0, the batch.
+    """exp(x) divided by its sum along the axis `dim`, float32. `dim` cannot be 0, the batch axis.
 
     Do not use it at the end of a model with cross-entropy loss, which needs raw scores.
 
@@ -209,7 +209,7 @@ class Softmax(_AlongAxis):
 
 @dataclass(frozen=True, slots=True)
 class LogSoftmax(_AlongAxis):
-    """The logarithm of softmax along the axis `dim`, float32. `dim` cannot be 0, the batch.
+    """The logarithm of softmax along the axis `dim`, float32. `dim` cannot be 0, the batch axis.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Linear(64, 10), nn.LogSoftmax()), (64,))
@@ -242,7 +242,7 @@ class Dropout(Layer):
 
 @dataclass(frozen=True, slots=True)
 class Flatten(Layer):
-    """Join all axes after the batch: (batch, ...) to (batch, features), any type.
+    """Join all axes after the batch axis: (batch, ...) to (batch, features), any type.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), (8, 8))
@@ -295,7 +295,7 @@ class Reshape(Layer):
 class Permute(Layer):
     """Reorder the axes, any type: axis i of the result is axis `dims[i]` of the input.
 
-    The batch is axis 0 and stays first: `Permute(0, 2, 1)` swaps the two axes after it.
+    The batch axis is 0 and stays first. `Permute(0, 2, 1)` swaps the two axes after it.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Permute(0, 2, 1), nn.Linear(20, 5)), (20, 3))

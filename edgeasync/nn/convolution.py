@@ -1,4 +1,4 @@
-"""Convolutions, pooling and upsampling, in one or two dimensions."""
+"""Convolutions, pooling and upsampling along one or two spatial axes."""
 
 import math
 from dataclasses import KW_ONLY, dataclass
@@ -27,9 +27,10 @@ class _Spatial(Layer):
             raise self.mismatch(path, x, f"[batch, {channels}, {', '.join(AXES[self.axes])}]")
 
     def slide(self, path: str, x: Value, window: tuple[int, ...], attributes: dict[str, Any]) -> tuple[int, ...]:
-        """Return the number of positions per axis of a window whose size includes dilation.
+        """Return the number of window positions along each axis.
 
-        Raises `ConfigError` if an axis and its padding are shorter than the window.
+        The size of `window` includes dilation. Raises `ConfigError` if an axis and its padding are
+        shorter than the window.
         """
         strides, pads = attributes["strides"], attributes["pads"][: self.axes]
         least = [size - 2 * pad for size, pad in zip(window, pads, strict=True)]

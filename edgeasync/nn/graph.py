@@ -82,7 +82,7 @@ class LayerGraph:
         return outputs
 
     def reshape(self, name: str, value: str, shape: Sequence[int]) -> str:
-        """Add a Reshape and return the result's name. In `shape`, 0 keeps an axis and -1 is inferred."""
+        """Add a Reshape and return the result's name. In `shape`, 0 keeps a size and -1 is inferred."""
         return self.node("Reshape", name, [value, self.constant(f"{name}/shape", np.array(shape, np.int64))])
 
     def model(self, x: Value, result: Value) -> onnx.ModelProto:

@@ -71,8 +71,8 @@ class LSTM(_Recurrent):
     """Long short-term memory over (batch, time, input_size) (Hochreiter & Schmidhuber 1997).
 
     With `return_sequences`, the result is the state at every time step, (batch, time, directions *
-    hidden_size). Otherwise it is the last state, (batch, directions * hidden_size), which for the
-    backward direction belongs to the first time step. The forward direction comes before the
+    hidden_size). Otherwise, it is the last state, (batch, directions * hidden_size). The last state
+    of the backward direction belongs to the first time step. The forward direction comes before the
     backward one.
 
     Parameters, uniform between -1 / sqrt(hidden_size) and 1 / sqrt(hidden_size) as in torch:

@@ -130,7 +130,7 @@ def planned_trainer(
     """
     if section.trainer is not None:
         return make_trainer(section.trainer, welcome, dataset)
-    assert dataset is not None  # only a trainer of the device's own may lack data
+    assert dataset is not None  # only the device's own trainer may work without data
     received = None if graph is None else ReceivedGraph(graph, welcome.spec, section.cores_used, section.provider)
     plan = read_plan(welcome.settings) if welcome.settings else TrainingPlan(model=CodeModel())
     local = own(plan.local)
@@ -148,7 +148,7 @@ def _open_local(device: OpenDevice) -> "LocalFile":
 
 
 def _knock(keys: DeviceKeys, section: AgentSection, hub_key: str, device_id: str) -> None:
-    """Store the key and addresses of the hub to request admission from; raises `ConfigError`."""
+    """Store the key and addresses of the hub that will be asked for admission. Raises `ConfigError`."""
     if section.enrol is not None or not section.hubs:
         raise ConfigError(
             "hub_key needs hub, and cannot be combined with enrol: a token already contains the hub's key"

@@ -41,8 +41,8 @@ class DeviceSection(Section, frozen=True):
     remaining time. Use it to reduce the load on a shared machine, or to simulate a slower machine.
     """
     threads: Annotated[int, Meta(ge=1, le=4096)] | None = None
-    """Number of processor cores for a step of an ONNX model. The default is the value of the
-    [board's profile](/devices/memory.md#profiles-of-boards), or 1.
+    """Number of processor cores that a step of an ONNX model may use. The default is the value of
+    the [board's profile](/devices/memory.md#profiles-of-boards), or 1.
     """
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = "auto"
     """Execution provider for an ONNX model; `auto` uses a GPU if the installed onnxruntime supports

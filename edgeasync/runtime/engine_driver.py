@@ -45,7 +45,7 @@ class EngineDriver:
             self._timer = self.loop.call_later(max(0.0, due_s - time.monotonic()), self.do, self._tick)
 
     def do_from_thread(self, action: Callable[[], None]) -> None:
-        """Schedule `action` on the loop from another thread, which may still run after the loop ended."""
+        """Schedule `action` on the loop from another thread. Does nothing if the loop is closed."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self.do, action)
 

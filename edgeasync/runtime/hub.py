@@ -66,7 +66,7 @@ Result = TypeVar("Result")
 class HubRuntime:
     """Serves the model, and trains it with the devices that join.
 
-    `run` serves until the stop condition is met or `request_stop` is called, once per hub.
+    Call `run` once. It serves until the stop condition is met or `request_stop` is called.
 
     - If the folder `[hub] run` already contains a run, the hub resumes it. The hub stores in this
       folder the training graph, its forward model and `record`, which contains the settings.

@@ -42,7 +42,7 @@ class HubFiles:
         self.unwritten = ""
         """Why the last checkpoint could not be written; empty if it was written."""
         self.unsaved: StorageError | None = None
-        """The error, if the last model could not be written when the hub ended."""
+        """The error if the last model could not be written at the end of the hub, otherwise `None`."""
         self.folder = folder
         self._run = run
         self._spec = spec

@@ -38,8 +38,8 @@ from edgeasync.training.plan import LocalTraining
 class HubSection(Section, frozen=True):
     """`[hub]`: the hub's address, its run's folder, its keys and the end of training.
 
-    If `quiet` is not set, the fleet may idle if `stop` contains no condition and the frequency
-    controller is adaptive.
+    By default, the fleet may idle if `stop` contains no condition and the frequency controller is
+    adaptive. `quiet` overrides this.
     """
 
     GROUPS: ClassVar[Mapping[str, str]] = {"bind": "Connection", "run": "Run", "keys": "Connection"}
@@ -56,7 +56,7 @@ class HubSection(Section, frozen=True):
     """
     seed: Annotated[int, Meta(ge=0, lt=2**62)] = 0
     """Random seed of the model's initial values. It has no effect on an ONNX model, which contains
-    its initial values, or if the run's folder contains a model.
+    its initial values. It also has no effect if the run's folder contains a model.
     """
     durability: Durability = "journal"
     """When the hub answers a device: after the device's update is on disk (`journal`), or at once
@@ -148,9 +148,9 @@ class RunSettings(Section, frozen=True):
 
     @property
     def fleet_policy(self) -> Policy:
-        """The policy. If `trust` is not set, it is derived from who can connect to the hub.
+        """The policy. If `trust` is not set, its value depends on who can connect to the hub.
 
-        Raises `ConfigError` for a policy that requires trusted devices.
+        Raises `ConfigError` if the policy requires trusted devices, but anybody can connect.
         """
         if not isinstance(self.policy, Policy) or self.policy.trust is not None:
             return self.policy

@@ -39,7 +39,7 @@ def make_hub(
     refuse_modules_in(expanded(settings.hub.run))
     settings = replace(settings, policy=settings.fleet_policy)
     if isinstance(settings.model, OnnxModel):
-        settings = replace(settings, model=with_own_loss(settings.model))  # so that its record needs no other file
+        settings = replace(settings, model=with_own_loss(settings.model))  # hub.json needs no other file
     if settings.hub.bind.startswith("inproc:"):
         raise AddressError(
             f"{settings.hub.bind}: no other process can connect to this address; use tcp://HOST:PORT"

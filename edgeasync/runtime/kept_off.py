@@ -19,7 +19,7 @@ class KeptOff:
         self._tell_at_s = 0.0
 
     def news(self, denied: Mapping[Any, int], now_s: float) -> str:
-        """Return a warning about refusals since the last warning, or an empty text if none is due."""
+        """Return a warning about refusals since the last one, or "" if no warning is due."""
         counts = Counter[str](denied) + self._network.kept_off
         if counts == self._told or now_s < self._tell_at_s:
             return ""

@@ -1,8 +1,8 @@
-"""Compute a hub's maximum memory as a sum of named parts, each of which a limit determines.
+"""Compute a hub's maximum memory as a sum of named parts. A limit determines each part.
 
 The hub needs this much memory if every device sends as much as its limits allow. The part `unread`
 covers a flood of messages: the bytes that a connection may queue before the hub closes it, plus the
-bytes that arrive between two checks of the hub.
+bytes that arrive between two checks by the hub.
 """
 
 import msgspec
@@ -25,7 +25,7 @@ THREADS_BYTES = 32 << 20
 """Memory for thread stacks, and freed memory that the allocator retains."""
 
 BETWEEN_LOOKS_BYTES = 64 << 20
-"""Bytes that the kernel and libzmq receive between two checks of the hub, at 2 GB/s."""
+"""Bytes that the kernel and libzmq receive, at 2 GB/s, between two checks by the hub."""
 
 CONNECTION_BYTES = 24 << 10
 """Memory per connection in libzmq, the hub and the kernel."""
@@ -37,10 +37,10 @@ STATUS_BYTES = 2 << 10
 """Memory per device in a status and in a checkpoint."""
 
 ROW_BYTES = 1 << 10
-"""Memory per history row with metrics that waits to be written to disk."""
+"""Memory per history row that waits to be written to disk, including its metrics."""
 
 WRITTEN_ROW_BYTES = 128
-"""Memory per written history row while rows are removed from the file, which needs two copies."""
+"""Memory per written history row while old rows are removed from the file. Removal needs two copies."""
 
 ANSWER_BYTES = 1 << 10
 SENDER_BYTES = 1 << 10

@@ -24,11 +24,11 @@ COPY_S = 1.0
 
 
 class ModelKeeper:
-    """Copies the model in memory while it is finite, and writes the copy to its file less often.
+    """Copies a finite model in memory, and less often writes the copy to a file.
 
-    It copies the model in the training thread, and writes in its own thread, so that decoding a
-    long message does not delay a write. If `file` is `None`, it writes nothing. The file records
-    `name` as its lineage. `warn` and `fail` may be called in both threads.
+    It copies the model in the training thread. It writes in its own thread, so that decoding a long
+    message does not delay a write. If `file` is `None`, it writes nothing. The file records `name`
+    as its lineage. `warn` and `fail` may be called in both threads.
     """
 
     def __init__(

@@ -96,14 +96,14 @@ class PeerRuntime:
     local steps.
 
     - `model.trainer` trains the model in place.
-    - If `round_steps` is set, the peer pauses training after twice as many local steps without a
-      new mean, for up to a lease.
+    - If `round_steps` is set, the peer pauses training after twice that number of local steps
+      without a new mean. The pause lasts at most a lease.
     - The peer writes the model to `model_file` once a minute and at the end, without the changes of
       an abandoned step. If the file exists at the start, the peer resumes with the file's model and
       number of local steps.
     - If `meets` is true, the peer takes its first step once it has found all other peers in the
-      list, or after a lease. Then it ends before `rounds_max` rounds if all other peers have left,
-      or if its own training has diverged.
+      list, or after a lease. With `meets`, the peer also ends before `rounds_max` rounds if all
+      other peers have left or its own training has diverged.
     - If a step makes the model non-finite, the next step starts from the last finite copy of the
       model. This copy is also written to `model_file`.
 
@@ -318,8 +318,8 @@ class PeerRuntime:
         """Whether other peers may still need this device for the current round.
 
         They may need the round's mean from this device, or the data that the mean is computed from.
-        If all other peers have left, any current round counts, because the core abandons a round
-        unless the other peers sent a goodbye.
+        If all other peers have left, any current round counts. They must have sent a goodbye,
+        because otherwise the core would have abandoned the round.
         """
         serving = self._engine.core.rounds.current
         return serving is not None and (self._company.deserted or serving.state in ("applying", "serving"))
@@ -417,7 +417,7 @@ class PeerRuntime:
             self._driver.loop.call_soon_threadsafe(self.request_stop)
 
     def _wait_for_last_round(self) -> None:
-        """Stop after one more round, so that the final model is the peers' mean, or after a timeout."""
+        """Stop after one more round or a timeout. The round makes the final model the peers' mean."""
         self._engine.handle(RoundDue())
         if self._section.rounds_max is None:
             wait_s = LAST_ROUND_LEASES * self._settings.lease_s
@@ -443,7 +443,7 @@ def _core_settings(section: PeerSection, model: PeerModel, *, meets: bool) -> Pe
         codec=section.codec,
         codecs=(section.codec,),
         payload_bytes_max=payload_bytes_limit(spec),
-        # Rounds before the last peer's first step would count towards `rounds_max`.
+        # Rounds before the first step of the last peer would count towards `rounds_max`.
         begins_ready=not meets or section.rounds_max is None,
         frozen=section.frozen,
         frozen_arrays=model.frozen,

@@ -35,11 +35,11 @@ class PeerSection(DeviceSection, frozen=True):
     INSTEAD: ClassVar[Mapping[str, str]] = {"steps_max": "epochs", "epochs": "steps_max"}
 
     topology: Topology = "ring"
-    """How devices exchange models: in a ring, or each device with all other devices. It must be
-    equal on all devices.
+    """How devices exchange models: in a ring, or each device with all other devices. The value must
+    be equal on all devices.
     """
     peers: FilePath | None = None
-    """TOML file that lists all peers, and that must be equal on all devices: [The file of
+    """TOML file that lists all peers. It must be equal on all devices: [The file of
     peers](/train/peers.md#the-file-of-peers).
     """
     address: str | None = None
@@ -50,16 +50,16 @@ class PeerSection(DeviceSection, frozen=True):
     """
     round_every_s: Annotated[float, Meta(gt=0, le=86400)] = 1.0
     """Seconds from one round to the next. The live device whose name comes first in alphabetical
-    order starts the rounds. It must be equal on all devices.
+    order starts the rounds. The value must be equal on all devices.
     """
     round_steps: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """Number of local steps from one round to the next, instead of `round_every_s`. After twice as
-    many steps without a new mean, a device pauses training for up to a lease. It must be equal on
-    all devices.
+    """Number of local steps from one round to the next, instead of `round_every_s`. After twice
+    that number of steps without a new mean, a device pauses training for up to a lease. The value
+    must be equal on all devices.
     """
     codec: str = "identity"
     """Codec for models: `identity`, `float16`, `bfloat16`, `int8` or `int4`, each optionally
-    followed by `+zstd`. It must be equal on all devices.
+    followed by `+zstd`. The value must be equal on all devices.
     """
     lease_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0
     """Seconds without a message after which the other peers continue without a peer, or give up a

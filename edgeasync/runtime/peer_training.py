@@ -57,8 +57,8 @@ class PeerTraining:
     """Takes up to `steps_max` local steps, counted over all starts, and runs jobs between them.
 
     - It takes its first step once all peers in `to_meet` have been found, or after a lease.
-    - If `round_steps` is set, it pauses after twice as many steps without a new mean, for up to a
-      lease.
+    - If `round_steps` is set, it pauses after twice that number of steps without a new mean. The
+      pause lasts at most a lease.
     - If a step makes the model non-finite, the next step starts from the copy in `keeper`.
 
     Jobs read or change the model. The training thread calls `tell` with events for the core, and
@@ -83,7 +83,7 @@ class PeerTraining:
         self.is_trained = False
         """Whether training has ended, so that no more local steps follow."""
         self.stepped_s = time.monotonic()
-        """Monotonic time when the last step, or the last wait for other peers, ended."""
+        """Monotonic time at which the last step, or the last wait for other peers, ended."""
         self._begun_steps = self._mean_steps = self.steps_total
         self._half_due_steps: int | None = None
         """The value of `steps_total` at which half of `round_steps` will have passed since the last round began.
@@ -185,7 +185,7 @@ class PeerTraining:
         self.is_trained = not wanted or done is None or done.local_steps < wanted
 
     def _should_stop(self) -> bool:
-        """Run queued jobs, then return whether training has ended. Called between two steps."""
+        """Run queued jobs, then return whether training has ended. Called between steps."""
         if not self._stopping.is_set():
             self._keeper.copy(self.parameters, self.steps_total)
         with contextlib.suppress(Empty):
@@ -213,7 +213,7 @@ class PeerTraining:
             self._mean_steps = COUNT_MAX
 
     def _do_jobs_while(self, waits: Callable[[], bool]) -> None:
-        """While `waits` returns true, but for at most a lease, run jobs instead of local steps."""
+        """Run jobs instead of local steps while `waits` returns true, for at most a lease."""
         until_s = time.monotonic() + self._section.lease_s
         while waits() and not self._stopping.is_set():
             try:

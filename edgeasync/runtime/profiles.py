@@ -1,7 +1,7 @@
 """Default settings per kind of board, selected by the machine's name and the processor's name.
 
-They are estimates from data sheets, and were not measured on such boards. A profile does not set
-the micro batch size, which depends on free memory, or the pace, which depends on `[throttle]`.
+The settings are estimates from data sheets, not measurements on such boards. A profile sets neither
+the micro batch size, which depends on free memory, nor the pace, which depends on `[throttle]`.
 """
 
 import os

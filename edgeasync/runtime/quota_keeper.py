@@ -41,7 +41,7 @@ class QuotaKeeper:
         self._worker.submit(lambda: self._disk.write(lambda: self._file.write(record)))
 
     def close(self, timeout_s: float) -> None:
-        """Write the final byte count, unless the thread hangs."""
+        """Write the final byte count. If the thread hangs, give up after `timeout_s` seconds."""
         if self._worker.close(timeout_s):
             with contextlib.suppress(StorageError):
                 self._file.write(self._quota.record(time.monotonic()))

@@ -12,7 +12,7 @@ MakeInitial = Callable[[ParameterSpec], Vector]
 
 
 class Workload(NamedTuple):
-    """What a device trains: an argument of `AgentRuntime`.
+    """What a device trains. It is an argument of `AgentRuntime`.
 
     - `make_trainer` is called in the training thread with the hub's first `Welcome`, and again if
       the hub's settings have changed.
@@ -22,7 +22,8 @@ class Workload(NamedTuple):
     - `examples` is the device's number of examples, or 0 if unknown.
     - `fingerprint` identifies the only model that the device accepts.
     - `parameters` are the arrays of the device's own model, in any order, and `frozen` is the
-      checksum of its frozen arrays. The hub refuses a device whose arrays differ from its own.
+      checksum of its frozen arrays. The hub refuses a device whose arrays differ from the hub's
+      arrays.
     - If `trains_at_rest` is true, the device takes local steps, up to `alone_steps_max`, even while
       the hub lets the fleet idle.
     """

@@ -31,8 +31,8 @@ smaller.
 class EvaluationResult(msgspec.Struct, frozen=True):
     """The mean loss over a dataset, and the fraction of labels that were predicted correctly.
 
-    `accuracy` is `None` unless the targets are class labels. If the model has diverged, the loss is
-    not finite.
+    `accuracy` is `None` unless the targets are labels. If the model has diverged, the loss is not
+    finite.
     """
 
     loss: float
@@ -121,8 +121,8 @@ def mean_of(
     """Convert the mean loss of some examples to a `LossSum`, and count the correct labels.
 
     `classes` contains the most likely class for each label; an example may have several labels. If
-    it is `None`, no correct labels are counted. Ignored labels are not counted. Raises `DataError`
-    if classes and labels differ in shape; axes of size 1 do not count as a difference.
+    `classes` is `None`, no correct labels are counted. Ignored labels are never counted. Raises
+    `DataError` if classes and labels differ in shape; axes of size 1 do not count as a difference.
     """
     if classes is not None and _sizes(classes) == _sizes(labels):
         labels = labels.reshape(classes.shape)

@@ -30,7 +30,7 @@ class WeighingGradient(Protocol):
 
     @property
     def weight(self) -> float:
-        """The weight of the last batch, relative to other batches, when gradients are averaged."""
+        """The last batch's weight in a weighted mean of gradients."""
 
     @property
     def whole(self) -> bool:
@@ -112,9 +112,9 @@ class GradientTrainer:
     def begin(self, parameters: Vector) -> None:
         """Start an assignment: from now on, train the vector `parameters` in place.
 
-        The stream of batches continues. The optimizer's state is reset unless
-        `keep_optimizer_state` is set, because the momentum of another model has the wrong
-        direction. Raises `ModelMismatchError` if the vector does not match the spec.
+        The stream of batches continues. The momentum of another model has the wrong direction, so
+        the optimizer's state is reset unless `keep_optimizer_state` is set. Raises
+        `ModelMismatchError` if the vector does not match the spec.
         """
         self.spec.check(parameters)
         self._parameters = parameters
@@ -194,7 +194,7 @@ def _next_pair(batches: Iterator[Any]) -> Batch:
     """
     try:
         batch = next(batches)
-    except StopIteration:  # would end or break a generator that calls this
+    except StopIteration:  # this exception would break a generator that calls this function
         raise DataError("the batches have ended; a trainer needs an endless iterator of batches") from None
     try:
         x, y = batch
@@ -232,8 +232,8 @@ class LocalOptimizer:
 
     def update(self, parameters: Vector, gradient: Vector) -> None:
         """Take a step, processing the vectors chunk by chunk. Overwrites `gradient`."""
-        # One more pass over the gradient, cheap compared to computing it, so that stages can clip
-        # by norm.
+        # Stages may clip by norm, which needs one more pass over the gradient. This is cheap
+        # compared with computing the gradient.
         squares = sum(float(np.vdot(gradient[chunk], gradient[chunk])) for chunk in self._chunks)
         plan = plan_chain(self._stages, Conditions(math.sqrt(squares), self._count))
         for chunk in self._chunks:

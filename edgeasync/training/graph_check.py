@@ -230,7 +230,7 @@ class _Screen:
             elif name == "i":
                 number = _int(value)
         if number is not None and attribute_name in _DIVISORS and not 0 < number < 1 << 31:
-            # onnxruntime divides by this number, which would crash the process.
+            # onnxruntime divides by this number, so a 0 would crash the process.
             raise GraphError(f"{where}: {attribute_name.decode()} must be a count of at least 1; {_MEND}")
         if body is not None:
             if (operator, attribute_name) != (b"Scan", b"body"):

@@ -6,7 +6,7 @@ from edgeasync.parameters import Vector
 
 
 class LastFinite:
-    """Keeps a copy of the model from after a local step that left all values finite.
+    """Keeps a copy of the model, taken after a local step that left all values finite.
 
     Call `note_step` after each local step and `note_mean` after each averaging with peers. Call
     `keep` and `restore` between steps. All calls must be made on the training thread.
@@ -41,7 +41,7 @@ class LastFinite:
         return True
 
     def restore(self, parameters: Vector) -> bool:
-        """Replace the model by the copy if it is not finite. Return whether it was replaced."""
+        """If the model is not finite, replace it by the copy. Return whether it was replaced."""
         if self.copy is None or np.isfinite(parameters).all():
             return False
         parameters[:] = self.copy[0]

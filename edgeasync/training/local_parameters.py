@@ -1,8 +1,8 @@
 """Local parameters: arrays that are part of the model only while a device's trainer runs.
 
-All other code on the device works with the hub's values of these arrays: updates, residuals, and
-the model that is stored for a restart. So messages never contain local values, and updates do not
-change these arrays.
+All other code on the device uses the hub's values of these arrays, for example in updates, in
+residuals and in the model stored for a restart. So messages never contain local values, and updates
+do not change these arrays.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -101,7 +101,7 @@ class LocalParameters:
         self._values = {name: array for name, array in self._values.items() if shapes.get(name) == array.shape}
 
     def _recall(self, kept: KeptLocal) -> Arrays:
-        """Return the values stored before a restart. If they are unusable, warn and return none."""
+        """Return the values stored before a restart, or warn and return `{}` if they are unusable."""
         try:
             return kept.read()
         except StorageError as error:
@@ -125,12 +125,12 @@ class LocalParameters:
             trained = {name: view.copy() for name, view in views.items()}
             for name, view in views.items():
                 view[...] = hubs[name]
-            if all(np.isfinite(array).all() for array in trained.values()):  # otherwise training diverged
+            if all(np.isfinite(array).all() for array in trained.values()):  # else training diverged
                 self._values = trained
 
     def overlay(self, parameters: Vector) -> None:
         """Write the local values into `parameters`, a copy of the hub's model for evaluation."""
-        values = self._values  # the training thread replaces the whole dict
+        values = self._values  # the training thread may replace the whole dict meanwhile
         for name, view in self._views(parameters).items():
             if name in values:
                 view[...] = values[name]

@@ -1,8 +1,7 @@
 """Losses of training graphs in numpy, as sums over examples that can be added across batches.
 
 `docs/reference/training_graph.md` defines the losses. Scores and targets are float32 arrays of the
-same shape, except for `cross_entropy`, which expects scores (n, classes, ...) and int64 class
-numbers (n, ...).
+same shape. Only `cross_entropy` expects scores (n, classes, ...) and int64 labels (n, ...).
 """
 
 from collections.abc import Sequence
@@ -19,8 +18,8 @@ Labels = npt.NDArray[np.int64]
 class LossSum(msgspec.Struct, frozen=True):
     """The summed loss of some examples. The mean loss is `total / weight`.
 
-    If the targets are class numbers, `labels` is their number, and `right` is the number of
-    correctly predicted ones. Otherwise, both are 0.
+    If the targets are labels, `labels` is how many there are, and `right` is how many of them were
+    predicted correctly. Otherwise, both are 0.
     """
 
     total: float

@@ -15,8 +15,8 @@ SHARE_MAX = 0.9
 """Largest fraction of the free memory that a step may use."""
 
 FAR = 4.0
-"""Safety factor when extrapolating to more than twice the number of examples, because measurements
-with few examples underestimate the memory per example.
+"""Safety factor for extrapolating to more than twice the number of examples. Measurements with few
+examples underestimate the memory per example.
 """
 
 _log = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 def fitting_rows(run: Callable[[int], object], rows: int, machine: Machine) -> int:
     """Return how many of `rows` examples can be computed at once, at least 1.
 
-    `run` computes a given number of examples. The process does not release the memory afterwards,
-    so the memory that was needed can be measured then. The first run computes a few examples, and
+    `run` computes a given number of examples. The process does not release memory after a run, so
+    the memory that the run needed can still be measured. The first run computes a few examples, and
     each further run twice as many. Before each run, the memory that it needs is extrapolated.
     """
     allowed_bytes = SHARE_MAX * machine.free_bytes()

@@ -67,7 +67,7 @@ class Machine:
 class MicroBatchSize:
     """Finds the best size of parts, by doubling while that is faster and fits into memory.
 
-    If `rows` is set, the size is `rows` instead, and is reduced only if memory is exhausted. Call
+    If `rows` is set, the size is `rows`. It is then reduced only if memory is exhausted. Call
     `begin` before each part. Afterwards, call `done`, or `failed` if memory was exhausted.
     """
 

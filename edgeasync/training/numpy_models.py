@@ -111,7 +111,7 @@ class SoftmaxModel(_Classifier, frozen=True, tag_field="kind", tag="softmax", di
     """Softmax regression: one linear layer from `inputs` features to `classes` scores."""
 
     inputs: _Width
-    """Number of features per example: the product of the example's dimensions."""
+    """Number of features per example: the product of the example's axis sizes."""
     classes: _Classes
     """Number of classes. Labels are from 0 to `classes` - 1."""
     local: Patterns | UnsetType = UNSET
@@ -129,14 +129,14 @@ class MlpModel(_Classifier, frozen=True, tag_field="kind", tag="mlp", dict=True,
     """A multilayer perceptron with ReLU layers of the widths `hidden`."""
 
     inputs: _Width
-    """Number of features per example: the product of the example's dimensions."""
+    """Number of features per example: the product of the example's axis sizes."""
     hidden: Annotated[tuple[_Width, ...], Meta(min_length=1, max_length=8)] = (64,)
     """Widths of the hidden layers."""
     classes: _Classes
     """Number of classes. Labels are from 0 to `classes` - 1."""
     local: Patterns | UnsetType = UNSET
     """Names of arrays that stay on each device: `layer0.weight`, `layer0.bias`, `layer1.weight` and
-    so on. `["layer1.*"]` is the head of a network with one hidden layer. See [Local
+    so on. `["layer1.*"]` selects the head of a network with one hidden layer. See [Local
     parameters](/train/local.md).
     """
 
@@ -161,7 +161,7 @@ def draw_weights(layers: Layers, seed: int) -> None:
     generator = np.random.Generator(np.random.PCG64(seed))
     for weight, _ in layers:
         generator.standard_normal(dtype=np.float32, out=weight)
-        # ReLU halves the variance; the last layer has none.
+        # A ReLU halves the variance, but the last layer has no ReLU.
         gain = 1.0 if weight is layers[-1][0] else 2.0
         np.multiply(weight, np.float32(math.sqrt(gain / len(weight))), out=weight)
 

@@ -54,7 +54,7 @@ def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.
 
 
 def providers_that_start(provider: Provider, threads: int) -> list[str]:
-    """Return the execution providers of a test session, or an empty list if it does not start."""
+    """Return the execution providers of a test session, or `[]` if the session does not start."""
     try:
         return list(open_session(SMALLEST_GRAPH, threads, provider).get_providers())
     except GraphError:

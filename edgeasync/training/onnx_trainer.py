@@ -107,10 +107,10 @@ class OnnxTrainer(GradientTrainer):
             machine=self._machine,
         )
         self._untried_rows: int | None = None
-        """Number of examples to compute at once; `None` after the memory for them has been
+        """Number of examples to compute at once. It is `None` after the memory for them has been
         checked.
         """
-        if fixed is None and micro_batch_size != "auto":  # otherwise it is fixed, or chosen step by step
+        if fixed is None and micro_batch_size != "auto":  # else the number is fixed, or chosen step by step
             self._untried_rows = micro_batch_size or drawn.batch_size
 
     def begin(self, parameters: Vector) -> None:
@@ -271,7 +271,7 @@ class GraphGradient:
         fed_x = [self._feed(form, input_of(x, form.name)) for form in self._x]
         fed_y = self._feed(self._y, fed_x[0] if self.own_target else y)
         if self._meter is not None:
-            self._binding.bind_output(self._output, "cpu")  # for each run, as an epoch's last batch is shorter
+            self._binding.bind_output(self._output, "cpu")  # again, as the batch size may differ
         try:
             self._session.run_with_iobinding(self._binding, self._options)
         except Exception as error:
@@ -342,7 +342,7 @@ class GraphGradient:
         Raises `ConfigError` if a metric does not match the loss.
         """
         self._meter = Meter(find_metrics(metrics, self.loss), ignored_label=self._ignored_label)
-        self._binding.bind_output(self._output, "cpu")  # before the gradients, which the first run binds
+        self._binding.bind_output(self._output, "cpu")  # the first run binds the gradients, which must follow
         return self._meter
 
     @property
@@ -351,7 +351,7 @@ class GraphGradient:
         return None if ignored is None else int(ignored)
 
     def check_parts(self, micro_batch_size: MicroBatch | None) -> None:
-        """Raise `ConfigError` if batches cannot be combined, or cannot be split into such parts."""
+        """Raise `ConfigError` if batches cannot be combined, or cannot be split into parts."""
         if self._smooths_zeros:
             raise ConfigError(
                 "the loss has label_smoothing and a class weight of 0, so parts of a batch do not add up to the "

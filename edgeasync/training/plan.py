@@ -34,15 +34,15 @@ class LocalTraining(Section, frozen=True):
     keep_optimizer_state: bool = False
     """Keep momentum and averages from one assignment to the next, instead of resetting them."""
     accumulation_steps: AccumulationSteps = 1
-    """Batches per local step. A device uses each of its examples at most once per step. Not for
-    models with batch norms; see [Large batches on small
+    """Batches per local step. A device uses each of its examples at most once per step. Models with
+    batch norms do not support this; see [Large batches on small
     devices](/train/optimizer.md#large-batches-on-small-devices).
     """
     micro_batch_size: MicroBatch | None = None
     """Largest number of examples computed at once, or `auto`. The device adds up the gradients of
     the parts, with the same result as for the whole batch. `auto` chooses a size from the speed and
-    memory of each device. Not for models with batch norms. A device may override this key in
-    `[agent]`.
+    memory of each device. Models with batch norms do not support this. A device may override this
+    key in `[agent]`.
     """
     metrics: MetricSettings = ()
     """Metrics that devices measure on training batches besides the loss: `accuracy`, `top_k`,
@@ -134,8 +134,8 @@ class TrainingPlan(Section, frozen=True):
         """Return a trainer that trains the model on `dataset`.
 
         If the model is a training graph, `received` must contain it. If the plan itself defines the
-        model and `spec` is set, the model is compared with `spec` before memory is allocated, and
-        `ModelMismatchError` is raised if they differ.
+        model and `spec` is set, this method compares the two before it allocates memory. It raises
+        `ModelMismatchError` if they differ.
 
         Raises `DataError` if the data does not match the model, `ConfigError` if the model is
         defined by the hub's code, and `GraphError` if the graph cannot be run.

@@ -23,7 +23,7 @@ would take over ten seconds.
 _RANK_MAX = 32
 _INT64 = 7
 _SHAPED_BY = {b"ConstantOfShape": 0, b"Expand": 1}
-"""Operators with an input that contains the output's shape, and the position of that input."""
+"""Operators that receive the shape of their output as an input, and the position of that input."""
 
 _Dims = list[int]
 _View = int | memoryview
@@ -39,7 +39,7 @@ class _Sizes(msgspec.Struct):
     values: MutableMapping[bytes, list[int]]
     """Values of integer vectors that may be used as shapes."""
     shapes: MutableMapping[bytes, bytes]
-    """For each tensor that is shaped by an input: the name of the input that contains its shape."""
+    """For each output of an operator in `_SHAPED_BY`: the name of the input that contains its shape."""
 
     def inside(self) -> "_Sizes":
         """Return a scope for a graph nested in this one."""
@@ -169,7 +169,7 @@ def _value(declared: memoryview, sizes: _Sizes) -> None:
 
 
 def _dim(dim: memoryview) -> int:
-    """Return the size of a dimension, or 0 if it is dynamic."""
+    """Return the size of an axis, or 0 if it is dynamic."""
     return next((signed(value) for number, value in fields(dim) if number == 1 and isinstance(value, int)), 0)
 
 

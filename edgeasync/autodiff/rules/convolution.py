@@ -1,4 +1,4 @@
-"""Gradients of grouped, strided, padded and dilated convolutions of any dimension."""
+"""Gradients of grouped, strided, padded and dilated convolutions, with any number of axes."""
 
 import math
 
@@ -19,7 +19,7 @@ def _conv(step: Step) -> Gradients:
 
 @rule("ConvTranspose")
 def _conv_transpose(step: Step) -> Gradients:
-    """Gradients of a transposed convolution: those of a convolution with both sides swapped."""
+    """Gradients of a transposed convolution: a convolution with input and output swapped."""
     if step.attribute("output_shape", None) or step.attribute("auto_pad", "NOTSET").startswith("SAME"):
         raise step.refused("its padding is automatic; export it with numbers in `pads`")
     layer = Convolution.of(step, step.output_shape, step.shape(0))
@@ -45,8 +45,8 @@ def _input_gradient(layer: Convolution, gradient: str, weight: str) -> str:
     after = [whole - pad for whole, pad in zip(reach, geometry.after, strict=True)]
     faster = layer.group > 1 or math.prod(geometry.kernel) == 1
     if geometry.dense and min(*before, *after, 0) == 0 and faster:
-        # With stride 1, convolve with the flipped kernel, which onnxruntime computes faster in
-        # these cases.
+        # With stride 1, convolve with the flipped kernel. In these cases, onnxruntime computes that
+        # faster than a ConvTranspose.
         return layer.graph.op(
             "Conv", gradient, _turned(layer, weight), dilations=list(geometry.dilations), pads=[*before, *after],
             group=layer.group,

@@ -202,7 +202,7 @@ def _hard_swish(step: Step) -> Gradients:
     The derivative is 0 below -3, 1 above 3, and x / 3 + 1 / 2 in between.
     """
     graph, op, x = step.graph, step.graph.op, step.input(0)
-    # onnxruntime computes this sigmoid for the forward result too, and shares it.
+    # The forward result needs the same sigmoid, and onnxruntime computes it only once.
     sigmoid = op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
     inside = op("Cast", op("Less", op("Abs", x), graph.scalar(3.0)), to=1)
     rise = op("Mul", op("Mul", x, graph.scalar(1 / 6)), inside)

@@ -114,8 +114,8 @@ def _by_rows(layer: Convolution, wide: str, narrow: str) -> str:
 
     Of these products, only those that belong to a kernel column are added up.
 
-    This does more arithmetic than necessary. However, large matrix products take only a fifth of
-    the time that separate passes over all values, one per kernel position, would take.
+    This does more arithmetic than necessary. However, a few large matrix products take only a fifth
+    of the time of one pass over all values per kernel position.
     """
     graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
     channels = layer.shape[0]

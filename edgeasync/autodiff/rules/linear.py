@@ -43,7 +43,7 @@ def _matmul(step: Step) -> Gradients:
 
 
 def _by_matrix(step: Step) -> Gradients:
-    """Gradients of a product with a matrix: flatten all leading axes to the rows of one product."""
+    """Gradients of a product with a matrix: flatten all leading axes into rows."""
     graph, op = step.graph, step.graph.op
     a, b, gradient = step.input(0), step.input(1), step.gradient
     if len(step.shape(0)) > 2:

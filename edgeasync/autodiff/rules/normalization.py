@@ -8,7 +8,7 @@ from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 
 def _batch_norm_forward(step: Step) -> None:
-    """Normalize by the batch's statistics if running statistics are updated, or else by the latter.
+    """Normalize by the batch's statistics, or by running statistics that stay fixed.
 
     The training mode of the BatchNormalization operator cannot be used. It overwrites its inputs if
     the statistics are not outputs of the graph. Also, it does not output the mean and variance of

@@ -10,8 +10,8 @@ from edgeasync.autodiff.rules.geometry import Geometry
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 WINDOW_MAX = 16
-"""Maximum number of values per window for which comparing each value with the window's maximum is
-faster than requesting the indices of the maxima from onnxruntime.
+"""Maximum number of values per window for comparing each value with the window's maximum. For
+larger windows, requesting the indices of the maxima from onnxruntime is faster.
 """
 
 
@@ -63,7 +63,8 @@ def _by_tiles(step: Step, geometry: Geometry) -> str:
     matches = op("Cast", op("Equal", x, _spread_tiles(step, step.output(), kernel)), to=1)
     ranks = np.arange(math.prod(kernel), 0, -1, dtype=np.float32).reshape(kernel)
     ranked = op("Mul", matches, graph.constant(np.tile(ranks, geometry.narrow)[None, None]))
-    # If the maximum is NaN, nothing matches. Without the 0.5, the whole window would match.
+    # If the maximum is NaN, no value matches it, and all ranks are 0. Without the 0.5, every value
+    # in the window would then count as the first match.
     best = op("Max", op("MaxPool", ranked, kernel_shape=kernel, strides=kernel), graph.scalar(0.5))
     first = op("Cast", op("Equal", ranked, _spread_tiles(step, best, kernel)), to=1)
     found = op("Mul", first, _spread_tiles(step, step.gradient, kernel))

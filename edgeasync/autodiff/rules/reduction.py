@@ -15,7 +15,7 @@ def _axes(step: Step) -> list[int]:
 
 
 def _kept(step: Step, value: str, axes: list[int]) -> str:
-    """Restore the axes of a tensor that were removed by a reduction, with size 1."""
+    """Restore the axes that a reduction removed from a tensor, with size 1."""
     if step.attribute("keepdims", 1) or not axes:
         return value
     return step.graph.op("Unsqueeze", value, step.graph.ints(*axes))
@@ -151,7 +151,7 @@ def _softmax_cross_entropy(step: Step) -> Gradients:
     counts = None
     if (ignored := step.attribute("ignore_index", None)) is not None:
         kept = op("Not", op("Equal", labels, graph.constant(np.array(ignored, kind))))
-        labels = op("Where", kept, labels, graph.constant(np.array(0, kind)))  # may not be a class number
+        labels = op("Where", kept, labels, graph.constant(np.array(0, kind)))  # `ignored` may not be a class
         counts = op("Cast", kept, to=1)
     if step.input(2):
         weights = op("Gather", step.input(2), labels)

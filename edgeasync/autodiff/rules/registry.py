@@ -97,8 +97,7 @@ class TrainingGraphBuilder(Graph):
         self.statistics: dict[str, str] = {}
         """For each updated running statistic, the tensor that contains its next value."""
         self.live_statistics: frozenset[str] = frozenset()
-        """Running statistics to update. Batch norms with other statistics use these without
-        updating them.
+        """Running statistics to update. A batch norm uses its other running statistics unchanged.
         """
 
 
@@ -109,7 +108,7 @@ ForwardRule = Callable[[Step], None]
 class Rule(msgspec.Struct, frozen=True):
     """The gradient rule of an operator.
 
-    If set, `forward` adds the operator's nodes in place of a copy.
+    If set, `forward` adds the nodes of the forward pass. Otherwise, the operator's node is copied.
     """
 
     gradient: GradientRule

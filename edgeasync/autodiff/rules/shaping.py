@@ -89,8 +89,8 @@ def _split(step: Step) -> Gradients:
 
 
 _OPEN_END = 1_000_001
-"""A slice of the batch axis whose end is at least this covers the whole batch, because batches have
-at most a million examples.
+"""A slice of the batch axis covers the whole batch if its end is at least this number, because a
+batch has at most a million examples.
 """
 
 
@@ -133,8 +133,8 @@ def _slice(step: Step) -> Gradients:
 def _whole(step: Step) -> str:
     """Return the gradient of a slice of the batch axis that seems to cover the whole batch.
 
-    Only runs at two batch sizes have shown this. If the slice ends earlier for other batch sizes,
-    the remaining gradient is zero.
+    This is known only from runs at two batch sizes. If the slice ends earlier at another batch
+    size, the gradient of the remaining examples is zero.
     """
     if step.constant(1).any() or (step.constant(4, np.ones(1)) != 1).any():
         raise step.refused("it slices the batch axis")
@@ -165,8 +165,8 @@ def _stuff(graph: Graph, value: str, axis: int, stride: int, shape: Sequence[int
     assert count is not None
     wide = graph.op("Unsqueeze", value, graph.ints(axis + 1))
     wide = _pad(graph, wide, [0] * (rank + 1), [0] * (axis + 1) + [stride - 1] + [0] * (rank - axis - 1))
-    # A 0 in Reshape keeps the dimension at that position, which is only correct before the joined
-    # axes.
+    # A 0 in Reshape keeps the size of the axis at that position. This is correct only before the
+    # joined axes.
     joined = [*[0] * axis, count * stride, *[-1 if dim is None else dim for dim in shape[axis + 1 :]]]
     wide = graph.op("Reshape", wide, graph.ints(*joined))
     return graph.op("Slice", wide, graph.ints(0), graph.ints((count - 1) * stride + 1), graph.ints(axis))
