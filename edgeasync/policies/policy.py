@@ -95,7 +95,7 @@ class Policy(Section, frozen=True):
     lie](/train/policies.md#devices-that-lie).
     """
     staleness: StalenessPolicy = PolynomialStaleness()
-    """The weight of an update by its staleness."""
+    """How the staleness of an update determines its weight."""
     take: Take = "all"
     """Which updates count, by the devices' scores: `all`, `better` or `best`. `all` selects all
     updates, and `better` selects updates whose score does not exceed the fleet's score. `best`
@@ -237,7 +237,7 @@ class PolicySet(Protocol):
 
     @property
     def staleness(self) -> StalenessPolicy:
-        """The weight of an update by its staleness."""
+        """How the staleness of an update determines its weight."""
 
     @property
     def take(self) -> Take:
