@@ -108,9 +108,9 @@ class AllowList:
     def lets_in(self, before: Mapping[str, Allowed]) -> dict[str, Allowed]:
         """Return the entries to admit, by name. `before` contains the entries admitted until now.
 
-        If any line is invalid, no new entries are admitted, and an entry of `before` stays admitted
-        only if the list still contains it unchanged. An entry also stays admitted if an invalid
-        line starts with its name.
+        If any line is invalid, no new entries are admitted. An entry of `before` then stays
+        admitted only if the list still contains it unchanged, or if an invalid line starts with its
+        name.
         """
         entries = {name: entry for name, entry in self.entries.items() if entry.role != "revoked"}
         if not self.unreadable:

@@ -27,7 +27,9 @@ from edgeasync.protocol.wire import Buffer, checksum
 from edgeasync.structs import resolve_type
 
 FORMAT = 1
-"""The only supported format. Increase it when the manifest or the recorded rules change."""
+"""The only supported format. Increase it when the structure of the manifest or of the recorded
+rules changes.
+"""
 
 PIECE_BYTES = 1 << 20
 """Number of bytes that are checksummed and then written together, so that they stay in the CPU
@@ -74,7 +76,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 class ChosenCheckpoint(msgspec.Struct, frozen=True):
     """The checkpoint to recover from.
 
-    `skipped` explains why newer checkpoints, or those with a better evaluation, were not used.
+    `skipped` explains why the checkpoints that were preferred to this one (newer or better
+    evaluated) were not used.
     """
 
     name: str
@@ -111,7 +114,7 @@ class CheckpointStore:
         parts = tensor_parts(tensors)
         manifest = msgspec.json.decode(
             msgspec.json.encode(manifest), type=resolve_type(Manifest)
-        )  # as a reader decodes it
+        )  # so that it equals what a reader decodes
         name = self._free_name(manifest)
         try:
             nbytes, digest = self._replace(name + _TENSORS, parts)
@@ -119,7 +122,7 @@ class CheckpointStore:
             sealed = msgspec.structs.replace(manifest, seal=_seal(manifest))
             self._replace(name + _MANIFEST, [memoryview(msgspec.json.encode(sealed))])
         except OSError:
-            with contextlib.suppress(OSError):  # a partial file would fill a full disk
+            with contextlib.suppress(OSError):  # free the space of the partial file
                 self._sweep()
             raise
         self._prune(manifest.fingerprint)

@@ -18,7 +18,9 @@ from edgeasync.file_lock import FILE_MODE, FileLock, find_holders
 from edgeasync.protocol.wire import Buffer
 
 FOLDER_MODE = 0o700
-"""Mode of all folders. Run folders name participants, and state folders prove a device's identity."""
+"""Mode of all folders. Only the owner may read them, because run folders name participants and
+state folders prove a device's identity.
+"""
 
 _OTHERS = 0o077
 
@@ -84,7 +86,7 @@ def narrow(folder: Path) -> list[str]:
     try:
         if folder.stat().st_mode & stat.S_ISVTX:
             return [f"{folder}: all users share this folder and can read its files; choose a private folder"]
-        # The folder is first: afterwards nobody else can replace a file in it.
+        # Narrow the folder first, so that nobody else can replace a file in it afterwards.
         paths = [folder, *[Path(e.path) for e in os.scandir(folder) if e.is_file(follow_symlinks=False)]]
         for path in paths:
             narrowed = _narrow(path) or narrowed

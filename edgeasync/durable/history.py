@@ -195,7 +195,7 @@ def correct(row: UpdateRow, corrected: Mapping[int, str]) -> UpdateRow:
 
 
 def read_rows(disk: ReadableDisk, nbytes: int | None = None) -> Rows:
-    """Read the history on a disk, or only its first `nbytes` bytes.
+    """Read the history from a disk, or only its first `nbytes` bytes.
 
     If it is damaged, set `trouble`.
     """

@@ -35,8 +35,9 @@ class HistoryFile:
     Calls that raise `OSError` may be repeated. `begin` renames an existing file to `history.aside`,
     and `resume` renames a file that it cannot use. If a later write finds that the file is damaged,
     it also renames the file and raises `StorageError`. The next call then begins a new file. After
-    `resume`, `updates` and `evaluations` are the numbers of the last rows of each kind. `buffered`
-    maps each device to the row numbers of its updates that are still buffered.
+    `resume`, `updates` and `evaluations` are the row numbers of the last update and the last
+    evaluation. `buffered` maps each device to the row numbers of its updates that are still
+    buffered.
     """
 
     def __init__(self, disk: Disk, rows_max: int) -> None:
@@ -57,9 +58,9 @@ class HistoryFile:
         """Remove rows after a journal entry or, for rows without an entry, after a time.
 
         If a block must be truncated, return its remaining rows. Also return a warning if the file
-        was renamed. Pass the returned rows to `append`, or call `sync`. The file is unchanged until
-        then. That call rewrites the whole file, because it is unknown which bytes the last process
-        has synced.
+        was renamed. Then pass the returned rows to `append` or, if there are none, call `sync`.
+        Only this call changes the file. It rewrites the whole file, because it is unknown which
+        bytes the last process has synced.
         """
         disk = self._disk
         if HISTORY_FILE not in disk.names():
@@ -111,7 +112,7 @@ class HistoryFile:
         try:
             file.sync()
         except BaseException:
-            self._in_doubt = True  # any part may be on disk, and the next sync would not report it
+            self._in_doubt = True  # any part may be missing on disk, and the next sync would not report this
             raise
         finally:
             file.close()
@@ -166,11 +167,11 @@ class HistoryFile:
                 file.sync()
             disk.rename(_PART, HISTORY_FILE)
         except BaseException:
-            with contextlib.suppress(OSError):  # a partial file would fill a full disk
+            with contextlib.suppress(OSError):  # free the space of the partial file
                 disk.remove(_PART)
             raise
         self._nbytes, self._rows = sum(map(len, parts)), rows + count_rows(more)
-        self._synced = 0  # its name may not be on disk yet
+        self._synced = 0  # the renaming may not be on disk yet
         self._torn = self._in_doubt = False
 
     def _thin(

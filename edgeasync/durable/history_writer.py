@@ -84,7 +84,7 @@ class HistoryWriter:
         return remarks
 
     def note_folded(self, entry: int, now_s: float) -> None:
-        """Record that all buffered updates were folded, for folds that no event has reported."""
+        """Record that all buffered updates were folded, if no event reported the fold."""
         for handle in tuple(self._buffered):
             self._correct(handle, "applied", entry, now_s)
 
@@ -169,7 +169,7 @@ class HistoryWriter:
 
     @property
     def waiting(self) -> int:
-        """Number of collected rows that no write has been attempted for."""
+        """Number of collected rows that the hub has not tried to write yet."""
         return len(self._waiting)
 
     def flush(self, through: float = math.inf, *, sync: bool = False) -> None:

@@ -145,8 +145,8 @@ class IssuedToken(msgspec.Struct, frozen=True):
 class Pending(msgspec.Struct, frozen=True):
     """An unknown key that has tried to connect.
 
-    It has the address and the time of the last attempt, and a flag that is set if the key was
-    refused.
+    The record contains the address and time of its last attempt, and whether a user has refused the
+    key.
     """
 
     key: Key

@@ -1,4 +1,4 @@
-"""The peers file: a TOML file of the devices that average their models. All devices have the same.
+"""The peers file (TOML) lists the devices that average their models. All use the same list.
 
     peer = [
         {name = "pi-1", address = "tcp://192.168.1.11:5600", key = "2d9f..."},

@@ -37,8 +37,8 @@ NO_CODE = Trust()
 class Rules(msgspec.Struct, frozen=True):
     """Everything that determines how a hub's state evolves, except the events.
 
-    If the rules are not `recordable`, parts of them may have no name to record, and the run cannot
-    be opened again.
+    If the rules are not `recordable`, they may contain parts without a name. These cannot be
+    recorded, so the run cannot be opened again.
     """
 
     spec: ParameterSpec
@@ -256,8 +256,8 @@ def recover(
 ) -> Recovered | None:
     """Recover the state of a run from its folder; return `None` if there is no checkpoint.
 
-    If `recovery` is "latest", the state includes all durable data. If it is "best" or a
-    checkpoint's name, it is the state of that checkpoint. The `history` is truncated to the same
+    If `recovery` is "latest", the state includes all durable data. If `recovery` is "best" or a
+    checkpoint's name, the state is that of the checkpoint. The `history` is truncated to the same
     state. Plugins that the folder names may be imported if `rules` also uses them or if they are
     installed. With `trust_code`, any plugin may be imported.
 

@@ -31,8 +31,8 @@ class HubRun:
 
     Raises `ConfigError` if the policy cannot be recorded.
 
-    `journal` writes all later entries. `now_s` is the core's time at which the previous start
-    ended. `entries` is the number of replayed entries. `checkpoint` is the name of the checkpoint
+    `journal` writes all later entries. `now_s` is the time of the core's clock at the recovered
+    state. `entries` is the number of replayed entries. `checkpoint` is the name of the checkpoint
     from which the run was resumed, or empty. `remarks` contains warnings. `history` is `None` if
     the run records no rows. With `trust_code`, plugins that are named only in the folder are
     imported.
@@ -79,9 +79,9 @@ class HubRun:
     ) -> None:
         """Recover the state, or begin a new lineage with the `initial` model and its version.
 
-        When this returns, all recovered data is durable. If replaying the journal does not lead to
-        the state, a checkpoint with the time `created_s` has been written. Raises `StorageError`,
-        and `ModelMismatchError` if the folder belongs to another model.
+        When this returns, all recovered data is durable. If replaying the journal would not lead to
+        the recovered state, a checkpoint with the time `created_s` has been written. Raises
+        `StorageError`, and `ModelMismatchError` if the folder belongs to another model.
         """
         self._software = f"edgeasync {VERSION}"
         rules = self._rules
@@ -130,7 +130,7 @@ class HubRun:
         Return the number up to which journal records may be removed.
         """
         if state.entry is None:
-            self._last += 1  # so that no later journal seems to continue an earlier checkpoint
+            self._last += 1  # leave a gap, so that no later journal seems to continue an earlier checkpoint
         if self.history is not None:
             self.history.flush(math.inf if state.entry is None else state.entry, sync=True)
         evaluation = state.evaluation

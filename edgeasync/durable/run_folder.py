@@ -119,7 +119,7 @@ class JournalPart(msgspec.Struct, frozen=True):
 
     @property
     def first(self) -> int:
-        """The number of the entry that the oldest checkpoint of this part covers last."""
+        """The number of the last entry that this part's oldest checkpoint covers."""
         return self.starts[0][1].journal
 
 
@@ -164,8 +164,8 @@ class RunSnapshot:
         """Split the journal into parts, each of which leads from one checkpoint to later ones.
 
         `starts` contains the checkpoints, oldest first. A part reaches a checkpoint if it contains
-        all entries that precede the checkpoint and if they lead to the checkpoint's version. If a
-        part ends early, the next part begins at the first checkpoint that the part did not reach.
+        all entries that precede the checkpoint and if they lead to the checkpoint's version. The
+        next part begins at the first checkpoint that the previous part did not reach.
         """
         found = []
         while starts:

@@ -1,8 +1,9 @@
 """Replay a run from its folder alone: apply and describe each journal entry, without writing.
 
-This works on a copy, and on a folder to which a hub is writing. The journal may not continue from
-every checkpoint. If a hub returned to an earlier checkpoint, or resumed under other rules, there is
-a gap in the entry numbers. Only the checkpoint that the hub wrote at that time closes the gap.
+This works on a copy, and on a folder to which a hub is writing. The journal does not always
+continue from a checkpoint. If a hub returned to an earlier checkpoint, or resumed under other
+rules, there is a gap in the entry numbers. Only the checkpoint that the hub wrote at that time
+closes the gap.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +61,7 @@ class RunReplay:
         trust_code: bool = False,
         verify: bool = False,
     ) -> None:
-        """Choose the checkpoint at which to begin: `checkpoint`, or the earliest possible one.
+        """Begin the replay at `checkpoint` or, by default, at the earliest possible one.
 
         The replay ends after entry `until`.
 

@@ -87,7 +87,7 @@ def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:
 
 @contextlib.contextmanager
 def staged_secret(path: Path, content: bytes, *, replace: bool = False) -> Iterator[None]:
-    """Write a secret like `write_secret`, but rename the file only if the `with` block succeeds."""
+    """Like `write_secret`, but the file gets its name only if the `with` block succeeds."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
         with open(temporary, "xb", opener=_create) as file:

@@ -37,8 +37,8 @@ class SpoolFile:
     """The files of a device with `spool = "full"`. Each file is replaced as a whole.
 
     The spool is about as large as the payload, the residual and the trainer's state together. The
-    other file is about as large as the model. While a file is replaced, it needs twice its size on
-    disk.
+    file of the stored model is about as large as the model. While a file is replaced, it needs
+    twice its size on disk.
     """
 
     def __init__(self, folder: Path, state_id: str) -> None:

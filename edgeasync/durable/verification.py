@@ -13,10 +13,10 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     """The result of verifying a run.
 
     The journal contains `entries` entries, which lead to the state of each checkpoint in
-    `compared`. The checkpoints in `read` are undamaged but were not compared, because the replay
-    begins at them or because no entries in the journal lead to them any more. `updates_applied` and
-    `version` are the values at the end of the journal. The last `unfinished_bytes` bytes of the
-    journal belong to an unfinished write.
+    `compared`. The checkpoints in `read` are undamaged but were not compared. Either the replay
+    begins at them, or the journal no longer contains the entries that lead to them.
+    `updates_applied` and `version` are the values at the end of the journal. The last
+    `unfinished_bytes` bytes of the journal belong to an unfinished write.
     """
 
     event: str = "verified"

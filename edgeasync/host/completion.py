@@ -1,4 +1,4 @@
-"""End a hub, agent or peer once, with a reason, or with an error that an asyncio task can raise."""
+"""Record once why a hub, agent or peer ends: a reason, or an error that a task can raise."""
 
 import asyncio
 import traceback
@@ -48,9 +48,9 @@ class Completion:
     async def wait(self, hurry: Callable[[], None], limit_s: float | None = None) -> str:
         """Return the reason, or raise the error.
 
-        If the calling task is cancelled, it calls `hurry`, waits for the end for at most `limit_s`
-        seconds, and then raises `CancelledError`, with the error as its cause if there is one. If
-        the task is cancelled again, it stops waiting.
+        If the calling task is cancelled, this calls `hurry`, waits at most `limit_s` seconds for
+        the end, and then raises `CancelledError`. The error, if any, is its cause. A second
+        cancellation stops the wait.
         """
         assert self._future is not None
         try:

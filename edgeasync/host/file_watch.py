@@ -35,7 +35,7 @@ class FileWatch:
 def stamp_of(path: Path) -> Stamp | None:
     """Return the stamp of a file, or `None` if it cannot be read."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - five times a second, and for each stranger
+        found = os.stat(path)  # noqa: PTH116 - called five times a second, and for each unknown key
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size

@@ -24,8 +24,8 @@ This is glibc's highest threshold.
 """
 
 COLLECTED_EVERY = (10_000, 50, 100)
-"""Thresholds of Python's garbage collector: the number of new objects, and of collections of the
-younger generations.
+"""Thresholds of Python's garbage collector for its three generations: the number of new objects,
+then the number of collections of the next younger generation.
 """
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3

@@ -32,7 +32,7 @@ Sense = Callable[[], ThrottleReadings]
 
 
 class SensorWatch:
-    """Reads the sensors every second, from `begin` until `cancel` is called on the event loop."""
+    """Reads the sensors every second from `begin` to `cancel`. Call both on the event loop."""
 
     def __init__(self, sense: Sense) -> None:
         self._sense = sense

@@ -23,7 +23,7 @@ It ensures that a revocation takes effect within a second.
 """
 
 KNOCK_S = 0.5
-"""Minimum time between two connection attempts by unknown keys that are recorded."""
+"""Minimum time between two recorded connection attempts by unknown keys."""
 
 REVOKED_MAX = 4096
 """Number of keys of earlier lists to remember, so that their connections are counted as revoked."""

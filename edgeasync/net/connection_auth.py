@@ -1,4 +1,4 @@
-"""Authorize connections to a hub with keys: CURVE, enrolment by token, and the sender per message."""
+"""Authorize a hub's connections by keys: CURVE, enrolment by token, and each message's sender."""
 
 import asyncio
 import time

@@ -69,9 +69,9 @@ ToClose = tuple[Connection, Reason]
 class ConnectionBounds:
     """Tracks the connections. `denied` counts closed connections by reason.
 
-    There are enough descriptors for `files_max` connections. If there are more, the oldest
-    connection without a message is closed. The number of connections that have sent a message is
-    limited to the number of devices plus `SPARE_MAX`.
+    The process has descriptors for `files_max` connections. If more connections are open, the
+    oldest connection without a message is closed. The number of connections that have sent a
+    message is limited to the number of devices plus `SPARE_MAX`.
     """
 
     def __init__(self, limits: Limits, *, lease_s: float, files_max: int, by_address: bool) -> None:
@@ -185,7 +185,10 @@ class ConnectionBounds:
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _to_close(self, connection: Connection, reason: Reason) -> ToClose:
-        """Count a connection that is to be closed. It no longer counts towards its address's limit."""
+        """Record that a connection is to be closed.
+
+        It no longer counts towards its address's limit.
+        """
         connection.shut = True
         self.denied[reason] += 1
         self._forget_stranger(connection)

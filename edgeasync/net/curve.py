@@ -44,8 +44,8 @@ def refuse_old_peers(socket: "zmq.Socket[bytes]") -> None:
     """Require ZMTP 3 on a socket without keys that is not bound yet.
 
     Older peers send no security mechanism, so libzmq refuses them if the socket has a ZAP domain.
-    The context of the socket must not have a ZAP handler. In that case, libzmq admits all other
-    peers without authorization.
+    The context of the socket must not have a ZAP handler. Without a handler, libzmq admits all
+    other peers without authorization.
     """
     socket.set(zmq.ZAP_DOMAIN, DOMAIN)
 

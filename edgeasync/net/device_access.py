@@ -100,7 +100,8 @@ class DeviceAccess:
     def joined(self) -> None:
         """Record that a hub has admitted the device.
 
-        If the token was denied before, an earlier enrolment had succeeded, and it is now completed.
+        If the hub had denied the token before, an earlier enrolment had already used it
+        successfully. Then complete that enrolment.
         """
         self._let_in = True
         self._connection.findings.clear()

@@ -115,7 +115,7 @@ class HubConnection:
         self._channel.large_payloads = True
 
     def has_connected(self) -> bool:
-        """Return whether the connection is established. Sent messages have then left."""
+        """Return whether the connection is established, so that earlier messages have left."""
         return self.finding == "spoken"
 
     @property
@@ -139,7 +139,10 @@ class HubConnection:
         self._on_message(header, payload)
 
     def close(self, *, goodbye: bool, answered: bool) -> None:
-        """Close the socket if it is open. Unless the hub has `answered`, record how far it got."""
+        """Close the socket if it is open.
+
+        Unless the hub has `answered`, record how far the connection got.
+        """
         if self._monitor is not None:
             self.findings.pop(self.address, None)
             if not answered:
@@ -155,11 +158,11 @@ class HubConnection:
             self._channel = None
 
     def explain(self, waiting: DeviceReport, then: Callable[[DeviceReport], None]) -> None:
-        """Add to the report why and since when the hub has been unreachable; pass it to `then`."""
+        """Pass `then` the report, with the reasons and the time since when no hub is reachable."""
         assert waiting.since_s is not None
         since = written(time.time() - time.monotonic() + waiting.since_s)
         findings = {address: (finding, "") for address, finding in self.findings.items()}
-        # A hub that answered before, but is silent now, has left no finding.
+        # There is no finding for a hub that answered before but is silent now.
         findings[self.address] = self.findings.get(self.address, "spoken"), waiting.detail
 
         async def find_reasons() -> None:

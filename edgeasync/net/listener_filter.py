@@ -55,7 +55,7 @@ class ListenerFilter:
 
 
 class AddressBarrier:
-    """Passes the blocked addresses to the filter of `listener`, once that is set."""
+    """Passes the blocked addresses to the filter `listener`, once `listener` is set."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, failing: FailingAddresses) -> None:
         self.listener: ListenerFilter | None = None

@@ -67,6 +67,6 @@ class RouterMonitor:
         emptied = False
         try:
             emptied = self.read(EVENTS_AT_A_TIME)
-        finally:  # also after an error: the descriptor would stay silent
+        finally:  # also after an error, because the descriptor would stay silent
             if not emptied:
                 self._loop.call_soon(self._read_some)

@@ -98,7 +98,7 @@ def _find(event: int, value: int, before: Finding) -> Finding:
     Events do not contain the error, so it is derived from the order of the events.
     """
     match event:
-        case zmq.EVENT_CONNECT_DELAYED:  # a first attempt, or another one after a refusal
+        case zmq.EVENT_CONNECT_DELAYED:  # the first attempt, or an attempt after a refused one
             return before if before == "refused" else "no answer"
         case zmq.EVENT_CLOSED:
             return "refused" if before in ("no answer", "refused") else "no way"

@@ -106,7 +106,7 @@ def ask(address: str, timeout_s: float, pair: Pair | None, question: Request) ->
     `pair` contains the operator's key pair and the hub's key. Raises the errors of `fetch_status`,
     and `ConfigError` if the hub refuses the request.
     """
-    check_connect(address, insecure=True)  # a device trusts nothing in a status
+    check_connect(address, insecure=True)  # allowed without keys, because a device trusts nothing in a status
     context: Context = zmq.Context()
     until_s, cuts = time.monotonic() + timeout_s, 0
     try:

@@ -45,8 +45,8 @@ class Connection(msgspec.Struct, eq=False):
 
     `delivered_bytes` and `sent_bytes` count whole messages, including their overhead on the wire.
     libzmq may still store copies of `copied_bytes` of the sent bytes. `taken_bytes` is the number
-    of bytes that libzmq had read at the last check. `emptied` is the number of times that the hub
-    had read all complete messages until then.
+    of bytes that libzmq had read at the last check. `emptied` is how often the hub had read all
+    complete messages by that check.
     """
 
     descriptor: int

@@ -22,7 +22,7 @@ ENDPOINT = "inproc://zeromq.zap.01"
 _ALLOWED, _DENIED, _FAILED = b"200", b"400", b"500"
 
 Decide = Callable[[Key, str], bool | None]
-"""Decides whether a key may connect from an address. It returns `None` to reject it only for now."""
+"""Decides whether a key may connect from an address. `None` rejects the key only for now."""
 
 
 class ZapHandler:

@@ -29,8 +29,8 @@ from edgeasync.protocol.messages import ModelVersion
 class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A version of a run's model: its named arrays, and its wall-clock time on the hub.
 
-    `evaluation` is the last evaluation of this or an earlier version, and contains the version's
-    number. `source` is the file or folder that was read. `remarks` are sentences for the user.
+    `evaluation` is the last evaluation of this or an earlier version, and names the evaluated
+    version. `source` is the file or folder that was read. `remarks` are sentences for the user.
     `devices` is the status of every device after the newest version. If the model was read from a
     file that a hub saved, `made_s` is the time at which it was saved, and `devices` is empty.
     `updates` is the number of updates in the model, or None if unknown.
@@ -84,7 +84,7 @@ def newest_model(run: Path, *, trust_code: bool = False) -> TrainedModel:
 
 
 def best_model(run: Path, *, trust_code: bool = False) -> TrainedModel:
-    """Return the best version by evaluation. `trust_code` is as for `newest_model`.
+    """Return the best version by evaluation. For `trust_code`, see `newest_model`.
 
     Raises `ConfigError` if no version was evaluated, and `StorageError` if the files are unreadable
     or no longer contain the best version.

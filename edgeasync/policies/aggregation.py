@@ -19,7 +19,7 @@ NEARLY = 1e-9
 """Tolerance for rounding errors in sums of vote shares."""
 
 PERIOD_S = 10.0
-"""Period that `patience` is multiplied by until the fleet's period has been measured."""
+"""The period in seconds that `patience` assumes until the hub has measured the fleet's period."""
 
 
 class Contribution(msgspec.Struct, frozen=True, gc=False):
@@ -54,8 +54,8 @@ class Fleet(msgspec.Struct, frozen=True, gc=False):
     A voter is a key or, without keys, a device. `voters_live` is the number of voters with at least
     one live device. If a key has several live devices, `names` maps it to their number, and each of
     these devices has an equal share of the key's vote. `period_s` is the usual time between two
-    exchanges of a device; it is 0 until it has been measured. `infrequent` contains the live
-    devices that exchange far less often than this, with their votes.
+    exchanges of a device; it is 0 until it has been measured. `infrequent` maps each live device
+    that exchanges far less often to its vote.
 
     >>> from edgeasync.policies import Fleet
     >>> Fleet(voters_live=3.0, period_s=2.0).vote("pi")
@@ -75,8 +75,8 @@ class Fleet(msgspec.Struct, frozen=True, gc=False):
 class Ballot:
     """The first update of each device in the buffer, in order, with the running sum of votes.
 
-    Infrequent devices count only if `all_devices` is true. Do not modify the fleet's mappings
-    afterwards.
+    Infrequent devices count only if `all_devices` is true. Do not modify the fleet's mappings after
+    you have created the ballot.
     """
 
     def __init__(self, fleet: Fleet, *, all_devices: bool) -> None:
@@ -111,16 +111,17 @@ class Ballot:
         return self.fleet.names is fleet.names and (self._all_devices or self.fleet.infrequent is fleet.infrequent)
 
     def reached_s(self, needed: float) -> float | None:
-        """Return when the update arrived that brought the total to `needed` votes, or `None`.
+        """Return when the total reached `needed` votes, or `None` if it has not.
 
-        At least one update is required, even if `needed` is 0.
+        That is the arrival time of the update with the last vote needed. At least one update is
+        required, even if `needed` is 0.
         """
         position = bisect_left(self.votes, needed - NEARLY)
         return self.first[position].arrived_s if position < len(self.first) else None
 
 
 class Waiting(Sequence[Contribution]):
-    """Buffered updates in order of arrival, with counts that `append` updates incrementally.
+    """Buffered updates in order of arrival, and counts that `append` keeps current.
 
     `append` also appends to the list that was passed to the constructor. If you change that list in
     any other way, create a new `Waiting`.
@@ -188,10 +189,10 @@ class Waiting(Sequence[Contribution]):
 class Aggregator(Protocol):
     """Decides when buffered updates become a version, and how they are weighted.
 
-    The hub buffers contributions in order of arrival. It calls `flush_at_s` after each of them. At
-    the time that this method returns, the hub folds all buffered updates, each multiplied by its
-    factor from `weights`. The results of both methods must depend only on the arguments, so that a
-    replay makes the same decisions.
+    The hub buffers contributions in order of arrival. After each of them, it calls `flush_at_s`,
+    whose result is the time of the next fold. At that time, the hub folds all buffered updates,
+    each multiplied by its factor from `weights`. The results of both methods must depend only on
+    the arguments, so that a replay makes the same decisions.
 
     >>> from typing import ClassVar
     >>> from edgeasync import Policy

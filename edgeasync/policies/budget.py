@@ -1,10 +1,10 @@
-"""Spread a daily quota over the day, by the time that a device waits between two exchanges.
+"""Spread a daily quota over the day by setting the time between a device's exchanges.
 
 The even rate is the number of bytes left divided by the time left until the quota is reset. A
-device spends a constant multiple of this rate, which is recomputed for each exchange. So the
-intervals between exchanges are short at first and grow over the day, and the quota lasts until it
-is reset. While training improves the model, the multiple is high. Once training has plateaued, the
-device spends at the even rate, which saves bytes for later improvements.
+device spends bytes at a constant multiple of this rate. The rate is recomputed for each exchange.
+So the intervals between exchanges are short at first and grow over the day, and the quota lasts
+until it is reset. While training improves the model, the multiple is high. Once training has
+plateaued, the device spends at the even rate, which saves bytes for later improvements.
 """
 
 import math
@@ -17,13 +17,13 @@ EVEN_SPEND_RATE = 1.0
 
 CHANGE_MIN = 0.1
 CHANGE_OF_FIRST_MIN = 0.02
-"""Minimum change of a loss that counts as a change, as a share of the run's first losses.
+"""A loss counts as changed only if it changes by over this share of the run's first losses.
 
-It must also change by at least `CHANGE_MIN` of its last value.
+The change must also exceed the share `CHANGE_MIN` of the reference value.
 """
 
 EXCHANGES_UNCHANGED = 16
-"""Training has plateaued after this number of exchanges of each device without a changed loss."""
+"""Training has plateaued if no loss changes during this number of exchanges per device."""
 
 
 class Allowance(NamedTuple):

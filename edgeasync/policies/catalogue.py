@@ -130,7 +130,7 @@ def _line(part: str, table: str) -> str:
 
 
 def _unusable(kind: str, part: str, package: str, code: str, summary: str) -> Kind:
-    """Describe a codec, or an unusable plugin. The result has no keys."""
+    """Describe a codec or an unusable plugin, without any settings keys."""
     example = f'push = "{kind}"' if part == "codec" else ""
     return Kind(part, False, kind, None, summary, "", (), f'"{kind}"', example, package, code)
 

@@ -1,10 +1,10 @@
 """Choose the codec of a device's updates by the speed of its link: `push = "auto"`.
 
-The choice depends on the link alone, not on the number of local steps or the load of the machine.
-By default, an encoded value has one byte. More than one byte per value does not improve training,
-even on a fast link. A coarser codec is chosen for a slow link, on which an upload takes long
-compared with the time of `STEPS` local steps and a round trip. On such a link, the upload limits
-how often the device can exchange.
+The choice does not depend on the number of local steps between two exchanges. By default, an
+encoded value has one byte. More than one byte per value does not improve training, even on a fast
+link. A coarser codec is chosen for a slow link, on which an upload takes long compared with the
+time of `STEPS` local steps and a round trip. On such a link, the upload limits how often the device
+can exchange.
 """
 
 from collections.abc import Collection
@@ -42,7 +42,7 @@ bytes.
 
 FAST_BYTES_PER_S = 10e6
 """Bandwidth (about 100 Mbit/s) from which the finest codec is always used. At this bandwidth,
-encoding takes as long as it saves in the upload.
+encoding costs as much time as it saves in the upload.
 """
 
 HYSTERESIS = 0.5
@@ -66,8 +66,8 @@ def choose_codec(
 ) -> str:
     """Return the codec for the next updates: one of `known`, or `identity`.
 
-    `known` contains the codecs that may be used. `values` is the length of an update. 0 means an
-    unknown bandwidth or step time.
+    `known` contains the codecs that may be used. `values` is the length of an update. A bandwidth
+    or step time of 0 is unknown.
     """
     rungs = [rung for rung in ladder if rung.codec in known]
     if 4 * values <= TINY_BYTES or not rungs:

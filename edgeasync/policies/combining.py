@@ -25,9 +25,9 @@ class Combiner(Protocol):
     If `robust` is true, the hub calls `combine` with the same slice of every update. Otherwise, the
     hub does not call it and sums the weighted updates. A slice may have any length. If `whole` is
     true, `combine` is first called with all trained values of each update, and then with all
-    statistics. If `centred` is true, `robust` must be true, too. Such a combiner also works with a
-    single update, like `CentredClipCombiner`, and the hub stores a centre with one number per
-    trained value for it.
+    statistics. If `centred` is true, `robust` must be true, too. Such a combiner, for example
+    `CentredClipCombiner`, also works with a single update. The hub stores its centre, which has one
+    number per trained value.
 
     >>> from typing import ClassVar
     >>> import numpy as np
@@ -123,8 +123,8 @@ class TrimmedMeanCombiner(Section, frozen=True, tag_field="kind", tag="trimmed_m
     whole: ClassVar[bool] = False
 
     trim: Annotated[float, Meta(gt=0.0, lt=0.5)] = 0.1
-    """Share of the values that is removed at the low end and at the high end each, rounded up. At
-    least one value remains.
+    """Share of the values that is removed at each end (lowest and highest). The number of values is
+    rounded up. At least one value remains.
     """
 
     def combine(self, rows: Rows, out: Vector) -> None:

@@ -24,7 +24,9 @@ FIRST_STEPS = 8
 """Number of local steps of a device that has not been measured yet."""
 
 AIM = 0.95
-"""Factor of `communication_share_max` on a slow link, as a margin for noisy measurements."""
+"""On a slow link, the target is this share of `communication_share_max`, because measurements are
+noisy.
+"""
 
 INFREQUENT = 4.0
 """A device whose cycle is longer than this number of periods of the fast devices is infrequent.
@@ -52,10 +54,10 @@ class Cadence(msgspec.Struct, frozen=True):
     """The pace that a controller has set for the fleet.
 
     `period_s` is the intended time between two exchanges of a device. `gain` is the factor that
-    shortens this time while the devices' models drift apart, and `cause` is the reason; without a
-    reason, `gain` is 1. `steps_factor` multiplies the local steps while a remedy against divergence
-    is active; otherwise it is 1. `quick_s` is the shortest period that a third of the devices could
-    achieve. `period_s` and `quick_s` are 0 before the first measurement.
+    shortens this time while the devices' models drift apart; otherwise it is 1. `cause` is the
+    reason for a `gain` below 1. `steps_factor` multiplies the local steps while a remedy against
+    divergence is active; otherwise it is 1. `quick_s` is the shortest period that a third of the
+    devices could achieve. `period_s` and `quick_s` are 0 before the first measurement.
 
     >>> from edgeasync.policies import Cadence
     >>> Cadence(period_s=2.0).gain
@@ -74,7 +76,7 @@ class Cadence(msgspec.Struct, frozen=True):
 
     @property
     def infrequent_s(self) -> float:
-        """Maximum cycle time of a device that is not infrequent. Infinity before any measurement."""
+        """A device with a longer cycle time is infrequent. Infinity before any measurement."""
         return INFREQUENT * self.quick_s or math.inf
 
 
@@ -147,13 +149,13 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
     seconds: Annotated[float, Meta(gt=0.0, le=86_400.0)] = 10.0
     """Seconds from one exchange to the next."""
     local_steps_min: LocalSteps = 1
-    """Minimum number of local steps. It applies even if fewer steps fit into the time, or if the
-    monitor or the limit on changes (a factor of 2 per assignment) would allow only fewer. Only the
-    `local_steps_max` that a device sets itself overrides it. It must not exceed this table's
+    """Minimum number of local steps. It applies even if fewer steps fit into the time. It also
+    overrides a remedy of the monitor, and the limit on changes (a factor of 2 per assignment). Only
+    a device's own `local_steps_max` overrides it. It must not exceed this table's
     `local_steps_max`.
     """
     local_steps_max: LocalSteps | None = None
-    """Maximum number of local steps. It may cause a device to exchange more often than every
+    """Maximum number of local steps. A fast device that reaches it exchanges more often than every
     `seconds`.
     """
 
@@ -180,12 +182,12 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
 class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     """The same period between exchanges for all devices, as short as links and training allow.
 
-    The period is the longer of two times of the median device. In the first, the device can take
-    `period_steps_min` steps and exchange once. In the second, one exchange takes
-    `communication_share` of the time. While the criterion that `metric` selects is met, the period
-    shrinks, down to a quarter. A device exchanges less often than once per period if communication
-    would otherwise take more than `communication_share_max` of its time. A device that is
-    infrequent for this reason, or because its steps are slow, is ignored in the median.
+    The period is the longer of two times, which are computed for the median device. The first is
+    the time for `period_steps_min` steps and one exchange. The second is so long that one exchange
+    takes the share `communication_share` of it. While the criterion that `metric` selects is met,
+    the period shrinks, down to a quarter. A device exchanges less often than once per period if
+    communication would otherwise take more than `communication_share_max` of its time. A device
+    that is infrequent for this reason, or because its steps are slow, is ignored in the median.
 
     Once training has plateaued, a quiet hub extends the period up to `period_s_max` (`Rest`).
 
@@ -204,16 +206,16 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     while the median of the last 16 losses is under a fifth of the median of the first 16.
     """
     period_steps_min: LocalSteps = 5
-    """Minimum number of local steps that the median device can take per period, before `metric`
-    shortens the period; at most `local_steps_max`.
+    """The period is long enough for the median device to take this number of local steps, unless
+    `metric` shortens it. The value must not exceed `local_steps_max`.
     """
     local_steps_min: LocalSteps = 1
     """Minimum number of local steps, with the same rules as for the kind `time`."""
     local_steps_max: LocalSteps = 128
     """Maximum number of local steps of any device."""
     communication_share: Annotated[float, Meta(ge=0.01, lt=1.0)] = 0.4
-    """Maximum share of its time that the median device spends on communication; at most
-    `communication_share_max`.
+    """Maximum share of its time that the median device spends on communication. The value must not
+    exceed `communication_share_max`.
     """
     communication_share_max: Annotated[float, Meta(ge=0.01, lt=1.0)] = 0.6
     """Maximum share of its time that any device spends on communication, if other bounds allow it.
@@ -222,9 +224,9 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     """Maximum passes over a device's own data between two exchanges. Two steps are always allowed.
     """
     period_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
-    """Minimum period of a quiet hub before training plateaus and before `metric` shortens the
-    period. To extend a period, devices take more local steps, within `local_steps_max` and
-    `epochs_max`; they never wait. It must not exceed `period_s_max`.
+    """Minimum period of a quiet hub until training plateaus, unless `metric` shortens it. To fill a
+    longer period, devices take more local steps, up to `local_steps_max` and `epochs_max`. They
+    never wait. The value must not exceed `period_s_max`.
     """
     period_s_max: Annotated[float, Meta(gt=0.0, le=3600.0)] = 600.0
     """Maximum period of a quiet hub once training has plateaued."""
@@ -354,7 +356,7 @@ def _within(
     """Return `steps` within all bounds, the reason, and the bound that applied.
 
     Bounds may conflict. They are applied in order, and each overrides those applied before it.
-    `least` is applied second to last, and the device's own limit last, so it always applies. A
+    `least` is applied second to last. The device's own limit is applied last, so it always holds. A
     controller without an upper bound passes `STEPS_MAX` as `most`.
     """
     if cadence.steps_factor < 1.0:

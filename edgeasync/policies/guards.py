@@ -3,8 +3,8 @@
 When a policy is created, each plugin is tested on a small artificial input, so that errors are
 reported early. During a run, the results of plugins are validated like messages from the network.
 If a plugin raises an exception or returns a result out of bounds, the guard raises a `PluginError`
-that names the plugin, and the hub ends with the last valid version. Built-in policies are not
-guarded.
+that names the plugin. The hub then ends, and its model is the last valid version. Built-in policies
+are not guarded.
 """
 
 import math

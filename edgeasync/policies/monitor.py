@@ -42,13 +42,13 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     """What the monitor knows about an update.
 
     `norm` and `loss` may be infinite or NaN, and `loss` may be `None`. `finite` is true if the
-    values and the loss are finite. It may be true even if `norm` is NaN, because `norm` is NaN if
-    it must not be compared. `known` is true if the update's base version exists in this run.
-    `base_loss` is the median loss of the fleet's model on the device's data, measured before its
-    last few updates; it is NaN while there are too few updates. `slowness` is a factor from 1 to 4.
-    It estimates how many times more updates than usual the model needs to learn the device's data,
-    because these updates are stale or have few local steps. `voter` is the device's key or, without
-    keys, its id.
+    values and the loss are finite. It may be true even if `norm` is NaN, because the hub also sets
+    `norm` to NaN if no detector should compare it. `known` is true if the update's base version
+    exists in this run. `base_loss` is the loss of the fleet's model on the device's data, as the
+    median over the device's last few updates. It is NaN while there are too few updates. `slowness`
+    is a factor from 1 to 4. It is over 1 if the device's updates are stale or have few local steps,
+    so that the model needs more of them than usual to learn the device's data. `voter` is the
+    device's key or, without keys, its id.
 
     >>> from edgeasync.policies import Observation
     >>> Observation("pi", norm=1.2, local_steps=16, loss=0.3).finite
@@ -82,11 +82,11 @@ class Evidence(msgspec.Struct, frozen=True):
 class Detector(Protocol):
     """Watches for one sign of divergence.
 
-    The hub calls `cause` for every update. If `scope` is "device", the hub does so before it
-    records the update in `fleet`; if it is "fleet", afterwards. An alarm starts when `cause` has
-    returned evidence for `count_max` consecutive updates. While the alarm lasts, the hub applies
-    `remedy`, which must be "alert" if `scope` is "device". The result of `cause` must depend only
-    on the arguments, so that a replay makes the same decisions.
+    The hub calls `cause` for every update. If `scope` is "device", this happens before the hub
+    records the update in `fleet`. If `scope` is "fleet", it happens afterwards. An alarm starts
+    when `cause` has returned evidence for `count_max` consecutive updates. While the alarm lasts,
+    the hub applies `remedy`, which must be "alert" if `scope` is "device". The result of `cause`
+    must depend only on the arguments, so that a replay makes the same decisions.
 
     >>> from typing import ClassVar
     >>> from edgeasync import Policy
@@ -208,9 +208,9 @@ class DataMismatchDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="
     peak_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
     """A loss is suspicious only if it is over this share of the fleet's highest median loss so far."""
     count_max: CountMax = 8
-    """Consecutive suspicious updates that start an alarm. For updates that are staler than usual,
-    or that have fewer local steps than usual, the number is up to four times higher, because the
-    model learns a slow device's data later.
+    """Consecutive suspicious updates that start an alarm. The number is up to four times as high
+    for updates that are staler or have fewer local steps than usual, because the model learns a
+    slow device's data later.
     """
 
     def cause(self, update: Observation, fleet: FleetMeasurements) -> Evidence | None:

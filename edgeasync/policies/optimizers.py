@@ -31,7 +31,7 @@ class Momentum(Section, frozen=True):
     tau` updates, and the horizons of momentum and asynchrony multiply. With
     `correct_for_staleness`, the momentum `b` is reduced to `b'`, so that `b'` and asynchrony
     together have the horizon of `b`: `(1 + tau) / (1 - b') = 1 / (1 - b)`, that is `b' = b - (1 -
-    b) tau`. If the horizon of asynchrony alone is longer than this, `b'` is 0.
+    b) tau`. If asynchrony alone has a longer horizon than `b`, `b'` is 0.
 
     With `learning_rate_max`, the learning rate follows FedExP (Jhunjhunwala et al. 2023,
     arXiv:2301.09604). The less the devices' updates agree, the smaller is the norm of their mean
@@ -52,15 +52,15 @@ class Momentum(Section, frozen=True):
     staleness_max: Annotated[float, Meta(ge=0.0)] | None = None
     """If the mean staleness exceeds this value, the momentum is 0 and the learning rate at most 1."""
     devices_min: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
-    """With fewer live devices, the momentum is 0 and the learning rate is at most 1. With
+    """With fewer live devices than this, the momentum is 0 and the learning rate is at most 1. With
     `devices_min = 2` and a learning rate of at least 1, the hub applies the updates of a single
     device unchanged. This key has no effect in a device's optimizer.
     """
     learning_rate_max: Annotated[Annotated[float, Meta(gt=0.0, le=1e6)] | None, Meta(examples=[1.75])] = None
     """Maximum learning rate when the devices' updates disagree. With this key, the hub raises the
     learning rate to `1 / (3 (a + (1 - a) / n))` for `n` updates with a mean cosine `a`, as in
-    FedExP (Jhunjhunwala et al. 2023). It must be at least `learning_rate`. It has no effect in a
-    device's optimizer.
+    FedExP (Jhunjhunwala et al. 2023). The maximum must be at least `learning_rate`. This key has no
+    effect in a device's optimizer.
     """
 
     def __post_init__(self) -> None:
@@ -223,7 +223,7 @@ class Adam(Section, frozen=True, tag_field="kind", tag="adam"):
 
 
 class ClipByGlobalNorm(Scaling, frozen=True, tag_field="kind", tag="clip_by_global_norm"):
-    """Scale a gradient whose L2 norm exceeds `norm` down to `norm`, and keep its direction.
+    """Limit the L2 norm of the gradient to `norm`, and keep its direction.
 
     The hub uses an upper bound of the gradient's norm: the sum of the norms of the updates folded
     together. So it may clip a gradient too much, but never too little.

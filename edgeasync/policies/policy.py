@@ -47,9 +47,8 @@ class WarmUp(Section, frozen=True):
     epochs: float | None = None
     """The warm-up ends after this number of passes over the fleet's data. The number of passes is
     the number of examples trained on, divided by the number of examples that the live devices
-    report. Once three voters are known, each step of a device counts as at most the voters' median
-    number of examples. If no device reports its number of examples, the warm-up ends with the first
-    version.
+    report. Once three voters are known, each local step counts for at most the voters' median batch
+    size. If no device reports its number of examples, the warm-up ends with the first version.
     """
     aggregate: Aggregator = SynchronousAggregator()
     """The aggregator during the warm-up."""
@@ -96,7 +95,7 @@ class Policy(Section, frozen=True):
     lie](/train/policies.md#devices-that-lie).
     """
     staleness: StalenessPolicy = PolynomialStaleness()
-    """The weight of an update by its staleness."""
+    """How the staleness of an update determines its weight."""
     take: Take = "all"
     """Which updates count, by the devices' scores: `all`, `better` or `best`. `all` selects all
     updates, and `better` selects updates whose score does not exceed the fleet's score. `best`
@@ -112,8 +111,8 @@ class Policy(Section, frozen=True):
     """
     behind_max: Annotated[float | None, Meta(examples=[10.0])] = None
     """The hub rejects an update as `behind` if its score exceeds `behind_max` times the fleet's
-    score. It must be over 1. If the fleet's score is negative, the limit is the fleet's score plus
-    `behind_max` - 1 times its absolute value.
+    score. It must be over 1. If the fleet's score is negative, the limit is this score plus
+    (`behind_max` - 1) times its absolute value.
     """
     preempt: bool = False
     """Whether a device starts over from the hub's model after certain rejections. These rejections
@@ -168,7 +167,7 @@ class Policy(Section, frozen=True):
             _check_delay(self, self.warm_up.frequency)
 
     def _combine_robustly(self) -> None:
-        """Replace `combine` and `optimizer` with the robust defaults, if their values are the defaults."""
+        """Replace each of `combine` and `optimizer` that was not set with its robust default."""
         if self.combine is _MEAN:
             msgspec.structs.force_setattr(self, "combine", CentredClipCombiner())
         if self.optimizer is _OPTIMIZER:
@@ -193,7 +192,7 @@ def _check_gathering(policy: Policy, aggregate: Aggregator) -> None:
 
 
 def _check_delay(policy: Policy, frequency: FrequencyController) -> None:
-    """Raise `ValueError` if a device would send its next update before it uses an answer."""
+    """Raise `ValueError` if a device would send an update before it uses the last answer."""
     if not policy.delay_steps:
         return
     if policy.overlap_steps_max:
@@ -228,8 +227,8 @@ def _kind(value: object) -> str:
 class PolicySet(Protocol):
     """The parts of a policy that the hub uses: a `Policy`, or any value with these parts.
 
-    Each part implements its protocol. A policy is immutable while a hub uses it, because the hub
-    stores all state.
+    Each part implements its protocol. A policy must not change while a hub uses it. It has no state
+    of its own, because the hub stores all state.
     """
 
     @property
@@ -238,7 +237,7 @@ class PolicySet(Protocol):
 
     @property
     def staleness(self) -> StalenessPolicy:
-        """The weight of an update by its staleness."""
+        """How the staleness of an update determines its weight."""
 
     @property
     def take(self) -> Take:

@@ -1,7 +1,7 @@
 """Schedules are stages that scale the step by a factor that depends on the number of updates.
 
 The factor is from 0 to 1. On the hub, the number of updates is the number of versions since the run
-began with its current policy. On a device, it is the number of local steps, which restarts at 0
+began to use its current policy. On a device, it is the number of local steps, which restarts at 0
 with every assignment unless the device keeps its optimizer's state.
 """
 

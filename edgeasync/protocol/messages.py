@@ -178,8 +178,8 @@ class Welcome(Message, frozen=True):
     that a codec drops. `overlap_steps_max` is the maximum number of local steps that the device
     takes while it waits for an assignment. The device starts to use an assignment `delay_steps`
     steps after the push that the assignment answers. `checksum_last` is the checksum of push
-    `seq_last`, with which a device can verify that it sent that push. It is 0 if the hub has no
-    record of the push.
+    `seq_last`. With it, the device can verify that it sent that push. The checksum is 0 if the hub
+    has no record of the push.
     """
 
     kind = 2
@@ -224,11 +224,11 @@ class Push(Message, frozen=True, gc=False):
     `loss_mean` and `loss_variance` are computed over my local steps; they are `None` if I have no
     loss. `score` is the loss of the assigned model on my own held-out examples, if I have any. A
     lower score is better. `overlap_steps` is the number of local steps that I took before the
-    assignment arrived. `base_loss` is the loss of the first step after its arrival, which is the
-    loss of the assigned model on one of my batches. `held_checksum` is the checksum of my copy of
-    `base`; it is `None` if I no longer have a copy. `metrics` are also computed over my local
-    steps, and are finite. `validation_loss` is the loss of my parameters after the local steps, on
-    held-out examples.
+    assignment arrived. `base_loss` is the loss of the first step after that arrival: the assigned
+    model's loss on one of my batches. `held_checksum` is the checksum of my copy of `base`; it is
+    `None` if I no longer have a copy. `metrics` are also computed over my local steps, and are
+    finite. `validation_loss` is the loss of my parameters after the local steps, on held-out
+    examples.
 
     If `transfer` is above 0, the payload is sent in pieces with this transfer number, once the hub
     grants credit.

@@ -5,7 +5,8 @@ message that must not wait, such as a heartbeat, is sent at once; later messages
 """
 
 LATENESS_S = 0.02
-"""Maximum delay that a sender may make up for. Rate that was unused before that is lost."""
+"""A late sender may catch up on at most this time. Bandwidth that it left unused earlier is lost.
+"""
 
 
 class Pacer:

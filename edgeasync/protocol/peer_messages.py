@@ -64,8 +64,9 @@ class PeerPing(Message, frozen=True, gc=False):
     not started yet or still has to take steps for an earlier round. `heard` lists the peers from
     which I received a ping within the last lease. `current` is the round in which I take part, and
     `completed` is the last round whose mean I have received. A new round is due every
-    `round_every_s` seconds or, if it is set, every `round_steps` steps. All peers must have the
-    same value. `frozen` is the checksum of my model's frozen arrays; it is `None` if unknown.
+    `round_every_s` seconds or, if it is set, every `round_steps` steps. These two settings must be
+    equal on all peers. `frozen` is the checksum of my model's frozen arrays; it is `None` if
+    unknown.
     """
 
     kind = 40

@@ -47,8 +47,7 @@ WINDOW_TARGET_S = 0.1
 """Target for the time that a byte waits behind bytes sent before it."""
 
 WINDOW_BYTES_MAX = 4 << 20
-"""Maximum window size with small pieces. It ensures that libzmq's queues have room for all pieces.
-"""
+"""Maximum window size with small pieces. It keeps the number of pieces within libzmq's queues."""
 
 PIECES_MAX = 32
 """Maximum number of pieces per window, unless pieces would exceed their maximum length.
@@ -161,7 +160,7 @@ class CreditWindow:
 
         Only a measurement on an idle link may increase the estimated round trip. Otherwise the
         queue that the window causes would increase the estimate, which would enlarge the window
-        again. If a round trip is longer than the window alone can cause, payloads that are sent in
+        again. If the round trip is longer than the window can explain, payloads that are sent in
         one message are too long.
         """
         sample_s = min(max(sample_s, 0.0), ROUND_TRIP_MAX_S)
@@ -215,8 +214,8 @@ class OutgoingTransfer(Transfer):
         self._announced_s = announced_s
         self._sent = self._first_byte = 0
         self._received = 0
-        self._mark: tuple[int, int, float] | None = None  # end of a full window, its bytes, its start
-        self._first_credit: tuple[int, float] | None = None  # of the first window: its byte and time
+        self._mark: tuple[int, int, float] | None = None  # a full window: end, bytes, start time
+        self._first_credit: tuple[int, float] | None = None  # in the first window: byte, time
 
     def note_announced(self, now_s: float) -> None:
         """Set the time of the announcement, if it was sent after the transfer was created."""
@@ -283,8 +282,9 @@ class OutgoingTransfer(Transfer):
             self._sent += len(part)
         else:
             if len(pieces) > 2 and self._received == self._first_byte:
-                # The whole payload was sent on an idle link, which also measures the rate. The last credit may
-                # never arrive, so measure up to the one before. Fewer pieces would measure delays, not the rate.
+                # The whole payload was sent on an idle link, which also measures the rate. The last
+                # credit may never arrive, so the last piece does not count. Two pieces or fewer
+                # would measure delays, not the rate.
                 end = self._sent - len(pieces[-1][1])
                 self._mark = (end, end - self._first_byte, now_s)
         return pieces

@@ -22,7 +22,7 @@ ROUND_TRIP_S_SLOW = 1.0
 BANDWIDTH_SLOW = 16 << 10
 
 PERIOD_S = 10.0
-"""Seconds between two exchanges that are assumed until the hub reports the fleet's period."""
+"""Assumed seconds between two exchanges until the hub reports the fleet's period."""
 
 ENROL = (
     "run 'edgeasync keys enrol NAME' at the hub, then 'edgeasync agent --enrol TOKEN' here; or 'edgeasync keys "

@@ -20,7 +20,7 @@ from edgeasync.training.trainer import Trainer
 
 STEPS_MAX = 10
 STEPS_S = 2.0
-"""The measurement after the first step ends after `STEPS_MAX` steps or `STEPS_S` seconds."""
+"""After the first step, the measurement ends after `STEPS_MAX` steps or `STEPS_S` seconds."""
 
 STEP_S_SLOW = 10.0
 

@@ -31,7 +31,10 @@ OUTPUT_LINES = 5
 
 
 class Environments:
-    """A folder, created by `install.sh`, of environments `env-1`, `env-2`, ... and the link `current`."""
+    """The folder with environments `env-1`, `env-2`, ... and the link `current`.
+
+    `install.sh` creates it.
+    """
 
     def __init__(self, home: Path) -> None:
         self.home = home

@@ -6,7 +6,7 @@
 # this file's folder if it contains wheels, or else the clone that contains this file.
 # --gpu installs onnxruntime-gpu instead of onnxruntime. An upgrade keeps it.
 # As root it installs for the machine, in /opt/edgeasync, and otherwise for your user, in ~/.local/edgeasync.
-# A second run installs only the packages that a hub needs and an agent does not. To install a new version, run
+# If edgeasync is already installed, it only adds the packages that a hub needs. To install a new version, run
 # `edgeasync service upgrade`.
 set -eu
 umask 022 # the service's user must be able to read what root installs

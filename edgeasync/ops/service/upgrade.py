@@ -27,7 +27,7 @@ def upgrade(
 ) -> Path:
     """Run the service from the environment that `make` returns. Return the old environment.
 
-    Then restart those of the `others` (units) that are running. The old environment is not deleted.
+    Then restart those units in `others` that are running. The old environment is not deleted.
 
     Raises `HubUnreachableError` if the service is not up within `limit_s` seconds; an agent is up
     when it has joined its hub. After this error or an interrupt, the service runs from the old
@@ -51,7 +51,7 @@ def upgrade(
         finally:
             environments.drop(new)
         raise
-    for other in others:  # restart them before their environment is deleted, now or by the next upgrade
+    for other in others:  # restart them before this or the next upgrade deletes their environment
         if manager.status(other).get("ActiveState") in ("active", "activating"):
             manager.start(other)
     environments.drop_others(new, old)
