@@ -1,10 +1,10 @@
 """Choose the codec of a device's updates by the speed of its link: `push = "auto"`.
 
 The choice does not depend on the number of local steps between two exchanges. By default, an
-encoded value has one byte. More than one byte per value does not improve training, even on a fast
-link. A coarser codec is chosen for a slow link, on which an upload takes long compared with the
-time of `STEPS` local steps and a round trip. On such a link, the upload limits how often the device
-can exchange.
+encoded value has one byte. More than one byte per value does not improve training. A coarser codec
+is chosen for a slow link, on which an upload takes long compared with the time of `STEPS` local
+steps and a round trip. On such a link, the upload limits how often the device can exchange. On a
+link that is fast enough for plain values, nothing is encoded (`core/hub/fast_link.py`).
 """
 
 from collections.abc import Collection
@@ -40,10 +40,8 @@ It is constant, because a device that takes more local steps between exchanges s
 bytes.
 """
 
-FAST_BYTES_PER_S = 10e6
-"""Bandwidth (about 100 Mbit/s) from which the finest codec is always used. At this bandwidth,
-encoding costs as much time as it saves in the upload.
-"""
+FINEST_BYTES_PER_S = 10e6
+"""Bandwidth (about 100 Mbit/s) from which the finest codec of the ladder is always used."""
 
 HYSTERESIS = 0.5
 """Factor that lowers `UPLOAD_SHARE_MAX` for codecs finer than the current one, so that the choice
@@ -72,7 +70,7 @@ def choose_codec(
     rungs = [rung for rung in ladder if rung.codec in known]
     if 4 * values <= TINY_BYTES or not rungs:
         return "identity"
-    if not bandwidth_bytes_per_s or not step_s or bandwidth_bytes_per_s >= FAST_BYTES_PER_S:
+    if not bandwidth_bytes_per_s or not step_s or bandwidth_bytes_per_s >= FINEST_BYTES_PER_S:
         return rungs[0].codec
     finer = True
     for rung in rungs:
