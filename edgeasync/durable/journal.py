@@ -16,6 +16,9 @@ a segment is only read up to the record before the first record of a later segme
 record follows invalid bytes, the number of the last record synced before it shows whether the
 invalid bytes were caused by a crash or by damage.
 
+Zeros that fill up a block may follow the last record, because a writer writes whole blocks. They
+are cut off when the segment is closed, but not by a crash.
+
 A reader can see records that are not on disk yet. The previous writer may have been killed before
 it synced the last batch, or before it synced the folder with the segment's name. The sync may also
 have failed. So the next writer first writes the last batch again and syncs the folder. Only then do
@@ -32,6 +35,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 import msgspec
 import numpy as np
 
+from edgeasync.durable.direct_file import BLOCK_BYTES
 from edgeasync.durable.disk import Disk, File, ReadableDisk
 from edgeasync.errors import StorageError
 from edgeasync.protocol.wire import Buffer, checksum
@@ -129,6 +133,9 @@ class JournalReading:
             valid = yield from self._of(segment, end)
             if valid == segment.nbytes:
                 continue
+            if end is None and self._is_padding(segment, valid):
+                segment.nbytes = valid
+                continue
             if end is None:
                 if self._was_synced(segment, valid):
                     raise StorageError(
@@ -163,6 +170,16 @@ class JournalReading:
             if _ordinal(name) > _ordinal(last) and name not in short:
                 raise StorageError(f"{name}: invalid header, followed by more bytes; {_REMEDY}")
         return [f"{name} has an invalid header" for name in unreadable]
+
+    def _is_padding(self, segment: Segment, offset: int) -> bool:
+        """Return whether only the zeros follow that fill up the last block of a file."""
+        count = -offset % BLOCK_BYTES
+        if segment.nbytes != offset + count:
+            return False
+        try:
+            return bytes(self._disk.read(segment.name, offset)) == bytes(count)
+        except OSError as error:
+            raise _unreadable(segment.name, error) from error
 
     def _was_synced(self, segment: Segment, offset: int) -> bool:
         """Return whether a later record proves that the unreadable record at `offset` was synced.
@@ -392,7 +409,7 @@ class JournalWriter:
         name = f"journal-{self._ordinal:08}"
         header = _SEGMENT_HEADER.pack(_MAGIC, _FORMAT, first, 0)[:-8]
         content = [header + checksum(header).to_bytes(8, "little"), *parts]
-        file = self._disk.create(_PART)
+        file = self._disk.create(_PART, padded=True)
         try:
             file.write(content)
             file.sync()

@@ -113,7 +113,7 @@ CHANGES = {
         Change(HubRun, "open", "found.unsynced)", "[])"),
     ),
     "a segment takes the place of another before it is whole": (
-        Change(JournalWriter, "_begin", "self._disk.create(_PART)", "self._disk.create(name)"),
+        Change(JournalWriter, "_begin", "self._disk.create(_PART, padded=True)", "self._disk.create(name)"),
         Change(JournalWriter, "_begin", "(content)\n", "(content[:1]); file.sync(); file.write(parts)\n"),
         Change(JournalWriter, "_begin", "self._disk.rename(_PART, name)", "pass"),
     ),

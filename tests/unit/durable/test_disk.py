@@ -1,8 +1,20 @@
 """A folder as the disk of a run."""
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
-from edgeasync.durable.disk import FolderSnapshot
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgeasync.durable import direct_file
+from edgeasync.durable.direct_file import BLOCK_BYTES, DirectFile
+from edgeasync.durable.disk import FolderDisk, FolderSnapshot
+
+LENGTHS = st.sampled_from([0, 1, 100, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 5])
+needs_direct = pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="the system has no direct writes")
 
 
 def test_a_snapshot_stays_as_it_was(tmp_path):
@@ -19,3 +31,69 @@ def test_a_snapshot_stays_as_it_was(tmp_path):
     count = len(list(Path("/proc/self/fd").iterdir()))
     snapshot.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == count - 1
+
+
+@needs_direct
+@given(st.lists(st.lists(LENGTHS, max_size=4), max_size=5))
+def test_a_padded_file_holds_what_was_appended_and_zeros_up_to_a_block(tmp_path_factory, writes):
+    path = tmp_path_factory.mktemp("padded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(direct_file, "STAGED_BYTES", 2 * BLOCK_BYTES)
+        file = FolderDisk(path).create("file", padded=True)
+        expected = b""
+        for lengths in writes:
+            parts = [os.urandom(length) for length in lengths]
+            file.write(parts)
+            file.sync()
+            expected += b"".join(parts)
+            found = (path / "file").read_bytes()
+            assert found == expected + bytes(-len(expected) % BLOCK_BYTES)
+    file.close()
+    file.close()
+    assert (path / "file").read_bytes() == expected
+
+
+@needs_direct
+def test_a_padded_file_is_buffered_where_direct_writes_fail(tmp_path, monkeypatch):
+    written, flags = [], []
+
+    def pwrite(descriptor, content, offset):
+        flags.append(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+        if flags[-1]:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        written.append((bytes(content[:8]), offset))
+        return len(content)
+
+    monkeypatch.setattr(direct_file.os, "pwrite", pwrite)
+    file = DirectFile(os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT), lambda: None)
+    file.write([b"one", b"two"])
+    file.write([b"three"])
+    file.close()
+    assert (written, flags[1:]) == ([(b"onetwo\0\0", 0), (b"onetwoth", 0)], [0, 0])
+
+
+@needs_direct
+def test_a_failed_direct_write_is_an_error_and_leaves_what_was_appended(tmp_path, monkeypatch):
+    file = FolderDisk(tmp_path).create("file", padded=True)
+    file.write([b"whole"])
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(direct_file.os, "pwrite", full)
+    with pytest.raises(OSError, match="No space"):
+        file.write([bytes(2 * BLOCK_BYTES)])
+    file.close()
+    assert (tmp_path / "file").read_bytes() == b"whole"
+
+
+def test_a_file_system_without_direct_writes_is_written_as_any_other(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(direct_file.fcntl, "fcntl", refuse)
+    file = FolderDisk(tmp_path).create("file", padded=True)
+    file.write([b"one"])
+    file.sync()
+    assert (tmp_path / "file").read_bytes() == b"one"
+    file.close()

@@ -165,6 +165,27 @@ def test_zeros_where_the_first_records_were_to_be_are_a_torn_tail():
     assert (found, reading.torn) == ([], [TornTail("journal-00000001", HEADER, RECORD + 100)])
 
 
+@pytest.mark.parametrize("there", [0, 1, 2, 4000])
+def test_zeros_that_fill_up_the_last_block_are_not_torn(there):
+    disk, _ = written([[(b"a" * 100, None), (b"b" * there, None)]])
+    content = disk.files["journal-00000001"].live
+    nbytes = len(content)
+    content += bytes(-nbytes % 4096)
+    found, reading = whole(disk)
+    assert (len(found), reading.torn, reading.segments[0].nbytes) == (2, [], nbytes)
+    content[-1] = 1
+    assert whole(disk)[1].torn == [TornTail("journal-00000001", nbytes, len(content) - nbytes)]
+
+
+def test_a_disk_that_cannot_read_the_last_block_is_a_storage_error():
+    disk, _ = written([[(b"a", None)]])
+    content = disk.files["journal-00000001"].live
+    content += bytes(-len(content) % 4096)
+    disk.fail(4)
+    with pytest.raises(StorageError, match="Input/output"):
+        whole(disk)
+
+
 def killed_before_the_sync():
     """Return a disk with what a process wrote that was killed before it could sync the last of it."""
     disk, writer = written([[(b"a", None)]])
