@@ -15,16 +15,19 @@ BLOCK_BYTES = 1 << 12
 STAGED_BYTES = 1 << 22
 """Number of bytes per system call, and size of the aligned buffer to which they are copied."""
 
+_UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+
 
 class DirectFile:
     """A real file, open for writing with `O_DIRECT`.
 
-    A direct write costs less CPU than a write to the page cache that is synced at once. The last
-    block is filled up with zeros and is written again when the content grows. `close` cuts the
-    zeros off, but a crash may leave them.
+    A direct write costs less CPU than a write to the page cache that is synced at once. One system
+    call writes and syncs up to `STAGED_BYTES`, so appended parts are written by `sync` at the
+    latest. The last block is filled up with zeros, and is written again when the content grows.
+    `close` cuts the zeros off, but a crash may leave them.
 
-    Raises `OSError` if the file system does not support direct writes. The descriptor then stays
-    open.
+    The constructor raises `OSError` if the file system does not support direct writes, and leaves
+    the descriptor open.
     """
 
     def __init__(self, descriptor: int, check: Callable[[], None]) -> None:
@@ -32,9 +35,11 @@ class DirectFile:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)
         self._descriptor = descriptor
         self._check = check
+        self._direct = True
         self._staged = memoryview(mmap.mmap(-1, STAGED_BYTES))  # page-aligned
         self._staged_bytes = 0
         self._offset = 0  # of the staged bytes
+        self._unsynced = False  # whether bytes before the staged ones are not synced
         self._nbytes = 0
 
     def write(self, parts: Sequence[Buffer]) -> None:
@@ -47,24 +52,28 @@ class DirectFile:
                 self._staged_bytes += count
                 rest = rest[count:]
                 if self._staged_bytes == STAGED_BYTES:
-                    self._flush()
-        self._flush()
-        self._nbytes = self._offset + self._staged_bytes
+                    self._flush(0)
+                    self._unsynced = True
 
     def sync(self) -> None:
         """Sync content and length but not timestamps; raise `OSError` if the folder was moved."""
-        os.fdatasync(self._descriptor)
+        # The flag covers only the bytes of the same call.
+        self._flush(os.RWF_DSYNC if self._direct and not self._unsynced else 0)
+        if self._unsynced or not self._direct:
+            os.fdatasync(self._descriptor)
+            self._unsynced = False
         self._check()
+        self._nbytes = self._offset + self._staged_bytes
 
     def close(self) -> None:
-        """Cut off what no finished write has appended, and close the file. A second call does nothing."""
+        """Cut off what is not synced, and close the file. A second call does nothing."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):  # zeros at the end are harmless
                 os.ftruncate(self._descriptor, self._nbytes)
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _flush(self) -> None:
+    def _flush(self, flags: int) -> None:
         """Write the staged bytes; keep those of the last block, if it is not full."""
         whole = self._staged_bytes // BLOCK_BYTES * BLOCK_BYTES
         tail_bytes = self._staged_bytes - whole
@@ -73,12 +82,14 @@ class DirectFile:
         written = 0
         while written < end:
             try:
-                written += os.pwrite(self._descriptor, self._staged[written:end], self._offset + written)
+                content = [self._staged[written:end]]
+                written += os.pwritev(self._descriptor, content, self._offset + written, flags)
             except OSError as error:
-                # Some file systems report only now that they need larger blocks or no direct writes.
-                if error.errno != errno.EINVAL or not fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+                # Some file systems report only now that they need larger blocks or support no direct writes.
+                if error.errno not in _UNSUPPORTED or not self._direct:
                     raise
                 fcntl.fcntl(self._descriptor, fcntl.F_SETFL, 0)
+                self._direct, flags = False, 0
         self._staged[:tail_bytes] = self._staged[whole : self._staged_bytes]
         self._offset += whole
         self._staged_bytes = tail_bytes

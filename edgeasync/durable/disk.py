@@ -32,7 +32,10 @@ class File(Protocol):
     """A file that is written sequentially."""
 
     def write(self, parts: Sequence[Buffer]) -> None:
-        """Append all parts. After an error, the file may contain any prefix of them."""
+        """Append all parts. After an error, the file may contain any prefix of them.
+
+        A padded file may write them as late as in `sync`.
+        """
 
     def sync(self) -> None:
         """Sync the written content to disk.
@@ -208,7 +211,7 @@ class FolderDisk:
         """Create an empty file that only its owner can read; a `padded` one skips the page cache."""
         self._check()
         descriptor = create_file(self._path / name)
-        if padded and hasattr(os, "O_DIRECT"):
+        if padded and hasattr(os, "O_DIRECT") and hasattr(os, "RWF_DSYNC"):
             with contextlib.suppress(OSError):  # the file system does not support it
                 return DirectFile(descriptor, self._check)
         return _FolderFile(descriptor, self._check)

@@ -75,7 +75,7 @@ def kill_and_check(fleet):
 
 
 @needs_strace
-@pytest.mark.parametrize("call", ["fdatasync", "writev"])
+@pytest.mark.parametrize("call", ["fdatasync", "writev,pwrite64"])
 def test_a_disk_that_fails_for_a_while_costs_time_and_no_update(commands, call):
     fleet = Fleet(commands, processes=1, devices=3)
     # Each try costs one call, and half a second: some five seconds of trouble, longer than a lease.

@@ -20,10 +20,10 @@ def test_every_acknowledged_update_counts_once_and_training_goes_on(commands, po
     assert seen["statuses"] >= 2 * kills
 
 
-RENAMES, REMOVALS = "rename,renameat,renameat2", "unlink,unlinkat"
+RENAMES, REMOVALS, WRITES = "rename,renameat,renameat2", "unlink,unlinkat", "writev,pwrite64"
 CALLS = [
-    ("writev", 3), ("fdatasync", 1), ("fsync", 2), (RENAMES, 1), (REMOVALS, 1),
-    ("writev", 1), ("writev", 20), ("fdatasync", 2), ("fdatasync", 20), ("fsync", 5), (RENAMES, 2),
+    (WRITES, 3), ("fdatasync", 1), ("fsync", 2), (RENAMES, 1), (REMOVALS, 1),
+    (WRITES, 1), (WRITES, 20), ("fdatasync", 2), ("fdatasync", 20), ("fsync", 5), (RENAMES, 2),
 ]  # fmt: skip
 
 

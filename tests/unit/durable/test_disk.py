@@ -53,36 +53,67 @@ def test_a_padded_file_holds_what_was_appended_and_zeros_up_to_a_block(tmp_path_
     assert (path / "file").read_bytes() == expected
 
 
+def failing_pwritev(monkeypatch, number, *, after=0):
+    """Let writes with `O_DIRECT` fail, but for the first ones; return what is called, in order."""
+    calls, pwritev, fdatasync = [], os.pwritev, os.fdatasync
+
+    def fail(descriptor, parts, offset, flags):
+        direct = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+        calls.append((direct, offset, sum(map(len, parts)), bool(flags)))
+        if direct and len(calls) > after:
+            raise OSError(number, os.strerror(number))
+        return pwritev(descriptor, parts, offset, flags)
+
+    def sync(descriptor):
+        calls.append("fdatasync")
+        fdatasync(descriptor)
+
+    monkeypatch.setattr(direct_file.os, "pwritev", fail)
+    monkeypatch.setattr(direct_file.os, "fdatasync", sync)
+    return calls
+
+
 @needs_direct
-def test_a_padded_file_is_buffered_where_direct_writes_fail(tmp_path, monkeypatch):
-    written, flags = [], []
-
-    def pwrite(descriptor, content, offset):
-        flags.append(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
-        if flags[-1]:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        written.append((bytes(content[:8]), offset))
-        return len(content)
-
-    monkeypatch.setattr(direct_file.os, "pwrite", pwrite)
-    file = DirectFile(os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT), lambda: None)
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_padded_file_is_buffered_and_synced_where_direct_writes_fail(tmp_path, monkeypatch, number):
+    calls = failing_pwritev(monkeypatch, number)
+    file = FolderDisk(tmp_path).create("file", padded=True)
     file.write([b"one", b"two"])
+    file.sync()
     file.write([b"three"])
+    file.sync()
     file.close()
-    assert (written, flags[1:]) == ([(b"onetwo\0\0", 0), (b"onetwoth", 0)], [0, 0])
+    assert (tmp_path / "file").read_bytes() == b"onetwothree"
+    assert calls == [
+        (True, 0, BLOCK_BYTES, True), (False, 0, BLOCK_BYTES, False), "fdatasync",
+        (False, 0, BLOCK_BYTES, False), "fdatasync",
+    ]  # fmt: skip
 
 
 @needs_direct
-def test_a_failed_direct_write_is_an_error_and_leaves_what_was_appended(tmp_path, monkeypatch):
+def test_a_long_write_is_synced_once_and_wholly(tmp_path, monkeypatch):
+    calls = failing_pwritev(monkeypatch, errno.EIO, after=9)
+    monkeypatch.setattr(direct_file, "STAGED_BYTES", 2 * BLOCK_BYTES)
+    file = FolderDisk(tmp_path).create("file", padded=True)
+    for length in (5 * BLOCK_BYTES, 1):
+        file.write([bytes(length)])
+        file.sync()
+    assert calls == [
+        (True, 0, 2 * BLOCK_BYTES, False), (True, 2 * BLOCK_BYTES, 2 * BLOCK_BYTES, False),
+        (True, 4 * BLOCK_BYTES, BLOCK_BYTES, False), "fdatasync", (True, 5 * BLOCK_BYTES, BLOCK_BYTES, True),
+    ]  # fmt: skip
+    file.close()
+
+
+@needs_direct
+def test_a_failed_direct_write_is_an_error_and_leaves_what_was_synced(tmp_path, monkeypatch):
+    failing_pwritev(monkeypatch, errno.ENOSPC, after=1)
     file = FolderDisk(tmp_path).create("file", padded=True)
     file.write([b"whole"])
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(direct_file.os, "pwrite", full)
+    file.sync()
+    file.write([bytes(2 * BLOCK_BYTES)])
     with pytest.raises(OSError, match="No space"):
-        file.write([bytes(2 * BLOCK_BYTES)])
+        file.sync()
     file.close()
     assert (tmp_path / "file").read_bytes() == b"whole"
 
