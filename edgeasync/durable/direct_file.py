@@ -7,6 +7,8 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from edgeasync.protocol.wire import Buffer
 
 BLOCK_BYTES = 1 << 12
@@ -14,6 +16,9 @@ BLOCK_BYTES = 1 << 12
 
 STAGED_BYTES = 1 << 22
 """Number of bytes per system call, and size of the aligned buffer to which they are copied."""
+
+_SHORT_BYTES = 1 << 16
+"""Length below which a copy takes less time than it takes other threads to use it."""
 
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -48,7 +53,7 @@ class DirectFile:
             rest = memoryview(part).cast("B") if len(part) else memoryview(b"")
             while rest:
                 begin, count = self._staged_bytes, min(len(rest), STAGED_BYTES - self._staged_bytes)
-                self._staged[begin : begin + count] = rest[:count]
+                _copy(rest[:count], self._staged[begin : begin + count])
                 self._staged_bytes += count
                 rest = rest[count:]
                 if self._staged_bytes == STAGED_BYTES:
@@ -93,3 +98,11 @@ class DirectFile:
         self._staged[:tail_bytes] = self._staged[whole : self._staged_bytes]
         self._offset += whole
         self._staged_bytes = tail_bytes
+
+
+def _copy(source: memoryview, target: memoryview) -> None:
+    """Copy bytes. If they are many, other threads run meanwhile, because numpy releases the GIL."""
+    if len(source) < _SHORT_BYTES:
+        target[:] = source
+    else:
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))

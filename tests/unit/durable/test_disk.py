@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeasync.durable import direct_file
-from edgeasync.durable.direct_file import BLOCK_BYTES, DirectFile
+from edgeasync.durable.direct_file import BLOCK_BYTES
 from edgeasync.durable.disk import FolderDisk, FolderSnapshot
 
 LENGTHS = st.sampled_from([0, 1, 100, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 5])
