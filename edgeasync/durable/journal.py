@@ -7,7 +7,8 @@ little-endian:
 
     segment header   magic `EAJOURNL`, format u32, first record's number u64, XXH3-64 of these
     record header    number u64, number of the last record synced before u64, bytes of the entry
-                     u32, bytes of the payload u32, XXH3-64 of these and both parts
+                     u32, bytes of the payload u32, XXH3-64 of the payload or 0 if it is empty,
+                     XXH3-64 of these and the entry
 
 Three expected failures leave invalid bytes at the end of a segment: a crash during a write, a
 failed write, and a failed sync, after which the content of the disk is unknown. The writer then
@@ -54,17 +55,17 @@ last batch.
 """
 
 _MAGIC = b"EAJOURNL"
-_FORMAT = 1
+_FORMAT = 2
 """The only supported format. Increase it when an entry changes."""
 
 _SEGMENT_HEADER = struct.Struct("<8sIQQ")
-_RECORD_HEADER = struct.Struct("<QQIIQ")
+_RECORD_HEADER = struct.Struct("<QQIIQQ")
 _NAME = re.compile(r"journal-([0-9]{8,})")
 _PART = "journal.part"
 
 
-Appended = tuple[Buffer, Buffer | None]
-"""A record to append: an entry, and a payload or `None`."""
+Appended = tuple[Buffer, Buffer | None] | tuple[Buffer, Buffer | None, int | None]
+"""A record to append: an entry, a payload or `None`, and the payload's checksum if it is known."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -242,13 +243,15 @@ class _Walk:
             header = self._bytes(_RECORD_HEADER.size)
             if header is None:
                 return
-            found, synced, entry_bytes, payload_bytes, digest = _RECORD_HEADER.unpack(header)
+            found, synced, entry_bytes, payload_bytes, payload_digest, digest = _RECORD_HEADER.unpack(header)
             body = self._bytes(_RECORD_HEADER.size + entry_bytes + payload_bytes) if found == self.number else None
             if body is None:
                 return
             entry = body[_RECORD_HEADER.size : _RECORD_HEADER.size + entry_bytes]
             payload = body[_RECORD_HEADER.size + entry_bytes :]
-            if digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload):
+            if digest != checksum(body[: _RECORD_HEADER.size - 8], entry):
+                return
+            if payload_digest != (checksum(payload) if payload_bytes else 0):
                 return
             self.offset += len(body)
             self.synced = synced
@@ -288,7 +291,7 @@ def _may_be_record(content: bytes, place: int) -> bool:
     """
     if len(content) - place < _RECORD_HEADER.size:
         return False
-    number, synced, entry_bytes, payload_bytes, _ = _RECORD_HEADER.unpack_from(content, place)
+    number, synced, entry_bytes, payload_bytes, *_ = _RECORD_HEADER.unpack_from(content, place)
     end = place + _RECORD_HEADER.size + entry_bytes + payload_bytes
     return bool(synced < number and entry_bytes > 0 and end <= len(content))
 
@@ -449,11 +452,15 @@ _REMEDY = "restore the journal from a backup, or move it away and start from a c
 def _records(first: int, records: Sequence[Appended]) -> list[Buffer]:
     """Return the bytes of a batch of records, numbered from `first`."""
     parts: list[Buffer] = []
-    for number, (entry, payload) in enumerate(records, first):
-        content = [entry] if payload is None else [entry, payload]
-        lengths = [memoryview(part).nbytes for part in content]
-        header = _RECORD_HEADER.pack(number, first - 1, lengths[0], sum(lengths[1:]), 0)[:-8]
-        parts += [header + checksum(header, *content).to_bytes(8, "little"), *content]
+    for number, (entry, payload, *known) in enumerate(records, first):
+        nbytes = 0 if payload is None else memoryview(payload).nbytes
+        digest = next(iter(known), None) if nbytes else 0
+        if payload is not None and digest is None:
+            digest = checksum(payload)
+        header = _RECORD_HEADER.pack(number, first - 1, len(entry), nbytes, digest, 0)[:-8]
+        parts.append(b"".join((header, checksum(header, entry).to_bytes(8, "little"), entry)))
+        if payload is not None:
+            parts.append(payload)
     return parts
 
 
