@@ -20,10 +20,11 @@ def test_every_acknowledged_update_counts_once_and_training_goes_on(commands, po
     assert seen["statuses"] >= 2 * kills
 
 
-RENAMES, REMOVALS, WRITES = "rename,renameat,renameat2", "unlink,unlinkat", "writev,pwrite64"
+RENAMES, REMOVALS = "rename,renameat,renameat2", "unlink,unlinkat"
+WRITES, SYNCS = "writev,pwritev2", "fdatasync,pwritev2"
 CALLS = [
-    (WRITES, 3), ("fdatasync", 1), ("fsync", 2), (RENAMES, 1), (REMOVALS, 1),
-    (WRITES, 1), (WRITES, 20), ("fdatasync", 2), ("fdatasync", 20), ("fsync", 5), (RENAMES, 2),
+    (WRITES, 3), (SYNCS, 1), ("fsync", 2), (RENAMES, 1), (REMOVALS, 1),
+    (WRITES, 1), (WRITES, 20), (SYNCS, 2), (SYNCS, 20), ("fsync", 5), (RENAMES, 2),
 ]  # fmt: skip
 
 
