@@ -179,13 +179,13 @@ def write_and_sync_s(folder: str, nbytes: int, seconds: float) -> float:
     """
     disk = FolderDisk(Path(folder))
     content = np.random.default_rng(3).bytes(nbytes)
-    file, length, count = disk.create(PROBE_FILE), 0, 0
+    file, length, count = disk.create(PROBE_FILE, padded=True), 0, 0
     begin_s = time.perf_counter()
     try:
         while (elapsed_s := time.perf_counter() - begin_s) < seconds or not count:
             if length > SEGMENT_BYTES_MAX:
                 file.close()
-                file, length = disk.create(PROBE_FILE), 0
+                file, length = disk.create(PROBE_FILE, padded=True), 0
             file.write([content])
             file.sync()
             length += nbytes

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Literal, NamedTuple
 
+from edgeasync.durable.direct_file import BLOCK_BYTES
 from edgeasync.durable.disk import File
 from edgeasync.protocol.wire import Buffer
 
@@ -24,13 +25,14 @@ class _Content:
     what the file held before it was emptied, if that was not synced.
     """
 
-    __slots__ = ("before", "doubtful", "seen", "synced")
+    __slots__ = ("before", "doubtful", "padded", "seen", "synced")
 
     def __init__(self) -> None:
         self.seen = bytearray()
         self.synced = 0
         self.doubtful: list[tuple[int, int]] = []
         self.before: _Content | None = None
+        self.padded = False
 
     @property
     def unsynced_bytes(self) -> int:
@@ -67,13 +69,23 @@ class _Content:
         copy.seen += self.seen
         copy.synced, copy.doubtful = self.synced, list(self.doubtful)
         copy.before = None if self.before is None else self.before.copy()
+        copy.padded = self.padded
         return copy
+
+    def pad(self) -> None:
+        """Add the zeros that a file has whose process died before it closed it."""
+        if self.padded:
+            was_synced, self.padded = not self.unsynced_bytes, False
+            self.seen += bytes(-len(self.seen) % BLOCK_BYTES)
+            if was_synced:
+                self.synced = len(self.seen)
 
     def after_power_cut(self, random: Random) -> "_Content":
         """Return what is left."""
         if self.before is not None and random.random() < 0.5:
             return self.before.after_power_cut(random)
         left = _Content()
+        left.padded = self.padded
         left.seen += self.seen
         for start, stop in self.doubtful:
             if random.random() < 0.5:
@@ -143,6 +155,8 @@ class _SimulatedFile:
 
     def close(self) -> None:
         """Close the file; closing twice does nothing."""
+        if self._open and self._power_cuts == self._disk.power_cuts:
+            self._content.padded = False
         self._open = False
 
     def _check(self) -> None:
@@ -205,6 +219,8 @@ class SimulatedDisk:
     def restore(self, copy: "DiskCopy") -> None:
         """Put a copy back, which is the disk's from then on; open files are closed, and nobody is dead."""
         self._names, self._synced_names, self._changes = copy.names, copy.synced_names, copy.changes
+        for content in self._all_contents():
+            content.pad()
         self._cut = self._left_at_cut = None
         self.power_cuts += 1
 
@@ -260,7 +276,7 @@ class SimulatedDisk:
         """Return a file's content, or a part of it."""
         return bytes(self._find(name).seen[offset : None if nbytes is None else offset + nbytes])
 
-    def create(self, name: str) -> File:
+    def create(self, name: str, *, padded: bool = False) -> File:
         """Make an empty file; one of that name is emptied."""
         self._begin(names=True)
         if (content := self._names.get(name)) is None:
@@ -270,6 +286,7 @@ class SimulatedDisk:
             # As with `O_TRUNC`: the name keeps meaning the file that it meant.
             content.empty()
             self._cut_if_due()
+        content.padded = padded
         return _SimulatedFile(self, content)
 
     def reopen(self, name: str) -> File:

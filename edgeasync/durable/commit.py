@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
-from edgeasync.durable.journal import JournalWriter
+from edgeasync.durable.journal import Appended, JournalWriter
 from edgeasync.protocol.wire import Buffer
 
 LAZY_BYTES_MAX = 1 << 16
@@ -58,16 +58,16 @@ class GroupCommit:
         self._shell = shell
         self._on_durable = on_durable
         self._on_failing = on_failing
-        self._waiting: list[tuple[bytes, Buffer | None]] = []
+        self._waiting: list[Appended] = []
         self._waiting_bytes = 0
         self._wanted = self.last
         self._due = self._writing = self._closed = False
 
-    def append(self, entry: bytes, payload: Buffer | None) -> None:
+    def append(self, entry: bytes, payload: Buffer | None, checksum: int | None = None) -> None:
         """Buffer an entry. Its payload must not change after the call."""
         nbytes = len(entry) if payload is None else len(entry) + len(payload)
         self.last += 1
-        self._waiting.append((entry, payload))
+        self._waiting.append((entry, payload, checksum))
         self._waiting_bytes += nbytes
         self.bytes_waiting += nbytes
         self.bytes_appended += nbytes
@@ -102,7 +102,7 @@ class GroupCommit:
         self._writing = True
         self._shell.write_in_background(partial(self._write, batch), partial(self._written, batch, nbytes))
 
-    def _write(self, batch: list[tuple[bytes, Buffer | None]]) -> str:
+    def _write(self, batch: list[Appended]) -> str:
         """Write and sync a batch in the background; return an error message, or an empty string."""
         try:
             self._writer.append(batch)
@@ -116,7 +116,7 @@ class GroupCommit:
         except OSError:
             return  # retried after the next checkpoint
 
-    def _written(self, batch: list[tuple[bytes, Buffer | None]], nbytes: int, trouble: str) -> None:
+    def _written(self, batch: list[Appended], nbytes: int, trouble: str) -> None:
         self._writing = False
         if trouble:
             self._waiting = batch + self._waiting

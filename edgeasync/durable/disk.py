@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from edgeasync.durable.direct_file import DirectFile
 from edgeasync.durable.files import create_file, sync_folder
 from edgeasync.protocol.wire import Buffer
 from edgeasync.regular_file import read_regular
@@ -31,7 +32,10 @@ class File(Protocol):
     """A file that is written sequentially."""
 
     def write(self, parts: Sequence[Buffer]) -> None:
-        """Append all parts. After an error, the file may contain any prefix of them."""
+        """Append all parts. After an error, the file may contain any prefix of them.
+
+        A padded file may write them as late as in `sync`.
+        """
 
     def sync(self) -> None:
         """Sync the written content to disk.
@@ -62,8 +66,12 @@ class ReadableDisk(Protocol):
 class Disk(ReadableDisk, Protocol):
     """A flat folder of files, for reading and writing."""
 
-    def create(self, name: str) -> File:
-        """Create an empty file, replacing any file of that name."""
+    def create(self, name: str, *, padded: bool = False) -> File:
+        """Create an empty file, replacing any file of that name.
+
+        If it may be `padded`, zeros up to the end of a block may follow its content until it is
+        closed. After a crash, they may still be there.
+        """
 
     def reopen(self, name: str) -> File:
         """Open an existing file to append to it."""
@@ -199,10 +207,14 @@ class FolderDisk:
         """Return up to `nbytes` bytes of a file from `offset` on."""
         return read_regular(self._path / name, offset, -1 if nbytes is None else nbytes)
 
-    def create(self, name: str) -> File:
-        """Create an empty file that only its owner can read."""
+    def create(self, name: str, *, padded: bool = False) -> File:
+        """Create an empty file that only its owner can read; a `padded` one skips the page cache."""
         self._check()
-        return _FolderFile(create_file(self._path / name), self._check)
+        descriptor = create_file(self._path / name)
+        if padded and hasattr(os, "O_DIRECT") and hasattr(os, "RWF_DSYNC"):
+            with contextlib.suppress(OSError):  # the file system does not support it
+                return DirectFile(descriptor, self._check)
+        return _FolderFile(descriptor, self._check)
 
     def reopen(self, name: str) -> File:
         """Open an existing file to append to it."""

@@ -7,7 +7,8 @@ little-endian:
 
     segment header   magic `EAJOURNL`, format u32, first record's number u64, XXH3-64 of these
     record header    number u64, number of the last record synced before u64, bytes of the entry
-                     u32, bytes of the payload u32, XXH3-64 of these and both parts
+                     u32, bytes of the payload u32, XXH3-64 of the payload or 0 if it is empty,
+                     XXH3-64 of these and the entry
 
 Three expected failures leave invalid bytes at the end of a segment: a crash during a write, a
 failed write, and a failed sync, after which the content of the disk is unknown. The writer then
@@ -15,6 +16,9 @@ abandons the segment and writes the same records, with the same numbers, to a ne
 a segment is only read up to the record before the first record of a later segment. If a valid
 record follows invalid bytes, the number of the last record synced before it shows whether the
 invalid bytes were caused by a crash or by damage.
+
+Zeros that fill up a block may follow the last record, because a writer writes whole blocks. They
+are cut off when the segment is closed, but not by a crash.
 
 A reader can see records that are not on disk yet. The previous writer may have been killed before
 it synced the last batch, or before it synced the folder with the segment's name. The sync may also
@@ -32,6 +36,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 import msgspec
 import numpy as np
 
+from edgeasync.durable.direct_file import BLOCK_BYTES
 from edgeasync.durable.disk import Disk, File, ReadableDisk
 from edgeasync.errors import StorageError
 from edgeasync.protocol.wire import Buffer, checksum
@@ -50,17 +55,17 @@ last batch.
 """
 
 _MAGIC = b"EAJOURNL"
-_FORMAT = 1
+_FORMAT = 2
 """The only supported format. Increase it when an entry changes."""
 
 _SEGMENT_HEADER = struct.Struct("<8sIQQ")
-_RECORD_HEADER = struct.Struct("<QQIIQ")
+_RECORD_HEADER = struct.Struct("<QQIIQQ")
 _NAME = re.compile(r"journal-([0-9]{8,})")
 _PART = "journal.part"
 
 
-Appended = tuple[Buffer, Buffer | None]
-"""A record to append: an entry, and a payload or `None`."""
+Appended = tuple[Buffer, Buffer | None] | tuple[Buffer, Buffer | None, int | None]
+"""A record to append: an entry, a payload or `None`, and the payload's checksum if it is known."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -129,6 +134,9 @@ class JournalReading:
             valid = yield from self._of(segment, end)
             if valid == segment.nbytes:
                 continue
+            if end is None and self._is_padding(segment, valid):
+                segment.nbytes = valid
+                continue
             if end is None:
                 if self._was_synced(segment, valid):
                     raise StorageError(
@@ -163,6 +171,16 @@ class JournalReading:
             if _ordinal(name) > _ordinal(last) and name not in short:
                 raise StorageError(f"{name}: invalid header, followed by more bytes; {_REMEDY}")
         return [f"{name} has an invalid header" for name in unreadable]
+
+    def _is_padding(self, segment: Segment, offset: int) -> bool:
+        """Return whether only the zeros follow that fill up the last block of a file."""
+        count = -offset % BLOCK_BYTES
+        if segment.nbytes != offset + count:
+            return False
+        try:
+            return bytes(self._disk.read(segment.name, offset)) == bytes(count)
+        except OSError as error:
+            raise _unreadable(segment.name, error) from error
 
     def _was_synced(self, segment: Segment, offset: int) -> bool:
         """Return whether a later record proves that the unreadable record at `offset` was synced.
@@ -225,13 +243,15 @@ class _Walk:
             header = self._bytes(_RECORD_HEADER.size)
             if header is None:
                 return
-            found, synced, entry_bytes, payload_bytes, digest = _RECORD_HEADER.unpack(header)
+            found, synced, entry_bytes, payload_bytes, payload_digest, digest = _RECORD_HEADER.unpack(header)
             body = self._bytes(_RECORD_HEADER.size + entry_bytes + payload_bytes) if found == self.number else None
             if body is None:
                 return
             entry = body[_RECORD_HEADER.size : _RECORD_HEADER.size + entry_bytes]
             payload = body[_RECORD_HEADER.size + entry_bytes :]
-            if digest != checksum(body[: _RECORD_HEADER.size - 8], entry, payload):
+            if digest != checksum(body[: _RECORD_HEADER.size - 8], entry):
+                return
+            if payload_digest != (checksum(payload) if payload_bytes else 0):
                 return
             self.offset += len(body)
             self.synced = synced
@@ -271,7 +291,7 @@ def _may_be_record(content: bytes, place: int) -> bool:
     """
     if len(content) - place < _RECORD_HEADER.size:
         return False
-    number, synced, entry_bytes, payload_bytes, _ = _RECORD_HEADER.unpack_from(content, place)
+    number, synced, entry_bytes, payload_bytes, *_ = _RECORD_HEADER.unpack_from(content, place)
     end = place + _RECORD_HEADER.size + entry_bytes + payload_bytes
     return bool(synced < number and entry_bytes > 0 and end <= len(content))
 
@@ -392,7 +412,7 @@ class JournalWriter:
         name = f"journal-{self._ordinal:08}"
         header = _SEGMENT_HEADER.pack(_MAGIC, _FORMAT, first, 0)[:-8]
         content = [header + checksum(header).to_bytes(8, "little"), *parts]
-        file = self._disk.create(_PART)
+        file = self._disk.create(_PART, padded=True)
         try:
             file.write(content)
             file.sync()
@@ -432,11 +452,15 @@ _REMEDY = "restore the journal from a backup, or move it away and start from a c
 def _records(first: int, records: Sequence[Appended]) -> list[Buffer]:
     """Return the bytes of a batch of records, numbered from `first`."""
     parts: list[Buffer] = []
-    for number, (entry, payload) in enumerate(records, first):
-        content = [entry] if payload is None else [entry, payload]
-        lengths = [memoryview(part).nbytes for part in content]
-        header = _RECORD_HEADER.pack(number, first - 1, lengths[0], sum(lengths[1:]), 0)[:-8]
-        parts += [header + checksum(header, *content).to_bytes(8, "little"), *content]
+    for number, (entry, payload, *known) in enumerate(records, first):
+        nbytes = 0 if payload is None else memoryview(payload).nbytes
+        digest = next(iter(known), None) if nbytes else 0
+        if payload is not None and digest is None:
+            digest = checksum(payload)
+        header = _RECORD_HEADER.pack(number, first - 1, len(entry), nbytes, digest, 0)[:-8]
+        parts.append(b"".join((header, checksum(header, entry).to_bytes(8, "little"), entry)))
+        if payload is not None:
+            parts.append(payload)
     return parts
 
 

@@ -79,8 +79,8 @@ class Crowd:
         log, core = self.hub.log, self.hub.core
         append = log.append
 
-        def noted(entry, payload):
-            append(entry, payload)
+        def noted(entry, payload, checksum=None):
+            append(entry, payload, checksum)
             self.written[log.last] = dump_state(core)
 
         log.append = noted

@@ -75,7 +75,7 @@ def kill_and_check(fleet):
 
 
 @needs_strace
-@pytest.mark.parametrize("call", ["fdatasync", "writev"])
+@pytest.mark.parametrize("call", ["fdatasync,pwritev2", "writev,pwritev2"])
 def test_a_disk_that_fails_for_a_while_costs_time_and_no_update(commands, call):
     fleet = Fleet(commands, processes=1, devices=3)
     # Each try costs one call, and half a second: some five seconds of trouble, longer than a lease.
@@ -115,7 +115,7 @@ def test_a_full_disk_costs_time_and_no_update(commands, small_disk):
 def test_a_disk_that_becomes_read_only_costs_time_and_no_update(commands, small_disk):
     fleet = Fleet(commands, processes=1, devices=3)
     # Now and then a sync fails, so that the hub has to begin another file.
-    fleet.start_hub(under=injecting("fdatasync", "error=EIO:when=60+60"))
+    fleet.start_hub(under=injecting("fdatasync,pwritev2", "error=EIO:when=60+60"))
     fleet.wait_for_answers(3, since_s=0.0)
     wait_until_all_train(fleet)
     small_disk.cover()

@@ -21,9 +21,10 @@ def test_every_acknowledged_update_counts_once_and_training_goes_on(commands, po
 
 
 RENAMES, REMOVALS = "rename,renameat,renameat2", "unlink,unlinkat"
+WRITES, SYNCS = "writev,pwritev2", "fdatasync,pwritev2"
 CALLS = [
-    ("writev", 3), ("fdatasync", 1), ("fsync", 2), (RENAMES, 1), (REMOVALS, 1),
-    ("writev", 1), ("writev", 20), ("fdatasync", 2), ("fdatasync", 20), ("fsync", 5), (RENAMES, 2),
+    (WRITES, 3), (SYNCS, 1), ("fsync", 2), (RENAMES, 1), (REMOVALS, 1),
+    (WRITES, 1), (WRITES, 20), (SYNCS, 2), (SYNCS, 20), ("fsync", 5), (RENAMES, 2),
 ]  # fmt: skip
 
 

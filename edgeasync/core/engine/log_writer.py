@@ -84,7 +84,7 @@ class LogWriter:
 
         If `at_once` is set, the entry is made durable even if no answer waits for it.
         """
-        log, session, payload = self._log, b"", None
+        log, session, payload, checksum = self._log, b"", None, None
         if log is None or _is_idle(event, effects):
             return
         if isinstance(event, (PushArrived, HubReceived, Heard, HubReceivedMalformed)):
@@ -95,7 +95,8 @@ class LogWriter:
                 return
             if isinstance(event, PushArrived) and not _is_dropped(event, effects):
                 payload = self._model.payload(event.handle)
-        log.append(write_entry(event, now_s, effects, self._core.version, session), payload)
+                checksum = event.push.checksum  # which `PushIntake` has verified
+        log.append(write_entry(event, now_s, effects, self._core.version, session), payload, checksum)
         if at_once:
             log.commit()
 

@@ -7,6 +7,7 @@ cannot be resumed, because the hub's state would differ from that of the run.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,6 @@ from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.recovery.log import Entry
 from edgeasync.errors import PluginError
 from edgeasync.policies.guards import plugin_name, plugins_of
-from edgeasync.policies.policy import PolicySet
 
 TOLERANCE = 1e-6
 """Maximum relative difference between two scalars that count as equal, because of rounding."""
@@ -27,9 +27,10 @@ REMEDY = (
 )
 
 
-def check_decisions(policy: PolicySet, number: int, version: int, folds: Sequence[Fold], entry: Entry) -> None:
-    """Raise `PluginError`, which names the plugin, if its decisions differ from the log."""
-    plugins = plugins_of(policy)
+def check_decisions(
+    plugins: dict[str, Any], number: int, version: int, folds: Sequence[Fold], entry: Entry
+) -> None:
+    """Raise `PluginError`, which names the plugin, if the plugins' decisions differ from the log."""
     if not plugins:
         return
     if version != entry.version or len(folds) != len(entry.folds):

@@ -113,8 +113,11 @@ class Log(Protocol):
     def bytes_appended(self) -> int:
         """The number of bytes appended since the hub started."""
 
-    def append(self, entry: bytes, payload: wire.Buffer | None) -> None:
-        """Append an entry, which is written later. The caller must not change its payload."""
+    def append(self, entry: bytes, payload: wire.Buffer | None, checksum: int | None = None) -> None:
+        """Append an entry, which is written later. The caller must not change its payload.
+
+        `checksum` is the payload's, if it is known.
+        """
 
     def commit(self) -> None:
         """Make all entries appended so far durable as soon as possible, then notify the engine."""

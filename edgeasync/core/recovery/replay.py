@@ -17,6 +17,7 @@ from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.recovery.decisions import check_decisions
 from edgeasync.core.recovery.log import REMEDY, Entry, FoldScalars, event_of
 from edgeasync.errors import ProtocolError, StorageError
+from edgeasync.policies.guards import plugins_of
 from edgeasync.protocol.codecs import make_codec
 from edgeasync.protocol.wire import Buffer
 
@@ -60,6 +61,7 @@ class Replay:
         self.now_s = 0.0
         self._executor = ModelExecutor(model, publisher)
         self._sessions = sessions
+        self._plugins = plugins_of(core.policy_engine.policy)
 
     def apply(self, number: int, entry: Entry, payload: Buffer) -> list[HubEffect]:
         """Replay an entry with its payload; return the core's effects."""
@@ -71,7 +73,7 @@ class Replay:
         effects = self.core.handle(event, entry.now_s)
         self._sessions.repeated = None
         folds = [effect for effect in effects if isinstance(effect, Fold)]
-        check_decisions(self.core.policy_engine.policy, number, self.core.version, folds, entry)
+        check_decisions(self._plugins, number, self.core.version, folds, entry)
         if self.core.version != entry.version or len(folds) != len(entry.folds):
             raise StorageError(
                 f"replaying entry {number} of the journal produced version {self.core.version}, but the run had "

@@ -60,7 +60,8 @@ class HeldLog:
     def last(self):
         return len(self.entries)
 
-    def append(self, entry, payload):
+    def append(self, entry, payload, checksum=None):
+        assert payload is None or checksum == wire.checksum(payload)
         self.entries.append(bytes(entry))
         self.bytes_waiting += len(entry)
 

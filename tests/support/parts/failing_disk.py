@@ -66,7 +66,7 @@ class FailingDisk:
         self.step()
         return bytes(self._content(name).live[offset : None if nbytes is None else offset + nbytes])
 
-    def create(self, name: str) -> "_OpenFile":
+    def create(self, name: str, *, padded: bool = False) -> "_OpenFile":
         self.step()
         self.files[name] = _Content()
         return _OpenFile(self, self.files[name])

@@ -359,9 +359,9 @@ class WatchedHub(SimulatedHub):
         """Note the core after every entry."""
         append = log.append
 
-        def watched_append(entry, payload):
+        def watched_append(entry, payload, checksum=None):
             before = log.bytes_appended
-            append(entry, payload)
+            append(entry, payload, checksum)
             self._checks.noted(log.last, core)
             if self.engine._log_writer.saving:
                 self._checks.journal_grows(log.bytes_appended - before)

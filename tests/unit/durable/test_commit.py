@@ -22,7 +22,7 @@ class FakeWriter:
         self.closed = True
 
     def append(self, records):
-        self.attempts.append((self.next_number, [entry for entry, _ in records]))
+        self.attempts.append((self.next_number, [entry for entry, *_ in records]))
         if self.trouble is not None:
             raise self.trouble
         self.next_number += len(records)

@@ -18,11 +18,12 @@ from edgeasync.durable.journal import (
     remove_torn_headers,
 )
 from edgeasync.errors import StorageError
+from edgeasync.protocol.wire import checksum
 from simulation.disk import SimulatedDisk
 from tests.support.parts.failing_disk import FailingDisk
 
 HEADER = 28
-RECORD = 32
+RECORD = 40
 BATCHES = st.lists(
     st.lists(st.tuples(st.binary(max_size=40), st.none() | st.binary(max_size=200)), min_size=1, max_size=4),
     min_size=1,
@@ -163,6 +164,27 @@ def test_zeros_where_the_first_records_were_to_be_are_a_torn_tail():
     content[HEADER:] = bytes(len(content) - HEADER)
     found, reading = whole(disk)
     assert (found, reading.torn) == ([], [TornTail("journal-00000001", HEADER, RECORD + 100)])
+
+
+@pytest.mark.parametrize("there", [0, 1, 2, 4000])
+def test_zeros_that_fill_up_the_last_block_are_not_torn(there):
+    disk, _ = written([[(b"a" * 100, None), (b"b" * there, None)]])
+    content = disk.files["journal-00000001"].live
+    nbytes = len(content)
+    content += bytes(-nbytes % 4096)
+    found, reading = whole(disk)
+    assert (len(found), reading.torn, reading.segments[0].nbytes) == (2, [], nbytes)
+    content[-1] = 1
+    assert whole(disk)[1].torn == [TornTail("journal-00000001", nbytes, len(content) - nbytes)]
+
+
+def test_a_disk_that_cannot_read_the_last_block_is_a_storage_error():
+    disk, _ = written([[(b"a", None)]])
+    content = disk.files["journal-00000001"].live
+    content += bytes(-len(content) % 4096)
+    disk.fail(4)
+    with pytest.raises(StorageError, match="Input/output"):
+        whole(disk)
 
 
 def killed_before_the_sync():
@@ -397,6 +419,16 @@ def test_a_record_may_be_longer_than_a_segment_and_than_the_window(tmp_path: Pat
     assert np.array_equal(np.frombuffer(found[1].payload, np.float32), payload)
     assert [segment.first for segment in reading.segments] == [1, 4]
     assert sum(segment.nbytes for segment in reading.segments) == sum(disk.size(name) for name in disk.names())
+
+
+def test_a_known_checksum_is_stored_and_checked():
+    disk = FailingDisk()
+    writer = JournalWriter(disk, 1)
+    writer.append([(b"a", b"payload", checksum(b"payload")), (b"b", b"payload", None), (b"c", b"payload")])
+    assert [payload for _, _, payload in records(disk)] == [b"payload"] * 3
+    assert bytes(disk.files["journal-00000001"].live).count(checksum(b"payload").to_bytes(8, "little")) == 3
+    writer.append([(b"d", None, 5), (b"e", b"", 5), (b"f", b"changed", checksum(b"payload"))])
+    assert [entry for _, entry, _ in records(disk)] == [b"a", b"b", b"c", b"d", b"e"]
 
 
 def test_an_empty_batch_writes_nothing():
