@@ -42,6 +42,10 @@ ObserveDevice = Callable[[events.DeviceEvent], None]
 """A function that is called with every event after the core has handled it. It must not block."""
 
 
+BRIEF_BYTES_MAX = 1 << 18
+"""Models up to this size are installed and encoded in less time than two handovers to a thread and back."""
+
+
 class DeviceEngine:
     """Converts frames to events, and effects to frames. The shell creates it.
 
@@ -93,6 +97,10 @@ class DeviceEngine:
         """The latest `Welcome`."""
         assert self.core.welcome is not None
         return self.core.welcome
+
+    @property
+    def _is_small(self) -> bool:
+        return self._hub.spec.nbytes <= BRIEF_BYTES_MAX
 
     def held_model(self) -> HeldModel | None:
         """Return the device's copy of the hub's model, if any.
@@ -344,7 +352,7 @@ class DeviceEngine:
         assert self._model is not None
         self._training.pause()
         install = partial(install_model, self._model, assignment, payload, self._hub)
-        self._training.run(install, self._processed)
+        self._training.run(install, self._processed, brief=self._is_small)
 
     def _processed(self, event: events.DeviceEvent) -> None:
         """Pass the event to the core.
@@ -382,7 +390,7 @@ class DeviceEngine:
             self._random,
             overlap=work.overlap.is_allowed,
         )
-        self._training.run(code, partial(self._coded, trained))
+        self._training.run(code, partial(self._coded, trained), brief=self._is_small)
 
     def _coded(self, trained: events.Trained, update: CodedUpdate) -> None:
         self._codec, self._payload = update.codec, update.payload
