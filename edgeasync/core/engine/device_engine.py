@@ -217,7 +217,8 @@ class DeviceEngine:
         self._shell.send(header, payload)
 
     def _count(self, nbytes: int) -> None:
-        self.core.data_quota.count(nbytes, self._now_s())
+        if self.core.data_quota.is_set:
+            self.core.data_quota.count(nbytes, self._now_s())
 
     def _end_connection(self) -> None:
         """Process a closed connection.
@@ -228,6 +229,8 @@ class DeviceEngine:
         self.transfers.suspend()
 
     def _keep_quota(self) -> None:
+        if not self.core.data_quota.is_set:
+            return
         record = self.core.data_quota.take_due_record(self._now_s())
         if record is not None:
             self._shell.keep_quota(record)
@@ -451,9 +454,10 @@ def _to_record(what: events.DeviceEvent | effects.DeviceEffect) -> object:
 
     A `Welcome` from the hub may be large.
     """
-    match what:
-        case effects.PrepareTraining() | events.DeviceReceived(message=Welcome()):
-            return shown(what)
+    if isinstance(what, effects.PrepareTraining) or (
+        isinstance(what, events.DeviceReceived) and isinstance(what.message, Welcome)
+    ):
+        return shown(what)
     return what
 
 
