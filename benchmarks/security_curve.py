@@ -111,8 +111,7 @@ def serve_channel(
             if meter.count():
                 done.set()
 
-        channel = Channel(router, loop, on_message, authenticated=pair is not None)
-        channel.large_payloads = case.payload_bytes >= MIB
+        channel = Channel(router, loop, on_message)
         tell(router.get_string(zmq.LAST_ENDPOINT))
         await done.wait()
         channel.close(100)

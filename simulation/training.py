@@ -127,7 +127,7 @@ class SimulatedTraining:
         """Do `work` next, in no time."""
         self._after(0.0, work)
 
-    def run(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
+    def run(self, work: Callable[[], Result], then: Callable[[Result], None], *, brief: bool = False) -> None:  # noqa: ARG002
         """Do `work` next, in no time, and call `then`."""
         self._after(0.0, lambda: then(work()))
 

@@ -19,6 +19,7 @@ class Worker:
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._on_error = on_error
         self._abandoned = False
+        self._submitted = self._ended = 0
         self.begun_s: float | None = None
         """Monotonic time at which the current work began; `None` while the thread waits for work.
         """
@@ -33,8 +34,14 @@ class Worker:
         """Whether the thread was started."""
         return self._thread.ident is not None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all submitted work has ended. Read it only in a thread that alone submits work."""
+        return self._submitted == self._ended
+
     def submit(self, work: Callable[[], object]) -> None:
         """Run `work` after all work that was submitted before."""
+        self._submitted += 1
         self._queue.put(work)
 
     def close(self, timeout_s: float) -> bool:
@@ -66,3 +73,4 @@ class Worker:
                         self._on_error(error)
             self.begun_s = None
             del work  # frees a payload as large as the model while the thread waits
+            self._ended += 1

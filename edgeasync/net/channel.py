@@ -7,7 +7,8 @@ every send outside a wake-up is followed by a read.
 """
 
 import asyncio
-from collections.abc import Callable, Container
+from collections.abc import Callable
+from typing import cast
 
 import zmq
 
@@ -30,7 +31,9 @@ Otherwise they would keep libzmq's shared receive buffer alive.
 
 OnMessage = Callable[[bytes, bytes, Buffer | None], None]
 
-_MORE = zmq.SNDMORE | zmq.NOBLOCK
+# As plain integers, because pyzmq's enumerations are slow to combine.
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE | zmq.NOBLOCK)
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class Channel:
@@ -44,10 +47,9 @@ class Channel:
 
     `emptied` counts how often the socket was read until it was empty.
 
-    If `authenticated`, `user_id` is the key of the current message's sender in hexadecimal, and
-    `descriptor` is the descriptor of its connection. libzmq attaches both to the frame, and the
-    peer cannot change them. If not `authenticated`, `descriptor` is only available for peers that
-    are not `known`.
+    `user_id` is the key of the current message's sender in hexadecimal, and `descriptor` is the
+    descriptor of its connection. libzmq attaches both to the frame, and the peer cannot change
+    them.
     """
 
     def __init__(
@@ -58,13 +60,8 @@ class Channel:
         on_idle: Callable[[], None] | None = None,
         *,
         on_endless: Callable[[], None] | None = None,
-        authenticated: bool = False,
-        known: Container[bytes] | None = None,
     ) -> None:
-        self.large_payloads = False
         self.emptied = 0
-        self._authenticated = authenticated
-        self._known = known
         self._frame: zmq.Frame | None = None
         self._socket = socket
         self._loop = loop
@@ -113,17 +110,17 @@ class Channel:
             if self._routed:
                 send(peer, _MORE)
             if payload is None:
-                send(header, zmq.NOBLOCK)
+                send(header, _NOBLOCK)
             else:
                 send(header, _MORE)
-                send(payload, zmq.NOBLOCK, copy=len(payload) < COPY_BELOW_BYTES)
+                send(payload, _NOBLOCK, copy=len(payload) < COPY_BELOW_BYTES)
         except zmq.ZMQError as error:
             if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 return False
             raise
         finally:
-            if not self._reading:
-                self.read_soon()
+            if not (self._reading or self._scheduled) and (self._routed or self._is_readable):
+                self.read_soon()  # a ROUTER often sends many messages in a row, and looks once after them
         return True
 
     def close(self, linger_ms: int) -> None:
@@ -144,21 +141,34 @@ class Channel:
 
     def _on_readable(self) -> None:
         if not self._scheduled:  # otherwise two batches would be read, and each would schedule the next one
-            self._read()
+            self._read(looks=False)
 
     def _read_as_scheduled(self) -> None:
         self._scheduled = False
-        self._read()
+        self._read(looks=True)
 
-    def _read(self) -> None:
-        """Read a batch of messages; schedule another read if there may be more."""
+    @property
+    def _is_readable(self) -> bool:
+        """Whether a message has arrived. If not, this costs a third of an attempt to receive one."""
+        return bool(cast("int", self._socket.getsockopt(_EVENTS)) & _POLLIN)
+
+    def _read(self, *, looks: bool) -> None:
+        """Read a batch of messages; schedule another read if there may be more.
+
+        With `looks`, there may well be none. There is rarely a second one, either.
+        """
         if self._closed:
             return
         self._reading = True
         emptied = False
         try:
-            for _ in range(BATCH):
-                message = self._receive() if self._long is None else self._drop_rest(self._long)
+            for number in range(BATCH):
+                if self._long is not None:
+                    message = self._drop_rest(self._long)
+                elif (looks if number == 0 else number == 1) and not self._is_readable:
+                    message = None
+                else:
+                    message = self._receive()
                 if message is None:
                     emptied = self._long is None
                     self.emptied += emptied
@@ -174,33 +184,26 @@ class Channel:
             self._on_idle()
 
     def _receive(self) -> tuple[bytes, bytes, Buffer | None] | None:
-        receive, more = self._socket.recv, self._socket.getsockopt
+        receive, peer = self._socket.recv, b""
         try:
-            first = receive(zmq.NOBLOCK)
+            if self._routed:
+                peer = receive(_NOBLOCK)
+            # A frame knows whether more follow. Asking the socket would take longer than making the frame.
+            header = self._frame = receive(_NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        if self._authenticated or (self._known is not None and first not in self._known):
-            self._frame = self._socket.recv(zmq.NOBLOCK, copy=False)
-            peer, header = first, self._frame.bytes
-        else:
-            peer, header = (first, receive(zmq.NOBLOCK)) if self._routed else (b"", first)
-        if not more(zmq.RCVMORE):
-            return peer, header, None
-        payload: Buffer
-        if self.large_payloads:
-            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
-            payload = frame.bytes if len(frame.buffer) < COPY_BELOW_BYTES else frame.buffer
-        else:
-            payload = receive(zmq.NOBLOCK)
-        if not more(zmq.RCVMORE):
-            return peer, header, payload
+        if not header.more:
+            return peer, header.bytes, None
+        payload = receive(_NOBLOCK, copy=False)
+        if not payload.more:
+            return peer, header.bytes, payload.bytes if len(payload) < COPY_BELOW_BYTES else payload.buffer
         self._long, self._dropped = peer, 0
         return self._drop_rest(peer)
 
     def _drop_rest(self, peer: bytes) -> tuple[bytes, bytes, Buffer | None] | None:
         """Drop frames of a long message; return the message when it ends, and `None` before that."""
         for _ in range(FRAMES_AT_A_TIME):
-            self._frame = frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            self._frame = frame = self._socket.recv(_NOBLOCK, copy=False)
             if not frame.more:
                 self._long = None
                 return peer, b"", None

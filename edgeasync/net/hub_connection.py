@@ -112,7 +112,6 @@ class HubConnection:
             raise
         self._monitor = monitor
         self._channel = Channel(socket, self._loop, self.receive)
-        self._channel.large_payloads = True
 
     def has_connected(self) -> bool:
         """Return whether the connection is established, so that earlier messages have left."""

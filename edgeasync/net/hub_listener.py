@@ -37,14 +37,13 @@ QUEUED_MESSAGES_MAX = 64
 
 
 class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of a listener. `model_bytes` determines whether payloads are copied.
+    """Limits of a listener.
 
     If `knocking`, unknown keys that try to connect are recorded, so that a user can accept them.
     """
 
     limits: Limits
     lease_s: float
-    model_bytes: int
     knocking: bool = False
 
 
@@ -100,12 +99,9 @@ class HubListener:
             self._on_message,
             receiver.on_idle,
             on_endless=self._on_endless,
-            authenticated=self._auth is not None,
-            known=None if self._connections is None else self._connections.by_peer,
         )
         if self._connections is not None:
             self._connections.channel = self._channel
-        self._channel.large_payloads = self._settings.model_bytes >= COPY_BELOW_BYTES
 
     def admit(self) -> None:
         """Start to watch the list of keys and to enrol devices."""

@@ -82,8 +82,7 @@ class PeerListener:
             self._zap.close()
             router.close(0)
             raise
-        self._channel = Channel(router, loop, self._on_frames, on_endless=self._end_endless, authenticated=True)
-        self._channel.large_payloads = True
+        self._channel = Channel(router, loop, self._on_frames, on_endless=self._end_endless)
         self._connections.channel = self._channel
 
     def listen_to(self, names: dict[Key, str]) -> None:

@@ -112,7 +112,7 @@ class AgentRuntime:
             self._local,
             step_s_min=section.step_s_min,
             share=self.core.throttle.pace.share,
-            hand_over=self._do_from_thread,
+            hand_over=self._do_next,
             warn=self._warn_from_thread,
             fail=self._fail_from_thread,
         )
@@ -295,8 +295,8 @@ class AgentRuntime:
         self._access.disconnected()
         self._handle(events.Disconnected())
 
-    def _do_from_thread(self, action: Callable[[], None]) -> None:
-        self._driver.do_from_thread(action)
+    def _do_next(self, action: Callable[[], None]) -> None:
+        self._driver.do_next(action)
 
     def _warn_from_thread(self, sentence: str) -> None:
         self._driver.loop.call_soon_threadsafe(self.report, DeviceReport("warning", sentence))

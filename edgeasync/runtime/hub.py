@@ -113,7 +113,7 @@ class HubRuntime:
         self._opened = False
         self._asked: Literal["", "stopping", "finished"] = ""
         keys = None if settings.hub.keys is None else HubKeys(expanded(settings.hub.keys))
-        self._network = HubListener(settings.hub.bind, _bounds(settings, self.spec), keys, network)
+        self._network = HubListener(settings.hub.bind, _bounds(settings), keys, network)
         folder = FolderLock(run, "run (--run)")
         core = settings.core_settings(held_out=evaluator is not None, frozen_arrays=model.frozen)
         self._run = HubRun(
@@ -491,10 +491,9 @@ class HubRuntime:
         self._ending.reach(reason)
 
 
-def _bounds(settings: RunSettings, spec: ParameterSpec) -> ListenerSettings:
+def _bounds(settings: RunSettings) -> ListenerSettings:
     return ListenerSettings(
         limits=settings.limits,
         lease_s=settings.liveness.lease_s,
-        model_bytes=spec.nbytes,
         knocking=settings.hub.knocking,
     )

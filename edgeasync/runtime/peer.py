@@ -390,7 +390,7 @@ class PeerRuntime:
         self._driver.do(lambda: self._act(action))
 
     def _hand_over(self, action: Callable[[], None]) -> None:
-        self._driver.do_from_thread(lambda: self._act(action))
+        self._driver.do_next(lambda: self._act(action))
 
     def _act(self, action: Callable[[], None]) -> None:
         """Run `action`, and leave if a stop was requested and no other peer needs this device."""

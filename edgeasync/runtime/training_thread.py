@@ -64,7 +64,8 @@ class StepGate:
 
     def wait(self) -> bool:
         """Wait while training is paused; return whether to abandon the local steps."""
-        self._is_open.wait()
+        if not self._is_open.is_set():  # `wait` takes a lock, which would cost every step more than this
+            self._is_open.wait()
         return self.ending.is_set()
 
     def count(self) -> None:
@@ -161,9 +162,15 @@ class TrainingThread:
         """Run `work` after all work that was submitted before."""
         self._worker.submit(work)
 
-    def run(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Run `work` after all work that was submitted before, then call `then` on the event loop."""
-        self._worker.submit(lambda: self._hand_over(partial(then, work())))
+    def run(self, work: Callable[[], Result], then: Callable[[Result], None], *, brief: bool = False) -> None:
+        """Run `work` after all work that was submitted before, then call `then` on the event loop.
+
+        `brief` work runs at once if the thread is idle, because a handover would take longer.
+        """
+        if brief and self._worker.is_idle:
+            self._hand_over(partial(then, work()))
+        else:
+            self._worker.submit(lambda: self._hand_over(partial(then, work())))
 
     def prepare(self, welcome: Welcome) -> Trainer | CoroutineTrainer:
         """Create the trainer, and compare its arrays with the hub's. Runs in the training thread."""
@@ -205,7 +212,7 @@ class TrainingThread:
         If `overlap` is true, the steps may end early when `pause` is called. If `first` is true,
         this is the first assignment, which begins with the device's own initial parameters, if any.
         """
-        pausing = self._pausing = threading.Event()
+        pausing = self._pausing = threading.Event() if overlap else self._pausing
 
         def work() -> None:
             trainer = self.trainer

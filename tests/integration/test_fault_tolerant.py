@@ -30,8 +30,8 @@ def test_a_run_of_one_worker_ends_with_the_same_parameters_to_the_bit(kind, tmp_
 
 CALLS = [
     ("rename,renameat,renameat2", 3), ("fdatasync,pwritev2", 12), ("fsync", 9), ("sendto,sendmsg", 40),
-    ("fsync", 1), ("fsync", 2), ("fdatasync,pwritev2", 1), ("rename,renameat,renameat2", 9), ("writev,pwrite64,pwritev2", 5),
-    ("unlink,unlinkat", 1),
+    ("fsync", 1), ("fsync", 2), ("fdatasync,pwritev2", 1), ("rename,renameat,renameat2", 9),
+    ("writev,pwrite64,pwritev2", 5), ("unlink,unlinkat", 1),
 ]  # fmt: skip
 
 

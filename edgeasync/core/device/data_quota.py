@@ -63,6 +63,11 @@ class DataQuota:
         self.record_at_s = math.inf if bytes_per_day_max is None else 0.0
         """The time at which a record is due to save the elapsed time, even without traffic."""
 
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a quota."""
+        return self.bytes_per_day_max is not None
+
     def recall(self, record: QuotaRecord) -> None:
         """Continue the day that began before a restart; call before `begin`."""
         self._used_bytes, self._remaining_s = record.used_bytes, record.remaining_s

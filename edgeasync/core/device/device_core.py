@@ -268,9 +268,11 @@ class DeviceCore:
 
     def _conclude(self, decided: list[DeviceEffect], now_s: float) -> list[DeviceEffect]:
         """End the link if an effect ends the agent; disconnect if the quota is exhausted."""
-        if any(isinstance(effect, effects.EndAgent) for effect in decided):
-            self._move_link("over")
-        elif self.link == "joined" and self.work.cost.needs_bytes:
+        for effect in decided:
+            if isinstance(effect, effects.EndAgent):
+                self._move_link("over")
+                return decided
+        if self.link == "joined" and self.work.cost.needs_bytes:
             decided = decided + self._rest_until_tomorrow(now_s)
         return decided
 

@@ -42,6 +42,10 @@ ObserveDevice = Callable[[events.DeviceEvent], None]
 """A function that is called with every event after the core has handled it. It must not block."""
 
 
+BRIEF_BYTES_MAX = 1 << 18
+"""Models up to this size are installed and encoded in less time than two handovers to a thread and back."""
+
+
 class DeviceEngine:
     """Converts frames to events, and effects to frames. The shell creates it.
 
@@ -93,6 +97,10 @@ class DeviceEngine:
         """The latest `Welcome`."""
         assert self.core.welcome is not None
         return self.core.welcome
+
+    @property
+    def _is_small(self) -> bool:
+        return self._hub.spec.nbytes <= BRIEF_BYTES_MAX
 
     def held_model(self) -> HeldModel | None:
         """Return the device's copy of the hub's model, if any.
@@ -209,7 +217,8 @@ class DeviceEngine:
         self._shell.send(header, payload)
 
     def _count(self, nbytes: int) -> None:
-        self.core.data_quota.count(nbytes, self._now_s())
+        if self.core.data_quota.is_set:
+            self.core.data_quota.count(nbytes, self._now_s())
 
     def _end_connection(self) -> None:
         """Process a closed connection.
@@ -220,6 +229,8 @@ class DeviceEngine:
         self.transfers.suspend()
 
     def _keep_quota(self) -> None:
+        if not self.core.data_quota.is_set:
+            return
         record = self.core.data_quota.take_due_record(self._now_s())
         if record is not None:
             self._shell.keep_quota(record)
@@ -341,7 +352,7 @@ class DeviceEngine:
         assert self._model is not None
         self._training.pause()
         install = partial(install_model, self._model, assignment, payload, self._hub)
-        self._training.run(install, self._processed)
+        self._training.run(install, self._processed, brief=self._is_small)
 
     def _processed(self, event: events.DeviceEvent) -> None:
         """Pass the event to the core.
@@ -379,7 +390,7 @@ class DeviceEngine:
             self._random,
             overlap=work.overlap.is_allowed,
         )
-        self._training.run(code, partial(self._coded, trained))
+        self._training.run(code, partial(self._coded, trained), brief=self._is_small)
 
     def _coded(self, trained: events.Trained, update: CodedUpdate) -> None:
         self._codec, self._payload = update.codec, update.payload
@@ -440,9 +451,10 @@ def _to_record(what: events.DeviceEvent | effects.DeviceEffect) -> object:
 
     A `Welcome` from the hub may be large.
     """
-    match what:
-        case effects.PrepareTraining() | events.DeviceReceived(message=Welcome()):
-            return shown(what)
+    if isinstance(what, effects.PrepareTraining) or (
+        isinstance(what, events.DeviceReceived) and isinstance(what.message, Welcome)
+    ):
+        return shown(what)
     return what
 
 

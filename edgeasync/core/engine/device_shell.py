@@ -52,8 +52,11 @@ class DeviceTraining(Protocol):
     def submit(self, work: Callable[[], object]) -> None:
         """Run `work` after all earlier jobs."""
 
-    def run(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
-        """Run `work` after all earlier jobs, then call `then` with its result."""
+    def run(self, work: Callable[[], Result], then: Callable[[Result], None], *, brief: bool = False) -> None:
+        """Run `work` after all earlier jobs, then call `then` with its result.
+
+        `brief` work may also run inside this call.
+        """
 
 
 class DeviceSpool(Protocol):

@@ -42,6 +42,26 @@ async def test_a_message_that_comes_in_while_a_send_fails_is_read(sockets):
         channel.close(0)
 
 
+async def test_a_message_that_comes_in_during_a_send_of_a_dealer_is_read(sockets):
+    router, dealer = sockets
+    dealer.set(zmq.ROUTING_ID, b"device")
+    dealer.connect("inproc://hub")
+    came = asyncio.Event()
+    channel = Channel(dealer, asyncio.get_running_loop(), lambda *_: came.set())
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            channel.send(b"", b"hello")
+            assert router.recv_multipart() == [b"device", b"hello"]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            router.send_multipart([b"device", b"answer"])
+            for _ in range(SENDS):
+                channel.send(b"", b"x")
+            await came.wait()
+    finally:
+        channel.close(0)
+
+
 class Loop:
     """An event loop that calls nothing by itself."""
 

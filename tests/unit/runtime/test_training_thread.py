@@ -85,3 +85,21 @@ async def test_an_overlap_that_must_make_way_at_once_does_nothing_more():
     thread.end()
     assert await thread.close(PATIENCE_S)
     assert (trainer.taken, told) == (0, [])
+
+
+@pytest.mark.asyncio
+async def test_brief_work_runs_at_once_but_only_if_the_thread_has_nothing_to_do():
+    thread, done, told = thread_of(None, print), [], asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    thread._hand_over = loop.call_soon_threadsafe
+    thread.run(lambda: done.append("first"), lambda _: None, brief=True)
+    assert done == ["first"]
+    thread.submit(lambda: done.append("second"))
+    thread.run(lambda: done.append("third"), told.put_nowait, brief=True)
+    assert done == ["first"]
+    thread.begin(loop)
+    async with asyncio.timeout(PATIENCE_S):
+        await told.get()
+    assert done == ["first", "second", "third"]
+    thread.end()
+    assert await thread.close(PATIENCE_S)
