@@ -87,7 +87,7 @@ class TorchTrainer:
             self._optimizer.step()
         self._held.note_step()
         if self._meter is not None and self._fits(found, targets):
-            self._meter.add(found.detach().cpu().numpy(), targets)
+            self._meter.add(found.detach().float().cpu().numpy(), targets)
         return StepResult(float(loss.detach()), len(y))
 
     def flush(self) -> None:

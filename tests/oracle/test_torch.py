@@ -97,6 +97,24 @@ def test_an_accuracy_of_several_places_is_a_share_of_them_and_an_ignored_label_d
         alone(prepared.initial)
 
 
+class Halved(nn.Linear):
+    """A layer whose scores are bfloat16, as under autocast."""
+
+    def forward(self, x):
+        with torch.autocast("cpu"):
+            return super().forward(x)
+
+
+def test_scores_in_bfloat16_are_measured_like_any():
+    x, y = data(16)
+    prepared = edgeasync.torch.model(Halved(4, 2)).prepare(LocalTraining(metrics=("accuracy",)))
+    trainer = prepared.make_trainer(edgeasync.Dataset.of(x, y), 0, 1)
+    trainer.begin(prepared.initial.copy())
+    trainer.step()
+    assert 0.0 <= trainer.metrics()["accuracy"] <= 1.0
+    assert prepared.make_evaluator(edgeasync.Dataset.of(x, y))(prepared.initial).accuracy is not None
+
+
 def test_scores_that_are_not_of_the_labels_have_no_accuracy():
     data = edgeasync.Dataset.of(np.zeros((4, 5, 4)), np.zeros((4, 5), int))
     swapped = edgeasync.torch.model(nn.Linear(4, 2), lambda found, y: nn.functional.cross_entropy(found.mT, y))
