@@ -189,7 +189,7 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             )
         if self.evaluation.data is not None and isinstance(self.model, CustomModel):
             raise ValueError(
-                "the hub cannot run a model of model.kind = 'custom', so it cannot evaluate it; remove "
+                "the hub cannot evaluate a model of model.kind = 'custom', which it cannot run; remove "
                 "evaluation.data, and the hub uses the devices' losses"
             )
         if self.hub.stop.accuracy is not None and self.evaluation.data is None:

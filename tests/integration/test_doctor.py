@@ -196,7 +196,7 @@ FAULTS = {
     "old processor": (
         plant({"proc/cpuinfo": "flags\t: sse\nFeatures\t: fp\n"}), "processor", "warn", "without a", "slow steps",
     ),
-    "clock": (patch(time, "time", lambda: 86_400.0), "clock", "warn", "was never set", "timedatectl"),
+    "clock": (patch(time, "time", lambda: 86_400.0), "clock", "warn", ", never set", "timedatectl"),
     "no wheel": (
         patch(doctor, "find_version", lambda name: None if name == "onnxruntime" else "1"),
         "packages", "fail", "cannot import onnxruntime", "reinstall edgeasync",

@@ -275,7 +275,7 @@ def test_a_hub_without_a_journal_has_its_last_checkpoint_exported_and_that_is_to
     mistake(
         commands,
         CONFIG,
-        "no version was evaluated",
+        "no version has been evaluated",
         "--best",
         arguments=["export", "run-hub", "--out", "b.onnx", "--best"],
     )

@@ -78,7 +78,7 @@ def test_parameters_that_an_exporter_merged():
     why = "parameter 'w' is used by the Mul that computes 'a' and the Mul that computes 'y', and all its values"
     refused(
         model(text, ones),
-        f"{why} are equal, so the exporter may have merged parameters; "
+        f"{why} are equal, so the exporter may have merged two parameters into it; "
         ".*, or set freeze=\\['w'\\], or train=\\['\\*'\\]",
     )
     refused(
@@ -147,7 +147,7 @@ def folded(parameter, output):
 def test_a_batch_norm_that_an_exporter_folded(parameter, output):
     refused(
         folded(parameter, output),
-        f"the Conv that computes '{output}' contains a batch norm that the exporter folded",
+        f"the exporter folded a batch norm into the Conv that computes '{output}', which changes training",
     )
     head = build_training_graph(folded(parameter, output), GraphSettings(loss="mse", train=("w",)))
     assert names(head) == ["w"]

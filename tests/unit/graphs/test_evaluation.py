@@ -325,7 +325,7 @@ def test_fewer_of_large_examples_at_a_time():
     ("x", "y", "words"),
     [
         (numbers((50, 9)), LABELS[:50], r"examples of shape \(9,\), but the hub's model expects \(8,\)"),
-        (numbers((50, 8)), np.arange(50) % 4, "label 3 is not one of the 3 classes"),
+        (numbers((50, 8)), np.arange(50) % 4, "label 3 is out of range: the hub's model has 3 classes"),
         (numbers((50, 8)), numbers(50), "class numbers"),
         (numbers((50, 8)), np.zeros((50, 2), int), r"targets of shape \(2,\), but the hub's model expects \(\)"),
     ],
@@ -347,7 +347,7 @@ def test_examples_that_all_weigh_nothing():
 
 def test_examples_that_are_all_ignored():
     graph, _ = prepared(of(MLP, (8,)))
-    with pytest.raises(DataError, match="all data has the ignored label 7"):
+    with pytest.raises(DataError, match="all labels are the ignored label 7"):
         evaluator(of(MLP, (8,)), graph, numbers((9, 8)), np.full(9, 7), loss=CrossEntropy(ignored_label=7))
 
 
@@ -422,10 +422,12 @@ def test_axes_in_another_order():
     model = of(nn.Conv1d(2, 3, 1), (2, 5))
     graph, _ = prepared(model, loss="mse")
     with pytest.raises(
-        DataError, match=r"examples of shape \(5, 2\), but the hub's model expects \(2, 5\); reorder"
+        DataError,
+        match=r"examples of shape \(5, 2\), but the hub's model expects \(2, 5\); transpose or reshape them",
     ):
         evaluator(model, graph, numbers((9, 5, 2)), numbers((9, 3, 5)), loss="mse")
     with pytest.raises(
-        DataError, match=r"targets of shape \(5, 3\), but the hub's model expects \(3, 5\); reorder"
+        DataError,
+        match=r"targets of shape \(5, 3\), but the hub's model expects \(3, 5\); transpose or reshape them",
     ):
         evaluator(model, graph, numbers((9, 2, 5)), numbers((9, 5, 3)), loss="mse")

@@ -95,7 +95,7 @@ def test_another_programs_unit_is_neither_replaced_nor_removed(place, folder):
     file = place.root / str(getattr(place, folder)).removeprefix(str(place.root)).lstrip("/") / "ssh.service"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("[Unit]\nDescription=OpenBSD Secure Shell server\n")
-    with pytest.raises(ConfigError, match=r"ssh\.service: unit of another program; choose another --name"):
+    with pytest.raises(ConfigError, match=r"ssh\.service: this unit belongs to another program; choose"):
         find_unit("agent", place, "ssh")
 
 
