@@ -44,7 +44,7 @@ def test_an_operator_without_a_rule_is_named_and_what_to_do():
     refused(model(text), r"the Sinh that computes 'a': no gradient for Sinh; write the model with other "
                          r"operators, or freeze the parameters before it: freeze=\['w1', 'b1'\]$")  # fmt: skip
     assert names(build_training_graph(model(text), GraphSettings(freeze=("w1", "b1")))) == ["w2", "b2"]
-    refused(model(text), "all trained parameters come before it: write the model with other operators$",
+    refused(model(text), "all trained parameters come before it, so write the model with other operators$",
             train=("*1",))  # fmt: skip
     named = edited(model(text), lambda proto: setattr(proto.graph.node[1], "name", "bend"))
     refused(named, r"node 'bend' \(Sinh\): no gradient for Sinh")
@@ -83,7 +83,7 @@ def test_parameters_that_an_exporter_merged():
     )
     refused(
         model(text, {"w": np.zeros(1, np.float32), "v": numbers((4,), 3)}),
-        "the exporter may have merged parameters",
+        "the exporter may have merged two parameters into it",
     )
     graph = build_training_graph(model(text, ones), GraphSettings(loss="mse", freeze=("w",)))
     assert names(graph) == ["v"]

@@ -251,7 +251,7 @@ def test_tokens():
     for place in (0, N - 1):
         wrong = tokens.copy()
         wrong[place] = 20
-        with pytest.raises(DataError, match=r"out of the range of the hub's model \(.*idx=20.*number tokens"):
+        with pytest.raises(DataError, match=r"out of range for the hub's model \(.*idx=20.*number tokens"):
             evaluator(model, graph, wrong, LABELS)(vector)
     with pytest.raises(DataError, match="examples are not whole numbers"):
         evaluator(model, graph, numbers((N, 5)), LABELS)
@@ -340,7 +340,7 @@ def test_examples_that_all_weigh_nothing():
     loss = CrossEntropy(class_weights=(1.0, 0.0, 0.0))
     model = of(MLP, (8,))
     graph, vector = prepared(model, loss=loss)
-    with pytest.raises(DataError, match="class_weights of 0"):
+    with pytest.raises(DataError, match="the weight 0 in class_weights"):
         evaluator(model, graph, numbers((9, 8)), np.arange(9) % 2 + 1, loss=loss)
     assert math.isfinite(evaluator(model, graph, numbers((9, 8)), np.arange(9) % 2, loss=loss)(vector).loss)
 

@@ -300,9 +300,7 @@ def test_tokens_that_do_not_fit():
     with pytest.raises(DataError, match="examples are not whole numbers"):
         trainer(graph, numbers((50, 5)), LABELS)
     for token in (20, -21):
-        with pytest.raises(
-            DataError, match=rf"out of the range of the hub's model \(.*idx={token}.*number tokens"
-        ):
+        with pytest.raises(DataError, match=rf"out of range for the hub's model \(.*idx={token}.*number tokens"):
             take(graph, np.full((50, 5), token), LABELS)
 
 
