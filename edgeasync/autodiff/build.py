@@ -181,7 +181,7 @@ def _assemble(
     trained = [name for name in trained if name in found]
     if not trained:
         frozen = [name for name in selection.frozen if name in prepared.constants]
-        told = f"trained: {', '.join(lost) or 'none'}"
+        told = f"trained: {', '.join(lost)}" if lost else "no parameter is selected"
         if frozen:
             told += f"; to train {', '.join(frozen)}, which torch had frozen, set {argument('train', *frozen)}"
         raise GraphError(f"no trained parameter affects output {prepared.prediction!r}; {told}")

@@ -294,7 +294,7 @@ def test_settings_that_are_none(commands, forward):
         mistake(commands, GRAPH, *hint, arguments=[*arguments, "--train", "tail.*"])
         mistake(commands, GRAPH, *hint, arguments=[*arguments, "--freeze", "tail.*"])
         mistake(commands, GRAPH, "'tail'", "scores", arguments=[*arguments, "--output", "tail"])
-        mistake(commands, GRAPH, "none selected", arguments=[*arguments, "--freeze", "*"])
+        mistake(commands, GRAPH, "no parameter is selected", arguments=[*arguments, "--freeze", "*"])
 
 
 def test_a_training_graph_in_place_of_a_forward_model_and_the_other_way_round(commands, forward):

@@ -126,7 +126,7 @@ def test_a_loop_joins_by_a_holder_and_resumes(tmp_path):
     [
         (lambda: model({}, loss), "params has no arrays"),
         (lambda: model({"step": jnp.zeros(1, jnp.int32)}, loss), "'step' is not a float32 array"),
-        (lambda: model(tree(), loss, 0.1), "optimizer is float; pass one of optax"),
+        (lambda: model(tree(), loss, 0.1), "optimizer is float; pass an optimizer of optax"),
     ],
 )
 def test_mistakes_are_told_in_one_line(mistake, told):

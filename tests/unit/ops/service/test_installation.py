@@ -107,7 +107,11 @@ def test_another_programs_unit_is_neither_replaced_nor_removed(place, folder):
         ("hub", "agent", "--name agent: agent.toml belongs"),
         ("hub", "edgeasync-agent", "--name edgeasync-agent is already used by the agent service"),
         ("agent", "edgeasync-hub", "--name edgeasync-hub is already used by the hub service; choose another name"),
-        ("agent", "second", "second.service: unit of the hub service; choose another --name, or pass hub"),
+        (
+            "agent",
+            "second",
+            "second.service: this unit belongs to the hub service; choose another --name, or pass hub",
+        ),
     ],
 )
 def test_the_settings_and_units_of_another_service_are_left_alone(place, settings, kind, name, words):
