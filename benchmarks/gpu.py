@@ -154,7 +154,7 @@ PARSER.add_argument("--device", default="cuda", help=argparse.SUPPRESS)  # "cpu"
 def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure all cases, and compare them with their bounds."""
     if arguments.device != "cpu" and "gpu" not in surroundings.machine():
-        show_progress("this benchmark needs an NVIDIA GPU, and this machine has none that its driver tells of")
+        show_progress("this benchmark needs an NVIDIA GPU, but this machine's driver lists none")
         sys.exit(UNFIT)
     commands = commands_of(arguments.case, arguments.device, arguments.form)
     found: Any = measure(arguments.case, commands, arguments.limit_s, arguments.partial)

@@ -150,7 +150,7 @@ class Network:
         True
         """
         if self.spec != other.spec:
-            raise ModelMismatchError("the other network has other arrays; pass one with the same layers")
+            raise ModelMismatchError("the other network has different arrays; pass a network with the same layers")
         self.vector, self.arrays = other.vector, other.arrays
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf names it
@@ -178,7 +178,8 @@ def mean_loss(loss: LossSetting, scores: npt.ArrayLike, targets: npt.ArrayLike) 
     if kind is np.float32:
         if not fits(wanted.shape, values.shape):
             raise DataError(
-                f"targets of shape {wanted.shape} for scores of shape {values.shape}; pass one target per score"
+                f"the targets have shape {wanted.shape}, but the scores have shape {values.shape}; pass one "
+                "target per score"
             )
         wanted = wanted.reshape(values.shape)
     summed = numpy_loss(found)(values, wanted)
@@ -213,5 +214,5 @@ def _form(values: npt.ArrayLike, entry: Any) -> npt.NDArray[Any]:
     found: npt.NDArray[Any] = np.ascontiguousarray(values, kind)
     have, want = found.shape[1:], tuple(entry.shape[1:])
     if not fits(have, want):
-        raise DataError(f"examples of shape {have}, but the network expects {want}; use data of that shape")
+        raise DataError(f"the examples have shape {have}, but the network expects {want}; use data of that shape")
     return found.reshape(len(found), *want)

@@ -94,7 +94,10 @@ def load(module: nn.Module, run: Run | Arrays) -> nn.Module:
     exchanged = exchanged_of(module)
     if exchanged.keys() != arrays.keys():
         name = min(exchanged.keys() ^ arrays.keys())
-        raise ModelMismatchError(f"only one of the run and {type(module).__name__} has an array {name!r}")
+        raise ModelMismatchError(
+            f"the run and {type(module).__name__} have different arrays: only one of them has {name!r}; pass the "
+            "module that was trained"
+        )
     write_tensors(exchanged, arrays)
     return module
 

@@ -183,10 +183,10 @@ def _assemble(
     trained = [name for name in trained if name in found]
     if not trained:
         frozen = [name for name in selection.frozen if name in prepared.constants]
-        told = ", ".join(lost) or "none selected"
+        told = f"trained: {', '.join(lost)}" if lost else "no parameter is selected"
         if frozen:
-            told += f"; torch had {', '.join(frozen)} frozen: set {argument('train', *frozen)}"
-        raise GraphError(f"no trained parameter affects output {prepared.prediction!r}: {told}")
+            told += f"; to train {', '.join(frozen)}, which torch had frozen, set {argument('train', *frozen)}"
+        raise GraphError(f"no trained parameter affects output {prepared.prediction!r}; {told}")
     graph.constants |= {name: prepared.parameters[name] for name in lost}
     statistics = [name for name in prepared.parameters if name in graph.statistics]
     results = {"loss": parts.loss, contract.WEIGHT: parts.weight}

@@ -72,14 +72,14 @@ def _blocked(forward: ForwardGraph, trained: Collection[str], nodes: list[Node])
     if told := [f"{INSTEAD[op]} for {op}" for op in dict.fromkeys(node.op for node in nodes) if op in INSTEAD]:
         rest += f", such as {', '.join(told)}"
     if any(node.domain for node in nodes):
-        rest = "use the file from before onnxruntime optimized or quantized it"
+        rest = "use the original file, before onnxruntime optimized or quantized it"
     them = "them" if nodes[1:] else "it"
     operators = dict.fromkeys(
         node.op + (f" of the domain {node.domain!r}" if node.domain else "") for node in nodes
     )
     said = f"{', '.join(node.where for node in nodes)}: no gradient for {', '.join(operators)}; "
     if len(frozen) == len(trained):
-        return f"{said}all trained parameters come before {them}: {rest}"
+        return f"{said}all trained parameters come before {them}, so {rest}"
     return f"{said}{rest}, or freeze the parameters before {them}: {argument('freeze', *frozen)}"
 
 

@@ -64,8 +64,8 @@ def _check_identity(prepared: ForwardGraph, statistics: set[str], settings: Grap
         name, (first, second, *_) = next(iter(merged.items()))
         raise GraphError(
             f"parameter {name!r} is used by {first.where} and {second.where}, and all its values are equal, so "
-            f"the exporter may have merged parameters; {advice}, or set {argument('freeze', *merged)}, or "
-            f"{argument('train', '*')} if they are shared on purpose"
+            f"the exporter may have merged two parameters into it; {advice}, or set "
+            f"{argument('freeze', *merged)}, or {argument('train', '*')} if it is shared on purpose"
         )
 
 
@@ -89,8 +89,8 @@ def _check_folds(prepared: ForwardGraph, advice: str) -> None:
     if folded:
         names = [name for node in folded for name in node.inputs if name in prepared.parameters]
         raise GraphError(
-            f"{folded[0].where} contains a batch norm that the exporter folded into it, which changes training; "
-            f"{advice}, or set {argument('freeze', *names)}"
+            f"the exporter folded a batch norm into {folded[0].where}, which changes training; {advice}, or set "
+            f"{argument('freeze', *names)}"
         )
 
 

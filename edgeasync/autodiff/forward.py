@@ -190,7 +190,7 @@ def _part_at(node: Node, sequences: Mapping[str, list[str]], forward: ForwardGra
     if parts is None or place is None:
         return None
     if place.size != 1 or not -len(parts) <= int(place.item()) < len(parts):
-        raise GraphError(f"{node.where} selects a part that its sequence of {len(parts)} does not have")
+        raise GraphError(f"{node.where} selects a tensor outside its sequence of {len(parts)} tensors")
     return parts[int(place.item())]
 
 

@@ -23,7 +23,7 @@ class Producer(msgspec.Struct, frozen=True):
     sizes: str = "export it with fixed sizes for all axes but the batch"
     batch: str = "export it so that it accepts any batch size, or with a fixed one"
     """Advice if a file has a dynamic batch size, but fails at some batch sizes."""
-    foreign: str = "use the file from before it was optimized, quantized or compiled"
+    foreign: str = "use the original file, before it was optimized, quantized or compiled"
     """Advice if a file contains operators outside the standard domain."""
 
 
@@ -96,11 +96,11 @@ PRODUCERS = {
     ),
     "onnxruntime": Producer(
         "onnxruntime's optimizer",
-        opset="use the file from before onnxruntime optimized it, exported with opset 18",
-        plain="use the file from before onnxruntime optimized it",
-        sizes="use the file from before onnxruntime optimized it, exported with fixed sizes for all axes but the "
-        "batch",
-        foreign="use the file from before onnxruntime optimized or quantized it",
+        opset="use the original file, before onnxruntime optimized it, and export it with opset 18",
+        plain="use the original file, before onnxruntime optimized it",
+        sizes="use the original file, before onnxruntime optimized it, and export it with fixed sizes for all "
+        "axes but the batch",
+        foreign="use the original file, before onnxruntime optimized or quantized it",
     ),
 }
 """Exporters by the keys that `kind_of_producer` returns."""

@@ -111,7 +111,7 @@ def parse(data: bytes) -> onnx.ModelProto:
     opset = opset_of(model)
     if opset > OPSET_MAX:
         raise GraphError(
-            f"the model has opset {opset}, the newest supported is {OPSET_MAX}; {producer_of(model).opset}"
+            f"the model has opset {opset}, but the newest supported is {OPSET_MAX}; {producer_of(model).opset}"
         )
     try:
         if model.functions:
@@ -179,7 +179,7 @@ def choose_output(model: onnx.ModelProto, output: str | None) -> str:
             raise GraphError(
                 f"the model has {len(names)} outputs ({', '.join(names)}); choose the one to train: "
                 f"{argument('output', name)}, "
-                + ("the input of the ZipMap that makes dictionaries" if dictionaries else "for example")
+                + ("the input of the ZipMap node, which makes dictionaries" if dictionaries else "for example")
             )
         output = chosen[0]
     elif output not in {made for node in model.graph.node for made in node.output}:

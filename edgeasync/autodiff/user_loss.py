@@ -46,7 +46,7 @@ def join(model: onnx.ModelProto, output: str, loss: bytes) -> ModelWithLoss:
             "concatenate them in its forward, for example with torch.cat, and their targets in the data's y"
         )
     if any(attribute.HasField("g") for node in own.graph.node for attribute in node.attribute):
-        raise GraphError("the loss contains a subgraph (a loop or a branch); write it without")
+        raise GraphError("the loss contains a subgraph (a loop or a branch); write the loss without one")
     version = max(reading.opset_of(model), reading.opset_of(own))
     joined, own = _to_opset(model, version), _to_opset(own, version)
     names = {PREDICTION: output, TARGET: TARGET, "": ""}

@@ -44,7 +44,7 @@ class StopWhen:
                 raise ConfigError(f"StopWhen({rule!r}) needs a limit: pass for example below=0.1 or above=0.95")
         elif not callable(rule) or (below, above) != (None, None):
             raise ConfigError(
-                "StopWhen accepts either a function of an event, or a number's name with a limit: "
+                "StopWhen needs either a function of an event, or the name of a number and a limit, such as "
                 "StopWhen('loss', below=0.1)"
             )
         self._rule = rule

@@ -211,8 +211,8 @@ def _check_opened(section: HubSection, start: Start) -> None:
     missing = [flag for name, flag in asked.items() if getattr(section, name) and name not in start.said["hub"]]
     if missing:
         raise AddressError(
-            f"{start.resume}: its settings open the hub to other machines, or use keys; "
-            f"to confirm that, add {' '.join(missing)}"
+            f"{start.resume}: the settings of this run decide who can connect to the hub; "
+            f"to confirm them, add {' '.join(missing)}"
         )
 
 

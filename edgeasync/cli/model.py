@@ -43,7 +43,9 @@ def build_model(
     """
     values = out.with_suffix(VALUES_SUFFIX)
     if out.suffix == VALUES_SUFFIX:
-        raise ConfigError(f"--out {out}: this file would hold the initial values; use --out training.onnx")
+        raise ConfigError(
+            f"--out {out}: a {VALUES_SUFFIX} file stores only the initial values; use --out training.onnx"
+        )
     for file in (out, values):
         check_out("--out", file, forward)
     built = _load(forward, context)
@@ -163,10 +165,13 @@ def export_run(
     check_out("--out", out, source, run=run)
     if out.suffix == ONNX_SUFFIX:
         if forward is None and not source.exists():
-            raise ConfigError(f"{refuse_onnx('--out', out)}; or pass the trained forward model with --model")
+            raise ConfigError(f"{refuse_onnx('--out', out)}, or pass the trained forward model with --model")
         content = _read(source, "pass the trained forward model with --model FILE.onnx")
     elif forward is not None:
-        raise ConfigError(f"--model {forward}: {out.name} stores arrays only; remove --model, or write .onnx")
+        raise ConfigError(
+            f"--model {forward}: {out.name} stores arrays only; remove --model, or choose an --out that ends in "
+            f"{ONNX_SUFFIX}"
+        )
     trained = (best_model if best else newest_model)(run, trust_code=trust_code)
     if local := local_patterns(run):
         trained.remarks.append(f"{', '.join(local)}: local to each device; the file contains the hub's values")

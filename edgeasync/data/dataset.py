@@ -75,7 +75,8 @@ class Dataset:
         """
         if isinstance(self.features, Inputs):
             raise DataError(
-                f"the data has the inputs {', '.join(self.features.arrays)}, but needs a single array x"
+                f"the data has the inputs {', '.join(self.features.arrays)}, but a single array x is expected; "
+                "use data with one input"
             )
         return self.features
 
@@ -120,7 +121,7 @@ class Dataset:
                 f"{where}: label {targets.min()} is negative; number the classes from 0, or pass values as floats"
             )
         if targets.max() > np.iinfo(np.int64).max:
-            raise DataError(f"{where}: label {targets.max()} is too large; number the classes from 0")
+            raise DataError(f"{where}: label {targets.max()} is out of range for int64; number the classes from 0")
         return cls(values, np.ascontiguousarray(targets, np.int64))
 
     def __len__(self) -> int:
@@ -152,7 +153,7 @@ def input_of(x: Features, name: str) -> npt.NDArray[np.float32]:
 def check_shape(have: tuple[int, ...], want: tuple[int, ...], what: str) -> None:
     """Raise `DataError` unless `have` can be reshaped to `want` without permuting axes."""
     if not fits(have, want):
-        act = "use data of that shape" if math.prod(have) != math.prod(want) else "reorder their axes"
+        act = "use data of that shape" if math.prod(have) != math.prod(want) else "transpose or reshape them"
         raise DataError(f"the data has {what} of shape {have}, but the hub's model expects {want}; {act}")
 
 
@@ -174,8 +175,8 @@ def check_answers(targets: npt.NDArray[Any]) -> None:
     """Raise `DataError` unless all targets are from 0 to 1. Lazily read targets are not checked."""
     if isinstance(targets, np.ndarray) and targets.size and (targets.min() < 0.0 or targets.max() > 1.0):
         raise DataError(
-            f"the data's targets are from {targets.min():g} to {targets.max():g}, but the loss bce_with_logits "
-            "expects answers from 0 (no) to 1 (yes); use 0 instead of -1, or another loss"
+            f"the data's targets range from {targets.min():g} to {targets.max():g}, but the loss bce_with_logits "
+            "expects targets from 0 (no) to 1 (yes); convert the targets to that range, or use another loss"
         )
 
 
@@ -321,6 +322,8 @@ def _array(values: npt.ArrayLike, name: str, where: str) -> npt.NDArray[np.gener
     try:
         return np.asarray(values)
     except ValueError as error:
-        raise DataError(f"{where}: {name} is not one array; use the same shape for every example") from error
+        raise DataError(
+            f"{where}: {name} cannot become one array; use the same shape for every example"
+        ) from error
     except (TypeError, RuntimeError) as error:  # another library's array, whose error message has the reason
         raise DataError(f"{where}: {name} cannot be read as a numpy array: {error}") from error

@@ -75,7 +75,8 @@ def _load_npz(path: Path) -> Dataset:
             y = archive["y"] if "y" in archive.files else x
     except MemoryError as error:
         raise DataError(
-            f"{path}: not enough memory for its arrays; use fewer examples, or save the file again"
+            f"{path}: not enough memory for its arrays; use fewer examples, or save the file again if it is "
+            "damaged"
         ) from error
     # The error for a damaged archive depends on which byte is wrong.
     except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
@@ -102,7 +103,7 @@ def _load_csv(path: Path) -> Dataset:
                 targets.extend(_numbers([row.pop(label_column)], header[label_column : label_column + 1], where))
                 features.extend(_numbers(row, header[:label_column] + header[label_column + 1 :], where))
     except MemoryError as error:
-        raise DataError(f"{path}: not enough memory for it; use fewer examples") from error
+        raise DataError(f"{path}: not enough memory for this file; use fewer examples") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: not a CSV file in UTF-8: {error}") from error
     if not targets:

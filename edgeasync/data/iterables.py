@@ -33,8 +33,8 @@ def from_iterable(samples: Iterable[tuple[npt.ArrayLike, int]], count_max: int) 
             raise DataError(f"sample {number}: its features are not an array of real numbers") from error
         if examples and example.shape != examples[0].shape:
             raise DataError(
-                f"sample {number}: shape {example.shape} differs from {examples[0].shape} of the first; use one "
-                "shape"
+                f"sample {number} has shape {example.shape}, but the first has shape {examples[0].shape}; use "
+                "the same shape for every example"
             )
         examples.append(example)
         labels.append(label)

@@ -38,8 +38,8 @@ class LazyExamples:
             example = np.atleast_1d(np.asarray(self._samples[row][0], np.float32))
             if example.shape != self.shape[1:]:
                 raise DataError(
-                    f"example {row}: shape {example.shape} differs from {self.shape[1:]} of the first; use one "
-                    "shape"
+                    f"example {row} has shape {example.shape}, but the first has shape {self.shape[1:]}; use "
+                    "the same shape for every example"
                 )
             found[place] = example
         return found

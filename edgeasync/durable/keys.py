@@ -202,7 +202,7 @@ class HubKeys:
         allowed = self.read_allow_list()
         if allowed.unreadable:
             raise StorageError(
-                f"{self.allow_list_file}: {allowed.trouble}; correct it, the hub admits no new keys until then"
+                f"{self.allow_list_file}: {allowed.trouble}; correct it: until then, the hub admits no new keys"
             )
         return allowed
 

@@ -321,8 +321,8 @@ def _check_frozen(before: HubCoreSettings, now: HubCoreSettings) -> None:
     if now.frozen == "warn" or old is None or new is None or old.framework != new.framework or old == new:
         return
     raise ModelMismatchError(
-        "this run was trained with other frozen arrays than those of the hub's model; load the same base model, "
-        "choose another run folder, or set hub.frozen = 'warn'"
+        "the frozen arrays of the hub's model differ from those that this run was trained with; load the same "
+        "base model, choose another run folder, or set hub.frozen = 'warn'"
     )
 
 

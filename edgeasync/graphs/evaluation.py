@@ -100,7 +100,7 @@ class OnnxEvaluator:
         # case.
         if dtype.kind == "i" and settings.target == "label" and dataset.y.dtype.kind != "i":
             raise DataError(
-                "targets are floats, but the hub's model expects class numbers: convert them to integers"
+                "targets are floats, but the hub's model expects class numbers; convert them to integers"
             )
         self._target.check(self._targets, "targets")
         if isinstance(loss, CrossEntropy):
@@ -123,7 +123,9 @@ class OnnxEvaluator:
         entry = next(entry for entry in session.get_inputs() if entry.name == "target")
         self._target = InputForm.of(entry)
         if self._target.rows is not None:
-            raise GraphError("the loss has a fixed batch size; export it with a free one to evaluate with it")
+            raise GraphError(
+                "the loss has a fixed batch size, but evaluation needs a free one; export the loss again"
+            )
         self._target.check(self._targets, "targets")
 
         def total(scores: npt.NDArray[np.float32], targets: Array) -> losses.LossSum:
@@ -231,14 +233,17 @@ def _check_labels(labels: Array, classes: int, loss: CrossEntropy) -> None:
         labels = labels[labels != ignored]
         if not labels.size:
             raise DataError(
-                f"all data has the ignored label {ignored}, so there is no loss; add examples with other labels"
+                f"all labels are the ignored label {ignored}, so the loss is undefined; add examples with other "
+                "labels"
             )
     for label in (int(labels.max()), int(labels.min())):
         if not 0 <= label < classes:
             raise DataError(
-                f"label {label} is not one of the {classes} classes of the hub's model; number the classes from 0"
+                f"label {label} is out of range: the hub's model has {classes} classes; use labels from 0 to "
+                f"{classes - 1}"
             )
     if weights is not None and not any(weights[int(label)] for label in np.unique(labels)):
         raise DataError(
-            "all classes of the data have class_weights of 0, so there is no loss; add examples of other classes"
+            "all classes of the data have the weight 0 in class_weights, so the loss is undefined; add examples "
+            "of other classes"
         )

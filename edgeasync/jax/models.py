@@ -62,7 +62,7 @@ class JaxModel(Adapted):
 
     def __init__(self, params: Any, loss_fn: Any, optimizer: Any, predict: Any, frozen: Any) -> None:
         if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-            raise ConfigError(f"optimizer is {type(optimizer).__name__}; pass one of optax")
+            raise ConfigError(f"optimizer is {type(optimizer).__name__}; pass an optimizer of optax")
         self.params = params
         self.spec = ParameterSpec(tuple(parameters_of(params)))
         self.frozen = frozen_of(frozen)

@@ -75,8 +75,8 @@ class Params(AddingParticipant):
         if different := joined.items() ^ shapes_of(self.value).items():
             name = min(different)[0]
             raise ModelMismatchError(
-                f"params: {name!r} has another shape than at join, was added, or is missing; a session exchanges "
-                "the arrays of the tree at join"
+                f"params: {name!r} was added, removed or reshaped after join; a session exchanges only the arrays "
+                "that the tree had at join"
             )
 
     def write(self, arrays: Arrays) -> None:

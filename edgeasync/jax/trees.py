@@ -31,7 +31,8 @@ def parameters_of(tree: Any) -> list[Parameter]:
     for name, leaf in named:
         if getattr(leaf, "dtype", None) != np.float32:
             raise ConfigError(
-                f"params: {name!r} is not a float32 array; pass only float32, and close over arrays not to train"
+                f"params: {name!r} is not a float32 array; pass only float32 arrays, and close over those that "
+                "are not trained"
             )
     return [Parameter(name, tuple(leaf.shape)) for name, leaf in named]
 

@@ -17,8 +17,8 @@ def check_bind(address: str, *, insecure: bool) -> None:
     host = _read(address, BIND, any_port=True)
     if not insecure and not _is_loopback(address, host):
         raise AddressError(
-            f"{address}: anybody on that network could join; set up keys ('edgeasync keys init', then --keys), "
-            "bind to 127.0.0.1, or set insecure=True (--insecure) if you trust that network"
+            f"{address}: without keys, anybody on that network could join; set up keys ('edgeasync keys init', "
+            "then --keys), bind to 127.0.0.1, or set insecure=True (--insecure) if you trust that network"
         )
 
 

@@ -108,7 +108,8 @@ def best_model(run: Path, *, trust_code: bool = False) -> TrainedModel:
         return msgspec.structs.replace(kept, devices=newest.devices)
     if best is None:
         raise ConfigError(
-            f"{run}: no version was evaluated yet; wait for one ([evaluation] every), or omit best (--best)"
+            f"{run}: no version has been evaluated yet; wait for the first evaluation ([evaluation] every), or "
+            "omit best (--best)"
         )
     # Replay from the earliest checkpoint, because a killed hub may not have saved the best version.
     with closing(RunReplay(run, trust_code=trust_code)) as replay:

@@ -296,7 +296,7 @@ def check_recordable(policy: PolicySet) -> None:
     """
     remedy = (
         "so the run could not be reopened; derive its class from edgeasync.policies.Plugin in an importable "
-        "module, or use one of 'edgeasync policies'"
+        "module, or use a policy that 'edgeasync policies' lists"
     )
     if type(policy) is not Policy:
         raise ConfigError(

@@ -49,15 +49,15 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
     that must not be imported.
     """
     folder, path = RunFolder.open(run), run / RECORD_FILE
-    begin = f"start it with a settings file: edgeasync hub CONFIG --run {run}"
+    begin = f"start the run with a settings file: edgeasync hub CONFIG --run {run}"
     if not folder.has_checkpoint:
         raise StorageError(f"{run}: no checkpoint to resume from; {begin}")
     try:
         table = folder.record(dict[str, Any], begin)
     except FileNotFoundError:
         raise StorageError(
-            f"{path}: no such file, so the run's settings are unknown; if a Python program started the run, run "
-            f"it again; otherwise {begin}"
+            f"{path}: no such file, so the run's settings are unknown; if a Python program started the run, start "
+            f"that program again; otherwise {begin}"
         ) from None
     written = table.pop("format", None)
     if not isinstance(written, int):

@@ -184,12 +184,12 @@ class HubSettings(RunSettings, frozen=True, kw_only=True):
             )
         if self.evaluation.data is not None and self.model.local:
             raise ValueError(
-                "evaluation.data needs the whole model, but each device has its own values of model.local; remove "
-                "evaluation.data, and the hub uses the devices' losses"
+                "the hub cannot evaluate a model whose local parameters (model.local) differ between devices; "
+                "remove evaluation.data, and the hub uses the devices' losses"
             )
         if self.evaluation.data is not None and isinstance(self.model, CustomModel):
             raise ValueError(
-                "evaluation.data needs a model that the hub can run, unlike model.kind = 'custom'; remove "
+                "the hub cannot evaluate a model of model.kind = 'custom', which it cannot run; remove "
                 "evaluation.data, and the hub uses the devices' losses"
             )
         if self.hub.stop.accuracy is not None and self.evaluation.data is None:

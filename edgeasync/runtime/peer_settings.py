@@ -94,7 +94,10 @@ class PeerSection(DeviceSection, frozen=True):
                 f"address {self.address!r} is invalid; set tcp://HOST:PORT, at which other devices reach this one"
             )
         if self.address is not None and host_of(self.address) in ("0.0.0.0", "::"):  # noqa: S104
-            raise ValueError(f"address {self.address!r} stands for all addresses of this device; set a single one")
+            raise ValueError(
+                f"address {self.address!r} stands for all addresses of this device; set the one at which other "
+                "devices reach it"
+            )
         check_peer_codec(self.codec)
         if self.steps_max is not None and self.epochs is not None:
             raise ValueError("steps_max and epochs both limit the training; set only one of them")

@@ -385,11 +385,13 @@ def _settings_of(keys: Mapping[str, Any], throttle: Mapping[str, object] | None)
 def _check_passes(epochs: float | None, passes: int | None, settings: AgentSettings, *, trained: bool) -> None:
     """Raise `ConfigError` if `epochs` or `passes` is invalid or contradicts other settings."""
     if epochs is not None and (not epochs > 0 or trained):
-        raise ConfigError("epochs counts passes over data: pass a number above 0, and data instead of a trainer")
+        raise ConfigError("epochs counts passes over the data: set it above 0, and pass data instead of a trainer")
     if epochs is not None and settings.limits.delay_steps:
         raise ConfigError("delay_steps does not work with epochs: use local_steps_max instead of epochs")
     if passes is not None and (passes < 1 or trained):
-        raise ConfigError("passes counts passes over data: pass 1 or more, and data instead of a trainer")
+        raise ConfigError(
+            "passes counts passes over the data: set it to 1 or more, and pass data instead of a trainer"
+        )
 
 
 def _sub_device(device: Device, number: int) -> Device:

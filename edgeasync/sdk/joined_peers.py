@@ -69,7 +69,7 @@ class JoinedPeers(UserLoop):
 
     def abort(self) -> None:
         """Raise `ConfigError`, because a session without a hub cannot be interrupted."""
-        raise ConfigError("abort requires a hub: end the session, and call join again to return")
+        raise ConfigError("abort requires a hub: without one, end the session, and call join again later")
 
     def resume(self) -> None:
         """Do nothing, since `abort` is not available."""
@@ -140,7 +140,10 @@ def joined_section(
         if value:
             raise ConfigError(f"{name} requires a hub; remove it, or remove topology")
     if unkept := sorted({*_OF_A_DEVICE} & settings.keys()):
-        raise ConfigError(f"{unkept[0]} is for edgeasync.Peer: your loop decides how it trains and when it ends")
+        raise ConfigError(
+            f"{unkept[0]} is an argument of edgeasync.Peer only; remove it, and let your loop decide how it "
+            "trains and when it ends"
+        )
     if said["peers"] is None:
         raise ConfigError("join without a hub needs the file that lists the peers: pass peers='peers.toml'")
     return convert({**settings, **said}, PeerSection, where="join")

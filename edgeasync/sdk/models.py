@@ -119,7 +119,9 @@ def prepare(
             spec=spec, initial=initial, make_trainer=_no_trainer, make_evaluator=_no_evaluator, restore=dict
         )
     if hasattr(model, "gradient") and not hasattr(model, "parameters"):
-        raise ConfigError(f"{_name(model)} has no `parameters`: set it to a dict of the initial named arrays")
+        raise ConfigError(
+            f"{_name(model)} has no `parameters`; add this attribute, a dict of the initial named arrays"
+        )
     raise ConfigError(f"{_name(model)} is not a supported model; pass {KINDS}")
 
 
@@ -205,7 +207,10 @@ def _onnx(file: str | Path, forward: bytes | None, settings: GraphSettings, loca
         from edgeasync.autodiff.export import export_model  # noqa: PLC0415 - needs onnx
 
         if graph.forward is None:
-            raise ConfigError(f"{described.file}: cannot return a training graph; train the forward model instead")
+            raise ConfigError(
+                f"{described.file}: a training graph cannot be returned as a trained model; train the forward "
+                "model instead"
+            )
         return onnx.load_model_from_string(export_model(graph.forward, arrays))
 
     return Prepared(

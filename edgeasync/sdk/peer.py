@@ -102,7 +102,7 @@ class Peer(Service):
                 "reach this device"
             )
         if section.epochs is not None and is_trainer(data):
-            raise ConfigError("epochs counts passes over data: with your own trainer set steps_max instead")
+            raise ConfigError("epochs counts passes over the data: with your own trainer, set steps_max instead")
         local = local_training(optimizer, batch_size, keep_optimizer_state=keep_optimizer_state)
         check_training(model, local)
         self._graph = graph_settings(loss, output, train, freeze)

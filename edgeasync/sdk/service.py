@@ -126,8 +126,8 @@ class Service(ABC):
         self._check_may_wait("wait", "write `await {0}.wait_async()`")
         if self._in_callback:
             raise ConfigError(
-                "wait() in a callback would wait for that callback: return, or raise callbacks.StopTraining to "
-                f"end the {_name(self)}"
+                "wait() would never return in a callback, because it would wait for that callback: return, or "
+                f"raise callbacks.StopTraining to end the {_name(self)}"
             )
         if self._loop is None and self._thread is None:
             raise EdgeAsyncError(f"this {type(self).__name__} has not started: call start() before wait()")

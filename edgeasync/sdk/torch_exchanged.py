@@ -68,7 +68,8 @@ class Exchanged:
         if told := [f"{what}: {listed(names)}" for what, names in changes.items() if names]:
             raise ModelMismatchError(
                 f"the module has changed since it joined ({'; '.join(told)}), and a session exchanges only "
-                "parameters that were trained at join; end it, and join a hub whose model has these parameters"
+                "parameters that were trained at join; end the session, and join a hub whose model has these "
+                "parameters"
             )
         self.tensors = {name: tensors[name] for name in joined}
         self.trained = {id(tensors[name]) for name, parameter in joined.items() if parameter.role == "trained"}

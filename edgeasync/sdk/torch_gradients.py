@@ -204,8 +204,8 @@ def _points(scene: _Scene) -> Iterator[_Point]:
             break
     if not calm and not restless:
         raise GraphError(
-            f"{type(scene.module).__name__} has no finite gradients, at random examples or near the values of "
-            f"example ({trouble}); pass an example that it can be trained on"
+            f"the gradients of {type(scene.module).__name__} are not finite, neither at random examples nor near "
+            f"the values of example ({trouble}); pass an example that the module can be trained on"
         )
     if not calm:
         yield min(restless, key=lambda point: point.unrest)
@@ -353,8 +353,8 @@ def _compare(point: _Point, results: Gradients, written: Written) -> None:
         apart = float(np.abs(results.get(name, np.float32(0.0)) - gradient).max(initial=0.0))
         if not apart <= point.allowed(name) + SPREADS * float(point.spreads[name].max(initial=0.0)):
             raise GraphError(
-                f"the gradient of {name!r} in the exported model differs from torch's by {apart:.2g}, where its "
-                f"largest value is {np.abs(gradient).max():.2g}; {written.advice}{ITSELF}"
+                f"the gradient of {name!r} in the exported model differs from torch's by up to {apart:.2g}, and "
+                f"its largest value is {np.abs(gradient).max():.2g}; {written.advice}{ITSELF}"
             )
 
 
@@ -362,6 +362,6 @@ def _compare_statistic(name: str, expected: npt.NDArray[np.float32], found: npt.
     apart = float(np.abs(found - expected).max(initial=0.0))
     if not apart <= APART_MAX * max(float(np.abs(expected).max(initial=0.0)), NOISE):
         raise GraphError(
-            f"the running statistic {name!r} in the exported model differs from torch's by {apart:.2g}, where its "
-            f"largest value is {np.abs(expected).max():.2g}; {ITSELF}"
+            f"the running statistic {name!r} in the exported model differs from torch's by up to {apart:.2g}, and "
+            f"its largest value is {np.abs(expected).max():.2g}; {ITSELF}"
         )

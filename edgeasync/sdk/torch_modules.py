@@ -54,7 +54,7 @@ def check_alone() -> None:
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
             f"this process is one of {dist.get_world_size()} in a torch process group, and an exchange would "
-            "change its model only; train without a process group, and let each process join"
+            "change the model of this process only; train without a process group, and let each process join"
         )
 
 

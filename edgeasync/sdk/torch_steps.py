@@ -153,8 +153,8 @@ class Optimizers:
             self._left = None
             remedy = "leave the session, and join again with" if left is self._given else "make"
             raise ConfigError(
-                f"{type(left).__name__} no longer steps any parameter that this session exchanges, because they "
-                f"were replaced; {remedy} a new optimizer of module.parameters()"
+                f"{type(left).__name__} no longer updates any parameter of this session, because the module's "
+                f"parameters were replaced; {remedy} a new optimizer of module.parameters()"
             )
 
     def _judge_replaced(self) -> None:

@@ -93,7 +93,7 @@ class TrainerFactory:
         if loss is not None and found is not None and kind_of(loss) != found:
             wanted = kind_of(loss)
             raise ConfigError(
-                f"the hub's model has the loss {found}, but this device {wanted}; use the same on both"
+                f"the hub's model has the loss {found}, but this device uses {wanted}; use the same loss on both"
             )
 
     def _watch_own(self, agent: AgentRuntime, welcome: Welcome) -> None:

@@ -54,7 +54,7 @@ class SklearnModel(Adapted):
         if not isinstance(estimator, KINDS):
             raise ConfigError(f"estimator is {name}; pass one of {', '.join(kind.__name__ for kind in KINDS)}")
         if is_classifier(estimator) != (classes is not None):
-            raise ConfigError(f"{name}: classes is required for classifiers, and only for them; pass their number")
+            raise ConfigError(f"{name}: pass classes=N, the number of classes, for classifiers only")
         if getattr(estimator, "average", False) or getattr(estimator, "early_stopping", False):
             raise ConfigError(f"{name}: average and early_stopping work only in one process; remove them")
         self._classes = None if classes is None else np.arange(classes)

@@ -107,7 +107,9 @@ def add_up(
             right += found.right
             labels += found.labels
     if not weight:
-        raise DataError("all evaluation examples have the ignored label; add some with other labels")
+        raise DataError(
+            "all labels are the ignored label, so the loss is undefined; add examples with other labels"
+        )
     return EvaluationResult(total / weight, right / labels if labels else None, len(x))
 
 

@@ -167,9 +167,9 @@ class _Screen:
                 version = _int(value)
         if domain == _OWN and version == 1:
             return True
-        _check_domain(domain, "the graph imports")
+        _check_domain(domain, "the graph imports operators")
         if not OPSET_MIN <= version <= OPSET_MAX:
-            raise GraphError(f"the graph has opset {version}; use one from {OPSET_MIN} to {OPSET_MAX} at the hub")
+            raise GraphError(f"the graph has opset {version}; use opset {OPSET_MIN} to {OPSET_MAX} at the hub")
         return False
 
     def _graph(self, view: memoryview, depth: int) -> None:
@@ -231,10 +231,13 @@ class _Screen:
                 number = _int(value)
         if number is not None and attribute_name in _DIVISORS and not 0 < number < 1 << 31:
             # onnxruntime divides by this number, so a 0 would crash the process.
-            raise GraphError(f"{where}: {attribute_name.decode()} must be a count of at least 1; {_MEND}")
+            raise GraphError(f"{where}: {attribute_name.decode()} must be from 1 to 2**31 - 1; {_MEND}")
         if body is not None:
             if (operator, attribute_name) != (b"Scan", b"body"):
-                raise GraphError(f"{where} contains a graph; only the body of a Scan may")
+                raise GraphError(
+                    f"{where} contains a subgraph, which only a Scan node may have (its body); use a model "
+                    "without other subgraphs at the hub"
+                )
             self._graph(body, depth + 1)
 
     def _tensor(self, view: memoryview) -> None:
@@ -255,16 +258,19 @@ class _Screen:
                 case "float_data" | "double_data" | "int32_data" | "int64_data" | "uint64_data":
                     held += 1 if isinstance(value, int) else len(value)
             if len(dims) > DIMS_MAX:
-                raise GraphError(f"tensor {_shown(tensor)} has more than {DIMS_MAX} dimensions; it may be damaged")
+                raise GraphError(
+                    f"tensor {_shown(tensor)} has more than {DIMS_MAX} dimensions; the graph is damaged"
+                )
         if data_type not in _ITEM_BITS:
             raise GraphError(
-                f"tensor {_shown(tensor)} has values of ONNX type {data_type}; use numbers or booleans at the hub"
+                f"tensor {_shown(tensor)} has the ONNX type {data_type}; use a model with only numbers and "
+                "booleans at the hub"
             )
         size = math.prod(dims)
         sound = size <= held if raw is None else raw == (size * _ITEM_BITS[data_type] + 7) // 8 and not held
         if not sound or any(dim >= 1 << 63 for dim in dims):
             raise GraphError(
-                f"tensor {_shown(tensor)}: the number of values does not match its shape; it may be damaged"
+                f"tensor {_shown(tensor)}: the number of values does not match its shape; the graph is damaged"
             )
 
     def _skim(self, view: memoryview, schema: _Schema) -> None:

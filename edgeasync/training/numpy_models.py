@@ -67,11 +67,11 @@ class _Classifier(Section, frozen=True, dict=True):
                 "features as the other devices"
             )
         if dataset.y.dtype.kind != "i" or dataset.y.ndim != 1:
-            raise DataError("the data's targets must be one class number per example, as the hub's model expects")
+            raise DataError("targets are invalid: the hub's model expects one class number (integer) per example")
         if (label := int(dataset.y.max())) >= classes:
             raise DataError(
-                f"label {label} is too large for the {classes} classes of the hub's model; number the classes "
-                "from 0"
+                f"label {label} is out of range: the hub's model has {classes} classes; use labels from 0 to "
+                f"{classes - 1}"
             )
 
     def gradient(self, parameters: Vector, x: Array, y: Labels, out: Vector, meter: Meter | None = None) -> float:

@@ -85,8 +85,8 @@ def explain(error: Exception) -> DataError | GraphError | NoMemoryError:
     if "out of data bounds" in sentence:
         detail = sentence.rpartition("Status Message: ")[2]
         return DataError(
-            f"the data contains a number out of the range of the hub's model ({detail}); number tokens and "
-            "classes from 0, and remove those that the model does not know"
+            f"the data contains a token or label that is out of range for the hub's model ({detail}); number "
+            "tokens and classes from 0, and remove those that the model does not have"
         )
     if "allocate memory" in sentence or "bad_alloc" in sentence:
         return NoMemoryError(f"not enough memory for a run: {native_reason(error)}")

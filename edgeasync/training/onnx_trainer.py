@@ -161,7 +161,8 @@ class OnnxTrainer(GradientTrainer):
         count = len(dataset) if self._graph.batch_size is None else len(dataset) // rows * rows
         if not count:
             raise DataError(
-                f"{len(dataset)} examples are fewer than the hub's graph's batch size of {rows}; add examples"
+                f"{len(dataset)} examples do not fill a batch of {rows}, the fixed batch size of the hub's graph; "
+                "pass more data"
             )
         meter = self._graph.accuracy_meter()
         total = counted = 0.0
@@ -382,8 +383,8 @@ class GraphGradient:
         counted = dataset.y if ignored is None else dataset.y[dataset.y != int(ignored)]
         if labels and classes is not None and (label := int(counted.max(initial=0))) >= int(classes):
             raise DataError(
-                f"label {label} is too large for the {classes} classes of the hub's model; number the classes "
-                "from 0"
+                f"label {label} is out of range: the hub's model has {classes} classes; use labels from 0 to "
+                f"{int(classes) - 1}"
             )
 
 
@@ -407,5 +408,5 @@ def _check_contract(
             if entry is None or tuple(entry.shape) != parameter.shape or entry.type != "tensor(float)":
                 found = "is missing" if entry is None else f"is {entry.type} {entry.shape}"
                 raise ModelMismatchError(
-                    f"{name!r} {found} in the graph, but float32 {list(parameter.shape)} in the hub's model"
+                    f"{name!r} {found} in the graph, but the hub's model expects float32 {list(parameter.shape)}"
                 )

@@ -325,8 +325,8 @@ def test_epochs_and_batches_of_a_device_override_the_hubs(tmp_path):
         ({"data": []}, "the list is empty"),
         ({"trainer": Awaited(), "workers": 2}, "workers is 2, but there is one trainer: pass a list"),
         ({"data": DATA, "workers": 2, "name": "pi/1"}, "edgeasync adds '/' and a number for each worker"),
-        ({"data": DATA, "epochs": 0}, "epochs counts passes over data: pass a number above 0"),
-        ({"trainer": Awaited(), "epochs": 1}, "epochs counts passes over data: .* instead of a trainer"),
+        ({"data": DATA, "epochs": 0}, "epochs counts passes over the data: set it above 0"),
+        ({"trainer": Awaited(), "epochs": 1}, "epochs counts passes over the data: .* instead of a trainer"),
         ({"trainer": [Awaited()] * 2}, "workers 1 and 2 share a trainer object: create one for each"),
     ],
 )
@@ -358,7 +358,8 @@ def test_a_wait_in_a_callback_says_what_to_do(tmp_path, caplog):
             agent.wait(PATIENCE_S)
         hub.wait(PATIENCE_S)
     assert (
-        "wait() in a callback would wait for that callback: return, or raise callbacks.StopTraining" in caplog.text
+        "wait() would never return in a callback, because it would wait for that callback: return, or raise "
+        "callbacks.StopTraining" in caplog.text
     )
 
 

@@ -169,7 +169,7 @@ def test_what_is_ignored_is_said_once_and_what_nobody_knows_is_a_mistake(caplog,
 def test_a_worker_refuses_another_loss_than_the_servers():
     with ParameterServer(network(), port=0, loss_fn=nn.MSELoss()) as server:
         worker = AsyncWorker(server.hub.address)
-        with pytest.raises(ConfigError, match="the loss mse, but this device cross_entropy"):
+        with pytest.raises(ConfigError, match="the loss mse, but this device uses cross_entropy"):
             worker.train((np.zeros((4, 64)), np.zeros((4, 10))), loss_fn=nn.CrossEntropyLoss())
 
 

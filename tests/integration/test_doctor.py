@@ -196,7 +196,7 @@ FAULTS = {
     "old processor": (
         plant({"proc/cpuinfo": "flags\t: sse\nFeatures\t: fp\n"}), "processor", "warn", "without a", "slow steps",
     ),
-    "clock": (patch(time, "time", lambda: 86_400.0), "clock", "warn", "was never set", "timedatectl"),
+    "clock": (patch(time, "time", lambda: 86_400.0), "clock", "warn", ", never set", "timedatectl"),
     "no wheel": (
         patch(doctor, "find_version", lambda name: None if name == "onnxruntime" else "1"),
         "packages", "fail", "cannot import onnxruntime", "reinstall edgeasync",
@@ -265,7 +265,7 @@ def test_a_state_that_this_user_may_not_look_into_has_its_line(commands):
     closed.mkdir(mode=0)
     doctor = commands.start("doctor", "--state", closed / "state", under=without_rights())
     assert doctor.wait() == UNFIT
-    assert "cannot be read by this user; 'sudo chown -R $USER" in "\n".join(doctor.lines)
+    assert "cannot be read by this user; run 'sudo chown -R $USER" in "\n".join(doctor.lines)
 
 
 def test_a_device_that_has_yet_to_enrol_is_looked_at_like_another(commands, device):

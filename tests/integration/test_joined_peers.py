@@ -194,8 +194,11 @@ def test_what_keeps_a_loop_from_listening_is_raised(tmp_path):
         ({"state": None}, "needs state"),
         ({"hub": "tcp://127.0.0.1:5555"}, "hub requires a hub"),
         ({"own_start": True}, "own_start requires a hub"),
-        ({"steps_max": 3}, "steps_max is for edgeasync.Peer: your loop decides how it trains"),
-        ({"threads": 2}, "threads is for edgeasync.Peer"),
+        (
+            {"steps_max": 3},
+            "steps_max is an argument of edgeasync.Peer only",
+        ),
+        ({"threads": 2}, "threads is an argument of edgeasync.Peer only"),
         ({"round_step": 3}, "round_step"),
         ({"codec": "top_k(0.1)"}, "top_k"),
         ({"name": "stranger"}, 'add it to the list on every device: {name = "stranger"'),

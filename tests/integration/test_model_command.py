@@ -275,7 +275,7 @@ def test_a_hub_without_a_journal_has_its_last_checkpoint_exported_and_that_is_to
     mistake(
         commands,
         CONFIG,
-        "no version was evaluated",
+        "no version has been evaluated",
         "--best",
         arguments=["export", "run-hub", "--out", "b.onnx", "--best"],
     )
@@ -294,7 +294,7 @@ def test_settings_that_are_none(commands, forward):
         mistake(commands, GRAPH, *hint, arguments=[*arguments, "--train", "tail.*"])
         mistake(commands, GRAPH, *hint, arguments=[*arguments, "--freeze", "tail.*"])
         mistake(commands, GRAPH, "'tail'", "scores", arguments=[*arguments, "--output", "tail"])
-        mistake(commands, GRAPH, "none selected", arguments=[*arguments, "--freeze", "*"])
+        mistake(commands, GRAPH, "no parameter is selected", arguments=[*arguments, "--freeze", "*"])
 
 
 def test_a_training_graph_in_place_of_a_forward_model_and_the_other_way_round(commands, forward):

@@ -121,7 +121,7 @@ def test_examples_that_are_read_when_they_are_drawn_can_evaluate():
 
 def test_an_estimator_takes_one_input():
     two = Dataset.of({"a": np.eye(3), "b": np.eye(3)}, [0, 1, 0])
-    with pytest.raises(DataError, match="the data has the inputs a, b, but needs a single array x"):
+    with pytest.raises(DataError, match="the data has the inputs a, b, but a single array x is expected"):
         model(SGDClassifier(), 3, 2).prepare(LocalTraining()).make_trainer(two, 0, 1)
 
 
@@ -145,7 +145,7 @@ def test_an_agent_trains_a_regressor(tmp_path):
     ("mistake", "told"),
     [
         (lambda: model(SVC(), 3, 2), "estimator is SVC; pass one of SGDClassifier"),
-        (lambda: model(SGDClassifier(), 3), "classes is required for classifiers, and only for them"),
+        (lambda: model(SGDClassifier(), 3), "pass classes=N, the number of classes, for classifiers only"),
         (lambda: model(SGDClassifier(average=True), 3, 2), "average and early_stopping work only in one process"),
         (
             lambda: model(SGDRegressor().partial_fit([[1]], [1]), 3),

@@ -194,7 +194,7 @@ def test_the_error_repeats_until_the_module_fits_again():
 def test_an_optimizer_of_replaced_tensors_is_told(watched, tmp_path):
     module = make()
     optimizer = torch.optim.SGD(module[2].parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match="SGD no longer steps any parameter that this session exchanges"):
+    with pytest.raises(ConfigError, match="SGD no longer updates any parameter of this session"):
         train(tmp_path, optimizer, module, assign, watched=watched)
 
 

@@ -128,7 +128,7 @@ def test_a_file_that_onnxruntime_optimized(level, tmp_path):
     model = onnx.load(tmp_path / "optimized.onnx")
     assert kind_of_producer(model) == "onnxruntime"
     graph, settings, refusals = follow(model.SerializeToString())
-    assert "use the file from before onnxruntime optimized it" in refusals[0]
+    assert "use the original file, before onnxruntime optimized it" in refusals[0]
     assert settings["freeze"]
     assert_trains(graph)
     feeds = examples(graph)

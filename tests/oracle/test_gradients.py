@@ -12,7 +12,7 @@ from tests.support.models.torch_models import MODELS, make
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's exporters and what they call warn of themselves
 
-FOLDED, COMPUTED = "the exporter folded into it", "which the exporter computed"
+FOLDED, COMPUTED = "the exporter folded a batch norm into", "which the exporter computed"
 MERGED = "the exporter may have merged"
 REFUSED = (
     {(name, way): FOLDED for name in ("residual", "mobile", "sensors")

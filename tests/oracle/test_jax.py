@@ -51,7 +51,7 @@ def test_a_tree_is_trained_and_given_back_as_one():
 
 def test_data_of_several_inputs_is_refused():
     x, y = data(8)
-    with pytest.raises(DataError, match="the data has the inputs a, b, but needs a single array x"):
+    with pytest.raises(DataError, match="the data has the inputs a, b, but a single array x is expected"):
         train(model(tree(), loss, optax.sgd(0.1)), ({"a": x, "b": x}, y), until=Stop(updates=1))
 
 
@@ -126,7 +126,7 @@ def test_a_loop_joins_by_a_holder_and_resumes(tmp_path):
     [
         (lambda: model({}, loss), "params has no arrays"),
         (lambda: model({"step": jnp.zeros(1, jnp.int32)}, loss), "'step' is not a float32 array"),
-        (lambda: model(tree(), loss, 0.1), "optimizer is float; pass one of optax"),
+        (lambda: model(tree(), loss, 0.1), "optimizer is float; pass an optimizer of optax"),
     ],
 )
 def test_mistakes_are_told_in_one_line(mistake, told):
@@ -176,5 +176,5 @@ def test_a_tree_that_is_another_than_at_join_is_told(change):
     kept = parameters.params({"w": jnp.zeros(3), "b": jnp.zeros(1)})
     kept.value = change(kept.value)
     for use in (kept.read, kept.write):
-        with pytest.raises(ModelMismatchError, match="has another shape than at join, was added, or is missing"):
+        with pytest.raises(ModelMismatchError, match="was added, removed or reshaped after join"):
             use({"w": np.zeros(3, np.float32), "b": np.zeros(1, np.float32)})

@@ -235,7 +235,7 @@ def test_a_stop_is_kept_by_the_newer_exporter_and_the_older_one_is_refused(kind)
 LOST_BY_BOTH = "the legacy exporter does not write where torch stops gradients: train the module itself"
 LOST = {
     InPlace: r"exporters ignore detach_\(\): write h = h.detach\(\) instead of h.detach_\(\), or train the module",
-    OwnFunction: r"where its largest value is \S+; train the module itself with edgeasync.torch.model",
+    OwnFunction: r"and its largest value is \S+; train the module itself with edgeasync.torch.model",
 }
 
 

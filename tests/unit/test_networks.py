@@ -64,7 +64,9 @@ def test_axes_in_another_order_are_refused():
     network = Network(nn.Conv1d(2, 3, 1), (2, 5))
     with pytest.raises(DataError, match=r"shape \(5, 2\), but the network expects \(2, 5\)"):
         network(np.zeros((4, 5, 2)))
-    with pytest.raises(DataError, match=r"targets of shape \(4, 5, 3\) for scores of shape \(4, 3, 5\)"):
+    with pytest.raises(
+        DataError, match=r"the targets have shape \(4, 5, 3\), but the scores have shape \(4, 3, 5\)"
+    ):
         networks.mean_loss("mse", np.zeros((4, 3, 5)), np.zeros((4, 5, 3)))
 
 
@@ -74,7 +76,7 @@ def test_mistakes_are_named():
         network.gradient(np.ones((2, 5)), [0, 1])
     with pytest.raises(DataError, match="the network expects \\(4,\\)"):
         network(np.ones((2, 5)))
-    with pytest.raises(DataError, match="label 3 is too large for the 3 classes"):
+    with pytest.raises(DataError, match="label 3 is out of range: the hub's model has 3 classes"):
         network.gradient(np.ones((1, 4)), [3])
     with pytest.raises(DataError, match="inputs image, but the network has x"):
         network({"image": np.ones((1, 4))})
@@ -82,5 +84,5 @@ def test_mistakes_are_named():
         Network(LAYERS)
     with pytest.raises(ConfigError, match="model is int"):
         Network(3)
-    with pytest.raises(DataError, match=r"targets of shape \(1, 2\) for scores of shape \(1, 1\)"):
+    with pytest.raises(DataError, match=r"the targets have shape \(1, 2\), but the scores have shape \(1, 1\)"):
         networks.mean_loss("mse", [[1.0]], [[1.0, 2.0]])

@@ -84,7 +84,7 @@ class DeviceModel:
         """
         follow(self.base, steps, rounding, self._trained_length, self.base)
         if wire.checksum(self.base.data.cast("B")) != checksum:
-            raise ProtocolError("the deltas do not fit this device's model; it fetches the whole model")
+            raise ProtocolError("the deltas do not fit this device's model; the device fetches the whole model")
         self.checksum = checksum
         self._start_from_base()
 

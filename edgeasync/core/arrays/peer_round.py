@@ -37,7 +37,9 @@ class PeerRound:
         self._trained_length = trained_length
         self.norms = _norms(self.snapshot, trained_length)
         if not all(map(math.isfinite, self.norms)):
-            raise NotFiniteError("training has diverged: this device's model is too large or not finite")
+            raise NotFiniteError(
+                "training has diverged: this device's model has values that are too large or not finite"
+            )
         self._sum = self.snapshot.copy() if ring else np.zeros_like(self.snapshot)
         self._segments = segments
         self._members = np.float32(members)

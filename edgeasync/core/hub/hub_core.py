@@ -278,7 +278,8 @@ class HubCore:
         """Execute an operator's order; raises `RefusalError` for an unknown device."""
         if not key and self.policy_engine.policy.trust == "open":
             raise RefusalError(
-                "not_allowed", "a hub with trust = 'open' and without keys accepts no orders; start it with --keys"
+                "not_allowed",
+                "this hub has trust = 'open' and no keys, so it accepts no orders; start it with --keys",
             )
         voter = self.policy_engine.voter_of(order.device_id)
         if voter is None:

@@ -165,7 +165,7 @@ class CodecSettings(Section, frozen=True):
             raise ValueError("push cannot be 'off': devices must send updates; use 'identity' for float32")
         if self.model not in ELEMENTWISE:
             raise ValueError(
-                f"model = {self.model!r} is not a codec of whole models; use one of {', '.join(ELEMENTWISE)}"
+                f"model = {self.model!r} cannot encode whole models; use one of {', '.join(ELEMENTWISE)}"
             )
         if self.delta == "auto":
             raise ValueError(

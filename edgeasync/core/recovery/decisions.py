@@ -82,7 +82,7 @@ def _raise(plugins: dict[str, object], paths: Sequence[str], number: int, what: 
     ]
     if found:
         raise PluginError(
-            f"entry {number} of the journal: {' or '.join(found)} decides {what} differently than in the run; "
+            f"entry {number} of the journal: {' or '.join(found)} decides {what} differently now than in the run; "
             f"{REMEDY}"
         )
 

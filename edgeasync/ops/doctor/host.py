@@ -42,7 +42,9 @@ def judge_system(system: str, machine: str, bits: int, board: str) -> Finding:
         cure = "install a 64-bit system: onnxruntime has no packages for 32 bits"
         return fail("system", shown, cure)
     if system != "Linux" or machine not in MACHINES:
-        return warn("system", shown, f"edgeasync was never tested here; use Linux on {' or '.join(MACHINES)}")
+        return warn(
+            "system", shown, f"edgeasync is not tested on this system; use Linux on {' or '.join(MACHINES)}"
+        )
     return ok("system", shown)
 
 
@@ -58,7 +60,9 @@ def judge_provider(wanted: str, available: Sequence[str], started: Sequence[str]
     """Judge which execution providers start. `wanted` is the agent's setting."""
     names = [name.removesuffix("ExecutionProvider") for name in started]
     if not names:
-        return fail("provider", "onnxruntime starts no provider", "reinstall it with 'pip install onnxruntime'")
+        return fail(
+            "provider", "no provider of onnxruntime starts", "run 'pip install --force-reinstall onnxruntime'"
+        )
     first, shown = names[0].lower(), f"{names[0]} runs the model"
     if wanted in ("cuda", "tensorrt") and first != wanted:
         has = (
@@ -94,7 +98,7 @@ def judge_processor(machine: str, cores: int, threads: int, processor: Processor
 def judge_memory(memory: Memory | None, limit_bytes: int) -> Finding:
     """Judge the memory. `limit_bytes` is the limit of the cgroup, 0 if unknown."""
     if memory is None:
-        return warn("memory", "unknown to the system", "check that at least 128 MiB are free for an agent")
+        return warn("memory", "not reported by the system", "check that at least 128 MiB are free for an agent")
     available = min(memory.available_bytes, limit_bytes or memory.available_bytes)
     shown = f"{_mebibytes(available)} of {_mebibytes(memory.total_bytes)} free"
     if available < AGENT_BYTES // 2:
@@ -123,7 +127,8 @@ def judge_disk(free_bytes: int, mount: Mount | None, sync_s: float | None) -> Fi
     if sync_s > SYNC_S_SLOW:
         return warn("disk", shown, "keep spool = 'identity', or replace the card, which may be worn out")
     if mount is not None and mount.kind in ON_MEMORY:
-        return warn("disk", f"{shown}; in memory", "move the state to a disk: a restart makes this a new device")
+        cure = "move the state to a disk (--state): the device loses its identity at a reboot"
+        return warn("disk", f"{shown}; stored in memory", cure)
     return ok("disk", shown)
 
 
@@ -159,9 +164,7 @@ def judge_power(power: Power | None, throttled: Sequence[str] | None) -> Finding
 def judge_clock(now_s: float, shown: str, *, synchronized: bool | None) -> Finding:
     """Judge the clock. Logs and tokens need a correct time; training does not."""
     if now_s < CLOCK_MIN_S:
-        return warn(
-            "clock", f"{shown}: was never set", "enable systemd-timesyncd: 'sudo timedatectl set-ntp true'"
-        )
+        return warn("clock", f"{shown}, never set", "enable systemd-timesyncd: 'sudo timedatectl set-ntp true'")
     if synchronized is False:
         return warn(
             "clock", f"{shown}, not synchronized", "run 'sudo timedatectl set-ntp true', and open UDP port 123"

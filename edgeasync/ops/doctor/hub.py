@@ -25,8 +25,8 @@ PERIOD_S = 10.0
 """Assumed seconds between two exchanges until the hub reports the fleet's period."""
 
 ENROL = (
-    "run 'edgeasync keys enrol NAME' at the hub, then 'edgeasync agent --enrol TOKEN' here; or 'edgeasync keys "
-    "accept' at the hub if this device knocks"
+    "run 'edgeasync keys enrol NAME' at the hub, then 'edgeasync agent --enrol TOKEN' here; if this device "
+    "knocks, run only 'edgeasync keys accept' at the hub"
 )
 
 AGAIN = "run 'edgeasync keys enrol NAME' at the hub, then 'edgeasync agent --enrol TOKEN' here"
@@ -166,7 +166,7 @@ def judge_traffic(
     hour = exchange * 3600.0 / period_s
     shown = f"{hour / 1e6:.3g} MB per hour {how}"
     if day_max is not None and 24 * hour > day_max:
-        cure = "none needed, the device pauses to stay below; or raise bytes_per_day_max"
+        cure = "nothing to do: the device pauses when it reaches the quota; to avoid this, raise bytes_per_day_max"
         return warn("traffic", f"{shown}, above the daily quota of {day_max / 1e6:.3g} MB", cure)
     return ok("traffic", shown)
 

@@ -31,7 +31,7 @@ def examine_state(folder: Path, device_id: str, machine: str) -> Finding:
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         return closed(folder, "cannot be written by this user")
     if is_locked(folder):
-        cure = "fine if intended; for a second agent, pass another --state and --device-id"
+        cure = "nothing to do, unless you start a second agent: pass it another --state and --device-id"
         return warn("state", f"{folder}: used by a running agent", cure)
     file, remedy = folder / "identity.json", "delete it; the agent then starts with a new identity"
     try:
@@ -41,11 +41,15 @@ def examine_state(folder: Path, device_id: str, machine: str) -> Finding:
     except StorageError as error:
         return fail("state", str(error).removesuffix(f"; {remedy}"), remedy)
     if identity.device_id != device_id:
-        cure = f"pass --device-id {identity.device_id}, or another --state; otherwise this starts as a new device"
-        return warn("state", f"{folder} belongs to {identity.device_id}, this device is {device_id}", cure)
+        cure = (
+            f"pass --device-id {identity.device_id}, or another --state; otherwise the agent starts as a new "
+            "device"
+        )
+        return warn("state", f"{folder} belongs to {identity.device_id}, but this device is {device_id}", cure)
     if identity.machine and machine and identity.machine != machine:
         cure = (
-            "fine if its card was moved here; if the other machine still runs, delete this folder and enrol again"
+            "nothing to do if you moved the card here; if the other machine still runs, delete this folder and "
+            "enrol again"
         )
         return warn("state", f"{folder} was last used on another machine, so it may be a copy", cure)
     return ok("state", f"{folder}, {identity.incarnation} starts")
@@ -67,5 +71,8 @@ def time_sync(folder: Path) -> float | None:
 
 def closed(folder: Path, why: str) -> Finding:
     """Return the finding that this user cannot use the folder."""
-    cure = f"'sudo chown -R $USER {folder}', or pass another --state; under systemd run the doctor as its user"
+    cure = (
+        f"run 'sudo chown -R $USER {folder}', or pass another --state; for a service, run the doctor as the "
+        "service's user"
+    )
     return fail("state", f"{folder} {why}", cure)

@@ -54,7 +54,7 @@ def examine_step(
     nbytes = 4 * trainer.spec.length
     shown = f"the data fits the model, and a step takes {_duration(seconds)}"
     if seconds > STEP_S_SLOW:
-        cure = "set micro_batch_size, use a smaller model, or accept few local steps"
+        cure = "set micro_batch_size, use a smaller model, or accept few local steps per update"
         return StepFinding(warn("step", shown, cure), nbytes)
     return StepFinding(ok("step", shown), nbytes)
 

@@ -47,7 +47,8 @@ def make_bundle(source: str, platform: Platform, python: Python, out: Path, *, e
     """
     if out.exists() and any(out.iterdir()):
         raise ConfigError(
-            f"--out {out}: folder is not empty; choose a new one, so that it has one version of each wheel"
+            f"--out {out}: this folder is not empty, and its wheels could be mixed with other versions; choose an "
+            "empty folder"
         )
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +57,9 @@ def make_bundle(source: str, platform: Platform, python: Python, out: Path, *, e
         run_told([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, named])
         wheels = list(Path(folder).glob("edgeasync-*.whl"))
         if len(wheels) != 1:
-            raise ConfigError(f"{source}: not edgeasync; pass its wheel, its clone, or its name in an index")
+            raise ConfigError(
+                f"{source}: not a package of edgeasync; pass a wheel, a clone, or a name in pip's index"
+            )
         wanted = f"{wheels[0]}[{extras}]" if extras else str(wheels[0])
         arguments = [*download_arguments(platform, python), "--dest", str(out.resolve())]
         run_told([*pip, "download", "--quiet", *arguments, wanted])

@@ -81,9 +81,12 @@ def find_unit(kind: Kind, place: InstallPlace, name: str | None) -> Unit:
             file = folder / f"{name}.service"
             other = _kind_of(file)
             if other is None and (file.is_symlink() or file.exists()):
-                raise ConfigError(f"{file}: unit of another program; choose another --name")
+                raise ConfigError(f"{file}: this unit belongs to another program; choose another --name")
             if other not in (None, kind):
-                raise ConfigError(f"{file}: unit of the {other} service; choose another --name, or pass {other}")
+                raise ConfigError(
+                    f"{file}: this unit belongs to the {other} service; choose another --name, or pass {other} "
+                    f"instead of {kind}"
+                )
     program = find_program(Path(sys.prefix)) if place.root == Path("/") else PROGRAM
     return Unit(kind, program, place.folder, place.user, name or "")
 

@@ -110,7 +110,7 @@ class RayWorkers(RevivedWorkers):
         except TypeError as error:
             words = " ".join(str(error).split())
             raise ConfigError(
-                f"the data or trainers of the workers cannot be pickled for Ray: {words}; {HOW}"
+                f"the data or trainer of a worker cannot be pickled for Ray: {words}; {HOW}"
             ) from error
         count, free = len(self._shares), ray.available_resources()
         # Resources are divided evenly, so that all workers can be placed at once.

@@ -44,7 +44,7 @@ def test_an_operator_without_a_rule_is_named_and_what_to_do():
     refused(model(text), r"the Sinh that computes 'a': no gradient for Sinh; write the model with other "
                          r"operators, or freeze the parameters before it: freeze=\['w1', 'b1'\]$")  # fmt: skip
     assert names(build_training_graph(model(text), GraphSettings(freeze=("w1", "b1")))) == ["w2", "b2"]
-    refused(model(text), "all trained parameters come before it: write the model with other operators$",
+    refused(model(text), "all trained parameters come before it, so write the model with other operators$",
             train=("*1",))  # fmt: skip
     named = edited(model(text), lambda proto: setattr(proto.graph.node[1], "name", "bend"))
     refused(named, r"node 'bend' \(Sinh\): no gradient for Sinh")
@@ -78,12 +78,12 @@ def test_parameters_that_an_exporter_merged():
     why = "parameter 'w' is used by the Mul that computes 'a' and the Mul that computes 'y', and all its values"
     refused(
         model(text, ones),
-        f"{why} are equal, so the exporter may have merged parameters; "
+        f"{why} are equal, so the exporter may have merged two parameters into it; "
         ".*, or set freeze=\\['w'\\], or train=\\['\\*'\\]",
     )
     refused(
         model(text, {"w": np.zeros(1, np.float32), "v": numbers((4,), 3)}),
-        "the exporter may have merged parameters",
+        "the exporter may have merged two parameters into it",
     )
     graph = build_training_graph(model(text, ones), GraphSettings(loss="mse", freeze=("w",)))
     assert names(graph) == ["v"]
@@ -147,7 +147,7 @@ def folded(parameter, output):
 def test_a_batch_norm_that_an_exporter_folded(parameter, output):
     refused(
         folded(parameter, output),
-        f"the Conv that computes '{output}' contains a batch norm that the exporter folded",
+        f"the exporter folded a batch norm into the Conv that computes '{output}', which changes training",
     )
     head = build_training_graph(folded(parameter, output), GraphSettings(loss="mse", train=("w",)))
     assert names(head) == ["w"]

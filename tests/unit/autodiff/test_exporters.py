@@ -286,7 +286,7 @@ def test_quantized_convolutions_are_refused_before_anything_is_frozen_for_them(f
     )
     parameters = {"body": np.ones((2, 2, 3), np.uint8), "middle": np.uint8(1), "v": numbers((8, 3), 1)}
     proto = written(text, parameters, (2, 6), producer="onnx.quantize")
-    told = r"operator ConvInteger is not supported on devices; use the file from before onnxruntime optimized"
+    told = r"operator ConvInteger is not supported on devices; use the original file, before onnxruntime optimized"
     with pytest.raises(GraphError, match=told):
         build_training_graph(proto.SerializeToString(), GraphSettings(freeze=frozen))
 

@@ -109,7 +109,7 @@ def test_a_part_that_its_sequence_does_not_have(place):
     sequence = "c = Constant<value_ints=[2, 4]>()\nq = SplitToSequence<axis=1>(h, c)"
     text = f"h = Mul(x, p)\n{sequence}\ni = Constant<{place}>()\ny = SequenceAt(q, i)"
     data = forward(text, {"p": numbers((6,), 1)}, (6,))
-    with pytest.raises(GraphError, match="selects a part that its sequence of 2 does not have"):
+    with pytest.raises(GraphError, match="selects a tensor outside its sequence of 2 tensors"):
         build_training_graph(data, MSE)
 
 

@@ -19,7 +19,7 @@ def test_a_foreign_operator():
         proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
     why = (
-        "no gradient for Gelu of the domain 'com.microsoft'; use the file from before onnxruntime "
+        "no gradient for Gelu of the domain 'com.microsoft'; use the original file, before onnxruntime "
         r"optimized or quantized it, or freeze the parameters before it: freeze=\['w1', 'b1'\]$"
     )
     refused(edited(model(), foreign), why)
@@ -58,7 +58,9 @@ def test_an_opset_that_is_too_new():
     def newer(proto):
         proto.opset_import[0].version = 24
 
-    refused(edited(model(), newer), "the model has opset 24, the newest supported is 23; export it with opset 18")
+    refused(
+        edited(model(), newer), "the model has opset 24, but the newest supported is 23; export it with opset 18"
+    )
 
 
 @pytest.mark.parametrize("opset", [9, 11, 13, 15, 17, 18, 19, 20, 21, 22, 23])

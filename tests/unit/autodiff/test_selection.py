@@ -51,7 +51,7 @@ def test_a_pattern_that_matches_nothing_is_a_mistake(settings):
 
 
 def test_nothing_left_to_train_and_nothing_that_reaches_the_output():
-    with pytest.raises(GraphError, match="no trained parameter affects output 'y': none selected"):
+    with pytest.raises(GraphError, match="no trained parameter affects output 'y'; no parameter is selected"):
         build_training_graph(model(), GraphSettings(freeze=("*",)))
     with pytest.raises(GraphError, match="no trained parameter affects output 'h'"):
         build_training_graph(model(), GraphSettings(output="h", loss="mse", train=("*2",)))
@@ -87,7 +87,8 @@ def test_what_the_file_says_is_frozen_stays_so_unless_train_is_given(settings, e
 
 def test_a_file_in_which_all_is_frozen():
     refused(
-        frozen("w1", "b1", "w2", "b2"), r"torch had w1, b1, w2, b2 frozen: set train=\['w1', 'b1', 'w2', 'b2'\]"
+        frozen("w1", "b1", "w2", "b2"),
+        r"to train w1, b1, w2, b2, which torch had frozen, set train=\['w1', 'b1', 'w2', 'b2'\]",
     )
     broken = edited(model(), lambda proto: proto.metadata_props.add(key="edgeasync.frozen", value="w1"))
     refused(broken, "the model's metadata 'edgeasync.frozen' is not a list of names")

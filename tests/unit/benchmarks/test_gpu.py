@@ -67,7 +67,7 @@ def test_without_a_gpu_it_ends_with_2_and_one_sentence(without_gpu, monkeypatch,
         gpu.main()
     assert end.value.code == UNFIT == 2
     assert capsys.readouterr().err.splitlines() == [
-        "this benchmark needs an NVIDIA GPU, and this machine has none that its driver tells of"
+        "this benchmark needs an NVIDIA GPU, but this machine's driver lists none"
     ]
 
 

@@ -33,7 +33,9 @@ def test_a_rule_without_sense_says_what_to_give():
         with pytest.raises(ConfigError, match=r"needs a limit: pass for example below=0\.1"):
             StopWhen(**wrong)
     for wrong in ({"rule": 3}, {"rule": lambda _: True, "below": 1}):
-        with pytest.raises(ConfigError, match="accepts either a function of an event"):
+        with pytest.raises(
+            ConfigError, match="needs either a function of an event, or the name of a number and a limit"
+        ):
             StopWhen(**wrong)
     with pytest.raises(ConfigError, match="evaluations have no accuracy; to measure an accuracy pass evaluate="):
         StopWhen("accuracy", above=0.5)(evaluation(1.0))

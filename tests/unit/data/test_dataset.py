@@ -25,12 +25,12 @@ GOOD_Y = np.array([0, 1, 2, 0, 1, 2])
         (np.where(GOOD_X == 3, -np.inf, GOOD_X), GOOD_Y, "values that are not finite"),
         (np.full((6, 2), 1e300), GOOD_Y, "values that are not finite in float32"),
         (GOOD_X.astype(str), GOOD_Y, "x has type <U32; use real numbers"),
-        ([[1.0], [1.0, 2.0]], [0, 1], "x is not one array; use the same shape for every example"),
+        ([[1.0], [1.0, 2.0]], [0, 1], "x cannot become one array; use the same shape for every example"),
         (GOOD_X, GOOD_Y.astype(complex), "y has type complex128; use class numbers"),
         (GOOD_X, GOOD_Y * np.nan, "y has values that are not finite"),
         (GOOD_X, np.zeros((6, 0)), "y of shape (6, 0) has no values; pass one label per example"),
         (GOOD_X, GOOD_Y - 1, "label -1 is negative; number the classes from 0"),
-        (GOOD_X, np.full(6, 2**63, np.uint64), "label 9223372036854775808 is too large"),
+        (GOOD_X, np.full(6, 2**63, np.uint64), "label 9223372036854775808 is out of range for int64"),
     ],
 )
 def test_a_dataset_says_what_is_wrong(x, y, sentence):

@@ -29,7 +29,7 @@ def test_an_iterable_is_read_no_further_than_asked():
     ("samples", "sentence"),
     [
         ([], "the iterable has no samples"),
-        ([([1.0], 0), ([1.0, 2.0], 0)], r"sample 1: shape \(2,\) differs from \(1,\) of the first"),
+        ([([1.0], 0), ([1.0, 2.0], 0)], r"sample 1 has shape \(2,\), but the first has shape \(1,\)"),
         ([([1.0], 0), (["a"], 0)], "sample 1: its features are not an array of real numbers"),
         ([([1.0], "cat")], "y has type <U3"),
         ([([np.inf], 0)], "not finite"),

@@ -71,5 +71,5 @@ def test_each_pass_reads_again():
 def test_what_is_wrong_is_told():
     with pytest.raises(DataError, match="no examples"):
         from_samples([])
-    with pytest.raises(DataError, match=r"example 1: shape \(3,\) differs from \(2,\) of the first"):
+    with pytest.raises(DataError, match=r"example 1 has shape \(3,\), but the first has shape \(2,\)"):
         from_samples(Images(shapes=((2,), (3,)))).features[:]

@@ -251,7 +251,7 @@ def test_tokens():
     for place in (0, N - 1):
         wrong = tokens.copy()
         wrong[place] = 20
-        with pytest.raises(DataError, match=r"out of the range of the hub's model \(.*idx=20.*number tokens"):
+        with pytest.raises(DataError, match=r"out of range for the hub's model \(.*idx=20.*number tokens"):
             evaluator(model, graph, wrong, LABELS)(vector)
     with pytest.raises(DataError, match="examples are not whole numbers"):
         evaluator(model, graph, numbers((N, 5)), LABELS)
@@ -325,7 +325,7 @@ def test_fewer_of_large_examples_at_a_time():
     ("x", "y", "words"),
     [
         (numbers((50, 9)), LABELS[:50], r"examples of shape \(9,\), but the hub's model expects \(8,\)"),
-        (numbers((50, 8)), np.arange(50) % 4, "label 3 is not one of the 3 classes"),
+        (numbers((50, 8)), np.arange(50) % 4, "label 3 is out of range: the hub's model has 3 classes"),
         (numbers((50, 8)), numbers(50), "class numbers"),
         (numbers((50, 8)), np.zeros((50, 2), int), r"targets of shape \(2,\), but the hub's model expects \(\)"),
     ],
@@ -340,14 +340,14 @@ def test_examples_that_all_weigh_nothing():
     loss = CrossEntropy(class_weights=(1.0, 0.0, 0.0))
     model = of(MLP, (8,))
     graph, vector = prepared(model, loss=loss)
-    with pytest.raises(DataError, match="class_weights of 0"):
+    with pytest.raises(DataError, match="the weight 0 in class_weights"):
         evaluator(model, graph, numbers((9, 8)), np.arange(9) % 2 + 1, loss=loss)
     assert math.isfinite(evaluator(model, graph, numbers((9, 8)), np.arange(9) % 2, loss=loss)(vector).loss)
 
 
 def test_examples_that_are_all_ignored():
     graph, _ = prepared(of(MLP, (8,)))
-    with pytest.raises(DataError, match="all data has the ignored label 7"):
+    with pytest.raises(DataError, match="all labels are the ignored label 7"):
         evaluator(of(MLP, (8,)), graph, numbers((9, 8)), np.full(9, 7), loss=CrossEntropy(ignored_label=7))
 
 
@@ -422,10 +422,12 @@ def test_axes_in_another_order():
     model = of(nn.Conv1d(2, 3, 1), (2, 5))
     graph, _ = prepared(model, loss="mse")
     with pytest.raises(
-        DataError, match=r"examples of shape \(5, 2\), but the hub's model expects \(2, 5\); reorder"
+        DataError,
+        match=r"examples of shape \(5, 2\), but the hub's model expects \(2, 5\); transpose or reshape them",
     ):
         evaluator(model, graph, numbers((9, 5, 2)), numbers((9, 3, 5)), loss="mse")
     with pytest.raises(
-        DataError, match=r"targets of shape \(5, 3\), but the hub's model expects \(3, 5\); reorder"
+        DataError,
+        match=r"targets of shape \(5, 3\), but the hub's model expects \(3, 5\); transpose or reshape them",
     ):
         evaluator(model, graph, numbers((9, 2, 5)), numbers((9, 5, 3)), loss="mse")

@@ -70,7 +70,7 @@ def test_a_journal_that_cannot_be_replayed_is_no_model(tmp_path):
 def test_a_best_file_that_is_torn_does_not_hide_what_the_journal_says(tmp_path):
     begin(tmp_path, [0])
     (tmp_path / BEST_FILE).write_bytes(b"torn")
-    with pytest.raises(ConfigError, match="no version was evaluated yet"):
+    with pytest.raises(ConfigError, match="no version has been evaluated yet"):
         best_model(tmp_path)
 
 

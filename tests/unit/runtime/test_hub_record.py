@@ -73,7 +73,7 @@ def test_a_folder_names_no_code_and_raises_no_limit(tmp_path):
 
 def test_what_cannot_be_gone_on_with(tmp_path):
     settings = convert(ONNX, HubSettings, where="test")
-    with pytest.raises(StorageError, match="no checkpoint to resume from; start it with a settings file"):
+    with pytest.raises(StorageError, match="no checkpoint to resume from; start the run with a settings file"):
         read_record(run_folder(tmp_path / "new", settings, checkpoint=False))
     run = run_folder(tmp_path / "old", settings)
     (run / RECORD_FILE).write_bytes(b"{")

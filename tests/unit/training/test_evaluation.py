@@ -43,8 +43,8 @@ def test_data_that_does_not_fit_a_numpy_model():
     model = SoftmaxModel(inputs=6, classes=3)
     for x, y, words in (
         (numbers((9, 5)), LABELS[:9], "5 features, but the hub's model expects 6"),
-        (numbers((9, 6)), np.full(9, 3), "label 3 is too large for the 3 classes"),
-        (numbers((9, 6)), numbers(9), "must be one class number per example"),
+        (numbers((9, 6)), np.full(9, 3), "label 3 is out of range: the hub's model has 3 classes"),
+        (numbers((9, 6)), numbers(9), r"expects one class number \(integer\) per example"),
     ):
         with pytest.raises(DataError, match=words):
             NumpyEvaluator(model, Dataset.of(x, y))

@@ -217,7 +217,7 @@ def test_labels_that_are_ignored_need_be_no_class():
     (result,), vector = take(graph, numbers((50, 8)), np.full(50, 255))
     assert result.loss is None
     np.testing.assert_array_equal(vector, graph.initial)
-    with pytest.raises(DataError, match="label 3 is too large for the 3 classes"):
+    with pytest.raises(DataError, match="label 3 is out of range: the hub's model has 3 classes"):
         trainer(graph, numbers((50, 8)), np.where(labels == 255, 255, labels + 1))
 
 
@@ -258,7 +258,7 @@ def test_a_fixed_batch_takes_full_batches_only():
     ("x", "y", "words"),
     [
         (numbers((50, 9)), LABELS, r"examples of shape \(9,\).* expects \(8,\)"),
-        (numbers((50, 8)), np.arange(50) % 4, "label 3 is too large for the 3 classes"),
+        (numbers((50, 8)), np.arange(50) % 4, "label 3 is out of range: the hub's model has 3 classes"),
         (numbers((50, 8)), numbers(50), "class numbers"),
         (numbers((50, 8)), numbers((50, 3)), "class numbers"),
     ],
@@ -270,11 +270,13 @@ def test_data_that_does_not_fit(x, y, words):
 
 def test_axes_in_another_order_do_not_fit():
     graph = built(nn.Sequential(nn.Conv2d(3, 3, 3), nn.GlobalAvgPool()), (3, 8, 8))
-    with pytest.raises(DataError, match=r"\(8, 8, 3\).* expects \(3, 8, 8\); reorder their axes"):
+    with pytest.raises(DataError, match=r"\(8, 8, 3\).* expects \(3, 8, 8\); transpose or reshape them"):
         trainer(graph, numbers((50, 8, 8, 3)), LABELS)
     trainer(graph, numbers((50, 192)), LABELS)
     places = built(nn.Conv1d(2, 3, 1), (2, 5), loss="mse")
-    with pytest.raises(DataError, match=r"targets of shape \(5, 3\).* expects \(3, 5\); reorder their axes"):
+    with pytest.raises(
+        DataError, match=r"targets of shape \(5, 3\).* expects \(3, 5\); transpose or reshape them"
+    ):
         trainer(places, numbers((50, 2, 5)), numbers((50, 5, 3)))
 
 
@@ -282,12 +284,13 @@ def test_axes_in_another_order_do_not_fit():
 def test_answers_that_are_neither_yes_nor_no(no):
     graph = built(nn.Linear(8, 1), (8,), loss="bce_with_logits")
     with pytest.raises(
-        DataError, match=r"bce_with_logits expects answers from 0 \(no\) to 1 \(yes\); use 0 instead of -1"
+        DataError,
+        match=r"bce_with_logits expects targets from 0 \(no\) to 1 \(yes\); convert the targets to that range",
     ):
         trainer(graph, numbers((50, 8)), np.where(LABELS, 1.0, no))
     trainer(graph, numbers((50, 8)), np.where(LABELS, 0.9, 0.1))
     own = built(nn.Linear(8, 8), (8,), loss="bce_with_logits", target="input")
-    with pytest.raises(DataError, match="bce_with_logits expects answers from 0"):
+    with pytest.raises(DataError, match="bce_with_logits expects targets from 0"):
         trainer(own, numbers((50, 8)), LABELS)
     trainer(own, np.eye(8), LABELS[:8])
 
@@ -297,9 +300,7 @@ def test_tokens_that_do_not_fit():
     with pytest.raises(DataError, match="examples are not whole numbers"):
         trainer(graph, numbers((50, 5)), LABELS)
     for token in (20, -21):
-        with pytest.raises(
-            DataError, match=rf"out of the range of the hub's model \(.*idx={token}.*number tokens"
-        ):
+        with pytest.raises(DataError, match=rf"out of range for the hub's model \(.*idx={token}.*number tokens"):
             take(graph, np.full((50, 5), token), LABELS)
 
 

@@ -123,7 +123,7 @@ def test_a_model_of_one_input_takes_it_by_its_name_too():
 
 
 def test_models_in_numpy_take_one():
-    with pytest.raises(DataError, match="the data has the inputs age, image, but needs a single array x"):
+    with pytest.raises(DataError, match="the data has the inputs age, image, but a single array x is expected"):
         SoftmaxModel(inputs=6, classes=3).check_data(TWO)
 
 

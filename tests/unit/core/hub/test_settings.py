@@ -38,7 +38,7 @@ def test_how_often_is_refused_if_it_is_neither(every):
         ({"liveness": {"lease_s": 5.0}}, r"lease_s \(5\) must be longer than heartbeat_s \(5\)"),
         ({"limits": {"piece_bytes": "32 KiB"}}, "piece_bytes must be from 64 KiB to 16 MiB"),
         ({"codec": {"push": "off"}}, "devices must send updates"),
-        ({"codec": {"model": "int8"}}, "not a codec of whole models; use one of"),
+        ({"codec": {"model": "int8"}}, "cannot encode whole models; use one of"),
         ({"codec": {"delta": "auto"}}, "delta cannot be 'auto': all devices receive"),
         ({"stop": {"plateau": {}}}, "plateau needs a duration"),
         ({"checkpoint": {"every": "sometimes"}}, "write it as '1000 updates'"),

@@ -95,7 +95,7 @@ def test_another_programs_unit_is_neither_replaced_nor_removed(place, folder):
     file = place.root / str(getattr(place, folder)).removeprefix(str(place.root)).lstrip("/") / "ssh.service"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("[Unit]\nDescription=OpenBSD Secure Shell server\n")
-    with pytest.raises(ConfigError, match=r"ssh\.service: unit of another program; choose another --name"):
+    with pytest.raises(ConfigError, match=r"ssh\.service: this unit belongs to another program; choose"):
         find_unit("agent", place, "ssh")
 
 
@@ -107,7 +107,11 @@ def test_another_programs_unit_is_neither_replaced_nor_removed(place, folder):
         ("hub", "agent", "--name agent: agent.toml belongs"),
         ("hub", "edgeasync-agent", "--name edgeasync-agent is already used by the agent service"),
         ("agent", "edgeasync-hub", "--name edgeasync-hub is already used by the hub service; choose another name"),
-        ("agent", "second", "second.service: unit of the hub service; choose another --name, or pass hub"),
+        (
+            "agent",
+            "second",
+            "second.service: this unit belongs to the hub service; choose another --name, or pass hub",
+        ),
     ],
 )
 def test_the_settings_and_units_of_another_service_are_left_alone(place, settings, kind, name, words):
