@@ -1,4 +1,4 @@
-"""Losses for arrays and torch tensors; their method `loss` converts them to edgeasync's losses."""
+"""Losses for arrays and torch tensors. Each has a method `loss` that returns edgeasync's loss."""
 
 import sys
 from collections.abc import Sequence

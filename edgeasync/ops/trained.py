@@ -109,7 +109,7 @@ def best_model(run: Path, *, trust_code: bool = False) -> TrainedModel:
     if best is None:
         raise ConfigError(
             f"{run}: no version has been evaluated yet; wait for the first evaluation ([evaluation] every), or "
-            "omit best (--best)"
+            "run the command without --best (best= in Python)"
         )
     # Replay from the earliest checkpoint, because a killed hub may not have saved the best version.
     with closing(RunReplay(run, trust_code=trust_code)) as replay:
@@ -117,7 +117,7 @@ def best_model(run: Path, *, trust_code: bool = False) -> TrainedModel:
     if found.version != best.number:
         raise StorageError(
             f"{run}: version {best.number} was the best, but neither {BEST_FILE} nor the journal contains it; "
-            f"omit best (--best){''.join(f'; {remark}' for remark in found.remarks)}"
+            f"run the command without --best (best= in Python){''.join(f'; {remark}' for remark in found.remarks)}"
         )
     return msgspec.structs.replace(found, evaluation=best, devices=newest.devices)
 

@@ -96,8 +96,8 @@ def plan_run(
         choose_local(prepared.spec, patterns)
         if evaluate is not None and not callable(evaluate):
             raise ConfigError(
-                "evaluate is data, but the hub cannot evaluate a model whose local parameters differ between "
-                "devices; evaluate on the agents, or pass a function of the named arrays"
+                "evaluate= is a dataset, but local parameters differ between devices, so the hub has no complete "
+                "model to test; evaluate on the agents, or pass a function that takes the named arrays"
             )
     evaluator = make_evaluator(evaluate, until, prepared)
     return HubPlan(prepared=prepared, sections=sections, evaluator=evaluator, local=patterns)

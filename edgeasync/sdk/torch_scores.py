@@ -75,8 +75,8 @@ def check_scores(module: nn.Module, returned: Callable[[nn.Module], Any], scores
     if scores == "classes" and (own.ndim == 1 or own.shape[1] == 1):
         raise ConfigError(
             f"{name} returns shape {tuple(own.shape)}, one score per example, but cross entropy needs one score "
-            "per class (with one its loss is always 0); return one per class, or pass the loss "
-            "torch.nn.BCEWithLogitsLoss() to edgeasync.torch.model and use the labels 0 and 1"
+            "per class, because with a single score the loss is always 0; return one score per class, or pass "
+            "the loss torch.nn.BCEWithLogitsLoss() to edgeasync.torch.model and use the labels 0 and 1"
         )
     if are_bounded(runs):
         instead = "return the scores" if scores == "classes" else "return the scores, or use torch.nn.BCELoss()"

@@ -48,7 +48,7 @@ _ITEM_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 6
               21: 4, 22: 4}  # fmt: skip
 """Number of bits per value, by TensorProto.DataType, for numbers and booleans."""
 
-_MEND = "use a self-contained model of standard operators at the hub"
+_MEND = "start the hub with a self-contained model of standard operators"
 
 # Field number -> name and wire types. A name with a star may occur any number of times.
 _Schema = dict[int, tuple[str, tuple[int, ...]]]
@@ -145,9 +145,11 @@ class _Screen:
             elif name == "opset_import":
                 opsets.append(self._opset(_bytes(value)))
             elif name in _FOREIGN:
-                raise GraphError(f"the graph has {_FOREIGN[name]}; use a model of standard operators at the hub")
+                raise GraphError(
+                    f"the graph has {_FOREIGN[name]}; start the hub with a model of standard operators"
+                )
         if graph is None:
-            raise GraphError("the hub's file contains no graph; use an ONNX model at the hub")
+            raise GraphError("the hub's file contains no graph; start the hub with an ONNX model")
         if sorted(opsets) not in ([False], [False, True]):
             raise GraphError(
                 f"the graph imports {len(opsets)} operator sets; it must import ai.onnx once, and may import "
@@ -169,13 +171,15 @@ class _Screen:
             return True
         _check_domain(domain, "the graph imports operators")
         if not OPSET_MIN <= version <= OPSET_MAX:
-            raise GraphError(f"the graph has opset {version}; use opset {OPSET_MIN} to {OPSET_MAX} at the hub")
+            raise GraphError(
+                f"the graph has opset {version}; start the hub with a model of opset {OPSET_MIN} to {OPSET_MAX}"
+            )
         return False
 
     def _graph(self, view: memoryview, depth: int) -> None:
         if depth > DEPTH_MAX:
             raise GraphError(
-                f"subgraphs are nested more than {DEPTH_MAX} levels deep; use a model with fewer levels at the hub"
+                f"subgraphs are nested more than {DEPTH_MAX} levels deep; start the hub with a model with fewer levels"
             )
         for name, value in self._walk(view, _GRAPH, "a graph"):
             match name:
@@ -189,7 +193,7 @@ class _Screen:
     def _node(self, view: memoryview, depth: int) -> None:
         self._nodes += 1
         if self._nodes > NODES_MAX:
-            raise GraphError(f"the graph has more than {NODES_MAX} nodes; use a smaller model at the hub")
+            raise GraphError(f"the graph has more than {NODES_MAX} nodes; start the hub with a smaller model")
         operator = node_name = domain = b""
         attributes = []
         for name, value in self._walk(view, _NODE, "a node"):
@@ -210,7 +214,7 @@ class _Screen:
             _check_domain(domain, f"{where} is")
         if operator.decode("ascii", "replace") not in allowed:
             raise GraphError(
-                f"{where}: this operator is not supported on devices; use a model without it at the hub"
+                f"{where}: this operator is not supported on devices; start the hub with a model without it"
             )
         self._has_scans |= operator == b"Scan"
         for attribute in attributes:
@@ -235,8 +239,8 @@ class _Screen:
         if body is not None:
             if (operator, attribute_name) != (b"Scan", b"body"):
                 raise GraphError(
-                    f"{where} contains a subgraph, which only a Scan node may have (its body); use a model "
-                    "without other subgraphs at the hub"
+                    f"{where} contains a subgraph, which only a Scan node may have (its body); start the "
+                    "hub with a model without other subgraphs"
                 )
             self._graph(body, depth + 1)
 
@@ -263,8 +267,8 @@ class _Screen:
                 )
         if data_type not in _ITEM_BITS:
             raise GraphError(
-                f"tensor {_shown(tensor)} has the ONNX type {data_type}; use a model with only numbers and "
-                "booleans at the hub"
+                f"tensor {_shown(tensor)} has the ONNX type {data_type}; start the hub with a model of "
+                "numbers and booleans only"
             )
         size = math.prod(dims)
         sound = size <= held if raw is None else raw == (size * _ITEM_BITS[data_type] + 7) // 8 and not held
@@ -286,7 +290,9 @@ class _Screen:
         while at < end:
             self._fields += 1
             if self._fields > FIELDS_MAX:
-                raise GraphError(f"the graph has more than {FIELDS_MAX} fields; use a smaller model at the hub")
+                raise GraphError(
+                    f"the graph has more than {FIELDS_MAX} fields; start the hub with a smaller model"
+                )
             tag, at = varint(view, at)
             name, wire_types = schema.get(tag >> 3, ("", ()))
             if tag & 7 not in wire_types:

@@ -396,7 +396,9 @@ def _check_contract(
 ) -> None:
     for name, entries in ((TARGET, inputs), (LOSS, outputs), (WEIGHT, outputs), (scores, outputs)):
         if name not in entries:
-            raise GraphError(f"the graph has no {name!r}, so it is not a training graph; use one at the hub")
+            raise GraphError(
+                f"the graph has no {name!r}, so it is not a training graph; start the hub with an ONNX model"
+            )
     if outputs[LOSS].type != "tensor(float)" or outputs[LOSS].shape:
         raise GraphError(
             f"the graph's loss is {outputs[LOSS].type} {outputs[LOSS].shape}, not a float32 scalar; build it again"

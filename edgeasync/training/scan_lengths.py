@@ -90,7 +90,7 @@ def _check(graph: memoryview, sizes: _Sizes, times: int) -> None:
             shown = ascii(scan.name[:128].decode("utf-8", "replace"))
             raise GraphError(
                 f"node {shown} (Scan) runs its body {steps} times, over the limit of {SCAN_STEPS_MAX}; "
-                "use a model with shorter sequences at the hub"
+                "start the hub with a model for shorter sequences"
             )
         _check(scan.body, sizes.inside(), steps)
 

@@ -34,7 +34,7 @@ class HubRotation:
 
     @property
     def is_news(self) -> bool:
-        """Whether to report a failure, because it is this hub's first since the last welcome."""
+        """Whether a failure should be reported: it is this hub's first since the last welcome."""
         return self.attempts == 0 or 1 < self._hubs >= self.attempts
 
     def welcomed(self) -> None:

@@ -9,7 +9,10 @@ from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.codecs import stages_of
 
 COARSE = "int8"
-"""The codec of a coarse whole model. Later deltas in the same codec correct its error."""
+"""The codec for sending a whole model at lower precision.
+
+Later deltas in the same codec correct the error.
+"""
 
 ASKED_MIN = 2
 ASKED_AGAIN_MIN = 32
