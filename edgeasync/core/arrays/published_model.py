@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.core.arrays.buffers import POOLED_BYTES_MIN, BufferPool
-from edgeasync.core.arrays.delta_chain import Difference, follow, is_finite
+from edgeasync.core.arrays.delta_chain import Difference, follow, generator_for, is_finite
 from edgeasync.core.arrays.hub_model import HubModel, Snapshot
 from edgeasync.core.arrays.off_chain_models import Coarse, OffChainModel, OffChainModels
 from edgeasync.core.arrays.state_codec import Array, take_payload, take_values
@@ -156,8 +156,8 @@ class Publisher:
             self._trim_steps(0)
             self._off_chain.clear()
         else:
-            random = np.random.Generator(np.random.PCG64(current.number))
-            step = self._delta.encode(Difference(current.vector, base.vector, trained), random)
+            difference = Difference(current.vector, base.vector, trained)
+            step = self._delta.encode(difference, generator_for(self._delta, current.number))
             follow(base.vector, [self._delta.open(step)], self._codec, trained, vector)
             self._steps.append((base.number, step))
             self._trim_steps(self._codec.payload_bytes_max)  # deltas from older versions save nothing

@@ -25,6 +25,7 @@ class Identity:
 
     elementwise: ClassVar[bool] = True
     needs_feedback: ClassVar[bool] = False
+    stochastic: ClassVar[bool] = False
 
     def nbytes(self, length: int) -> int:
         """Return four bytes per value."""
@@ -51,6 +52,7 @@ class SixteenBits:
 
     elementwise: ClassVar[bool] = True
     needs_feedback: ClassVar[bool] = False
+    stochastic: ClassVar[bool] = False
 
     def nbytes(self, length: int) -> int:
         """Return two bytes per value."""
@@ -108,6 +110,7 @@ class DenseCodec(VectorCodec):
             payload_bytes,
             elementwise=stage.elementwise,
             needs_feedback=stage.needs_feedback,
+            stochastic=stage.stochastic,
         )
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
