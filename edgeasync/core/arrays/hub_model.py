@@ -24,7 +24,7 @@ from edgeasync.policies.guards import guarded
 from edgeasync.policies.policy import PolicySet
 from edgeasync.policies.transforms import apply_chain, leading_factor, state_vectors
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import Source, VectorCodec, VectorSource, find_codec
+from edgeasync.protocol.codecs import FLOAT16, Codecs, SixteenBits, Source, VectorCodec, VectorSource
 
 CURRENT = ""
 """The array name of the current version."""
@@ -105,10 +105,13 @@ class HubModel:
     time.
     """
 
-    def __init__(self, spec: ParameterSpec, initial: Vector, number: int, policy: PolicySet) -> None:
+    def __init__(
+        self, spec: ParameterSpec, initial: Vector, number: int, policy: PolicySet, float16: SixteenBits = FLOAT16
+    ) -> None:
         spec.check(initial)
         policy = guarded(policy)
         self.spec = spec
+        self.codecs = Codecs(spec, float16)
         self.optimizer = tuple(policy.optimizer)
         self._takes_models = policy.aggregate.update == "model"
         self._combine = policy.combine
@@ -315,7 +318,7 @@ class HubModel:
     def _open(self, update: UpdateState, arrays: Mapping[str, Array]) -> WaitingUpdate:
         payload = take_payload(arrays, f"update/{update.handle}")
         try:
-            source = find_codec(update.codec, len(payload), self.spec).open(payload)
+            source = self.codecs.find(update.codec, len(payload)).open(payload)
         except ProtocolError as error:
             raise StorageError(f"update {update.handle} of the hub's state is invalid: {error}") from error
         return WaitingUpdate(source, update.codec, payload)
