@@ -24,7 +24,10 @@ from edgeasync.policies.guards import guarded
 from edgeasync.policies.policy import PolicySet
 from edgeasync.policies.transforms import apply_chain, leading_factor, state_vectors
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import FLOAT16, Codecs, SixteenBits, Source, VectorCodec, VectorSource
+from edgeasync.protocol.codecs import FLOAT16, Codecs, SixteenBits, Source, VectorCodec, VectorSource, copy_range
+
+DECODED_BYTES_MAX = 4 << 20
+"""Maximum memory for decoded updates. Updates that do not fit are decoded again by their fold."""
 
 CURRENT = ""
 """The array name of the current version."""
@@ -121,6 +124,7 @@ class HubModel:
         self._updates: dict[int, WaitingUpdate] = {}
         self._handle_next = 0
         self._pool = BufferPool(spec.nbytes)
+        self._decoded = BufferPool(spec.nbytes)
         self._mixer = Mixer(policy, spec)
         vector = self._pool.take_vector()
         vector[:] = initial
@@ -174,6 +178,18 @@ class HubModel:
         """
         origin = self.current.vector if self._takes_models else None
         return norm_of(update, self.spec.trained_length, origin)
+
+    def measure(self, update: Source) -> tuple[Source, float]:
+        """Return the norm of an update, and a source of its values that need no further decoding.
+
+        If there is no memory for the decoded values, the source is `update`.
+        """
+        fits = (self._decoded.in_use + 1) * self.spec.nbytes <= DECODED_BYTES_MAX
+        if fits and not isinstance(update, VectorSource):
+            vector = self._decoded.take().view(np.float32)
+            copy_range(vector, update)
+            update = VectorSource(vector)
+        return update, self.norm(update)
 
     def keep_current(self) -> None:
         """Keep the current version and the last kept version for a rollback; drop older ones."""

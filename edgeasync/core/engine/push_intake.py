@@ -111,8 +111,7 @@ class PushIntake:
         if self._spec.nbytes > INLINE_BYTES_MAX:
             self.measure(peer, push, payload, sender)
             return None
-        update = codec.open(payload)
-        norm = self._model.norm(update)
+        update, norm = self._model.measure(codec.open(payload))
         handle = self._model.keep(WaitingUpdate(update, push.codec, payload))
         return PushArrived(peer, push, handle, norm, can_answer, sender.key, moved_by(member))
 
@@ -145,7 +144,7 @@ class PushIntake:
             update = codec.open(payload)
         except ProtocolError as error:
             return error
-        return update, self._model.norm(update)
+        return self._model.measure(update)
 
     def _event(
         self,
