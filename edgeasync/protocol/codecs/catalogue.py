@@ -124,12 +124,16 @@ class Codecs:
         return find_codec(name, payload_bytes, self._spec, self._float16)
 
 
-@lru_cache(maxsize=128)
 def make_codec(name: str, spec: ParameterSpec, float16: SixteenBits = FLOAT16) -> VectorCodec:
     """Return the codec with that name for vectors of `spec`.
 
     Raises `ValueError`, which lists the known names, for an unknown or invalid name.
     """
+    return _make(name, spec, float16)
+
+
+@lru_cache(maxsize=128)
+def _make(name: str, spec: ParameterSpec, float16: SixteenBits) -> VectorCodec:
     design = _parse(name)
     dense = float16 if design.dense == "float16" else _DENSE.get(design.dense) or plugin_stage(design.dense)
     assert dense is not None
