@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.parameters import Vector
 from edgeasync.protocol.codecs.dense import SixteenBits
-from edgeasync.protocol.codecs.float16 import Halves, narrow_float16, widen_float16
+from edgeasync.protocol.codecs.float16 import Halves, narrow_float16, round_float16, widen_float16
 
 LENGTH_MIN = 1 << 13
 """Shorter vectors are converted by numpy, because a call of onnxruntime takes about 15 us."""
@@ -46,28 +46,17 @@ class _Cast:
         self._session.run_with_iobinding(binding)
 
 
-def float16_for_hub(spec: ParameterSpec) -> SixteenBits:
-    """Return the stage `float16` of a hub, which imports onnxruntime for a model of 256 KiB or more.
-
-    A hub of smaller models saves the 30 MB that onnxruntime needs.
-    """
-    return Float16Casts(load=spec.nbytes >= 1 << 18).stage
-
-
 class Float16Casts:
     """Conversions to and from half precision for the stage `float16`, in any thread.
 
-    They use onnxruntime if the process has imported it. If `load` is set, they import it for the
-    first large vector.
+    They use onnxruntime if the process has imported it. Importing it for them alone would cost more
+    than 30 MB.
     """
-
-    def __init__(self, *, load: bool = False) -> None:
-        self._load = load
 
     @property
     def stage(self) -> SixteenBits:
         """The stage `float16` with these conversions."""
-        return SixteenBits(self.narrow, self.widen)
+        return SixteenBits(self.narrow, self.widen, round_float16)
 
     def narrow(self, values: Vector, out: Halves) -> None:
         """Do the same as `narrow_float16`."""
@@ -86,7 +75,7 @@ class Float16Casts:
             widen_float16(halves, out)
 
     def _find(self, values: Vector | Halves, out: Vector | Halves) -> tuple[_Cast, _Cast] | None:
-        if values.size < LENGTH_MIN or not (self._load or "onnxruntime" in sys.modules):
+        if values.size < LENGTH_MIN or "onnxruntime" not in sys.modules:
             return None
         # A part of a received message may have any address.
         return self._casts if values.flags.aligned and out.flags.aligned else None
