@@ -76,7 +76,7 @@ def inspect_model(
     batch_size: BatchSize = 32,
     json: Json = False,
 ) -> None:
-    """Show what a model trains, and the arithmetic and memory of a step.
+    """Show which parameters are trained, and the operations and memory of a step.
 
     A file of edgeasync.torch.to_onnx records which layers were frozen in torch (requires_grad).
     Name them in --train to train them anyway. Other files do not record this: name the layers to

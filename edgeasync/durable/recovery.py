@@ -26,7 +26,7 @@ from edgeasync.plugins import Trust, name_of
 from edgeasync.policies.guards import plugins_of
 from edgeasync.policies.kinds import plugins_named
 from edgeasync.policies.policy import Policy, PolicySet
-from edgeasync.protocol.codecs import plugin_parts
+from edgeasync.protocol.codecs import FLOAT16, SixteenBits, plugin_parts
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
 
@@ -137,13 +137,16 @@ class Recovered:
         core: HubCore,
         sessions: Sessions,
         plugins: Sequence[str] = (),
+        *,
+        float16: SixteenBits = FLOAT16,
     ) -> None:
         self.rules = rules
+        self._float16 = float16
         self.checkpoint = chosen.name
         self.plugins = plugins
         self.core = core
         vector = restore_core(chosen.tensors, core) if plugins else np.zeros(rules.spec.length, np.float32)
-        self.model = HubModel(rules.spec, vector, chosen.manifest.version, rules.policy)
+        self.model = HubModel(rules.spec, vector, chosen.manifest.version, rules.policy, float16)
         self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
         if not plugins:
             restore(chosen.tensors, self.core, self.model, self.publisher)
@@ -197,7 +200,7 @@ class Recovered:
                 core.lifecycle.state.stop_at_s += 60.0 * (minutes[1] - minutes[0])
         else:
             succeed(core, old)
-            self.model = HubModel(rules.spec, self.model.current.vector, core.version, rules.policy)
+            self.model = HubModel(rules.spec, self.model.current.vector, core.version, rules.policy, self._float16)
             self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
         self.core, self.rules = core, rules
         self.last += not self.branches
@@ -208,10 +211,16 @@ class Recovered:
 
 
 def open_checkpoint(
-    chosen: ChosenCheckpoint, make_core: MakeCore, draw_session: Callable[[], bytes], trust: Trust = NO_CODE
+    chosen: ChosenCheckpoint,
+    make_core: MakeCore,
+    draw_session: Callable[[], bytes],
+    trust: Trust = NO_CODE,
+    *,
+    float16: SixteenBits = FLOAT16,
 ) -> Recovered:
     """Return the state in a checkpoint; raises `PluginError` if a plugin may not be imported."""
-    return _open(chosen, read_rules(chosen.manifest, chosen.name, trust), make_core, draw_session)
+    rules = read_rules(chosen.manifest, chosen.name, trust)
+    return _open(chosen, rules, make_core, draw_session, float16=float16)
 
 
 def look_at_checkpoint(chosen: ChosenCheckpoint) -> Recovered:
@@ -236,11 +245,13 @@ def _open(
     make_core: MakeCore,
     draw_session: Callable[[], bytes],
     plugins: Sequence[str] = (),
+    *,
+    float16: SixteenBits = FLOAT16,
 ) -> Recovered:
     sessions = Sessions(draw_session)
     version = ModelVersion(chosen.manifest.lineage, chosen.manifest.version)
     core = make_core(rules, version, chosen.manifest.now_s, sessions)
-    return Recovered(chosen, rules, core, sessions, plugins)
+    return Recovered(chosen, rules, core, sessions, plugins, float16=float16)
 
 
 def recover(
@@ -253,6 +264,7 @@ def recover(
     on_entry: OnEntry = lambda *_: True,
     history: HistoryWriter | None = None,
     trust_code: bool = False,
+    float16: SixteenBits = FLOAT16,
 ) -> Recovered | None:
     """Recover the state of a run from its folder; return `None` if there is no checkpoint.
 
@@ -270,7 +282,7 @@ def recover(
         return None
     known = {name_of(type(part)): type(part) for part in plugins_of(rules.policy).values()}
     trust = Trust(known=known, installed=True, code=trust_code)
-    found = open_checkpoint(chosen, make_core, draw_session, trust)
+    found = open_checkpoint(chosen, make_core, draw_session, trust, float16=float16)
     if history is not None:
         found.remarks += history.resume(
             found.last, found.now_s, found.core.policy_engine.state.gathering.contributions

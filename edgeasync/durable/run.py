@@ -18,6 +18,7 @@ from edgeasync.durable.run_folder import RunFolder
 from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
 from edgeasync.policies.policy import check_recordable
+from edgeasync.protocol.codecs import FLOAT16, SixteenBits
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.version import VERSION
 
@@ -52,6 +53,7 @@ class HubRun:
         *,
         history_rows_max: int = 0,
         trust_code: bool = False,
+        float16: SixteenBits = FLOAT16,
     ) -> None:
         if rules.recordable:
             check_recordable(rules.policy)
@@ -62,6 +64,7 @@ class HubRun:
         self.history = HistoryWriter(disk, history_rows_max) if history_rows_max else None
         self._rules = rules
         self._trust_code = trust_code
+        self._float16 = float16
         self._folder = RunFolder(disk=disk, keep=rules.settings.checkpoint.keep)
         self._segment_bytes_max = segment_bytes_max
         self._last = 0
@@ -95,6 +98,7 @@ class HubRun:
             on_entry=on_entry,
             history=self.history,
             trust_code=self._trust_code,
+            float16=self._float16,
         )
         if found is None:
             if self.history is not None:
@@ -102,7 +106,7 @@ class HubRun:
             vector, number = initial()
             self.sessions = Sessions(draw_session)
             self.core = make_core(rules, ModelVersion(lineage, number), 0.0, self.sessions)
-            self.model = HubModel(rules.spec, vector, number, rules.policy)
+            self.model = HubModel(rules.spec, vector, number, rules.policy, self._float16)
             self.publisher = Publisher(rules.spec, self.model, rules.settings.codec)
         else:
             found.go_on_under(rules, make_core)

@@ -39,6 +39,7 @@ from edgeasync.runtime.quota_keeper import QuotaKeeper
 from edgeasync.runtime.spool_keeper import SpoolKeeper
 from edgeasync.runtime.training_thread import TrainingThread
 from edgeasync.runtime.workload import Workload
+from edgeasync.training.float16_casts import Float16Casts
 from edgeasync.training.graph_check import check_graph
 
 CLOSE_S = 1.0
@@ -119,7 +120,13 @@ class AgentRuntime:
         spool_file = device.spool_file() if section.spool == "full" else None
         self._spool = None if spool_file is None else SpoolKeeper(spool_file, self._warn_from_thread)
         self.engine = DeviceEngine(
-            self.core, self, self.training, time.monotonic, spool=self._spool, observe=observe
+            self.core,
+            self,
+            self.training,
+            time.monotonic,
+            spool=self._spool,
+            observe=observe,
+            float16=Float16Casts().stage,
         )
         self._driver = EngineDriver(self._ending, self._tick, self.engine.next_deadline_s, self._fail_and_leave)
         quota_file = None if self._limits.bytes_per_day_max is None else device.quota_file()

@@ -51,6 +51,7 @@ from edgeasync.runtime.hub_threads import CLOSE_S, HubThreads
 from edgeasync.runtime.kept_off import KeptOff
 from edgeasync.runtime.memory import Part, most_memory
 from edgeasync.training.evaluation import Evaluator
+from edgeasync.training.float16_casts import Float16Casts
 
 MANY_NAMES = (
     "without keys one machine may join under many names, and policy.trust = 'open' cannot prevent that; set keys"
@@ -121,13 +122,12 @@ class HubRuntime:
             Rules(model.spec, settings.policy, core, model.graph is not None, recordable),
             history_rows_max=settings.hub.history_rows_max,
             trust_code=trust_code,
+            float16=Float16Casts().stage,
         )
         self._threads = HubThreads(self._ending)
         self._files = HubFiles(folder, self._run, self.spec, self._threads, report=self.report)
-        needs_accuracy = settings.hub.stop.accuracy is not None
-        self._evaluation = (
-            None if evaluator is None else HubEvaluation(evaluator, self._threads, needs_accuracy=needs_accuracy)
-        )
+        make_evaluation = partial(HubEvaluation, needs_accuracy=settings.hub.stop.accuracy is not None)
+        self._evaluation = None if evaluator is None else make_evaluation(evaluator, self._threads)
         self._log: GroupCommit | None = None
         self._kept_off = KeptOff(self._network)
         self._timer = DeadlineTimer(self._tick)

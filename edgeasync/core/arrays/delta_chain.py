@@ -1,5 +1,6 @@
 """Differences between models, which the hub and the devices apply bit-identically."""
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -53,4 +54,15 @@ def follow(base: Vector, steps: Iterable[Source], rounding: VectorCodec, trained
 
 def is_finite(source: Source) -> bool:
     """Return whether all values of a source are finite."""
-    return all(np.isfinite(values).all() for _, values in chunks(source, source.length))
+    return all(all_finite(values) for _, values in chunks(source, source.length))
+
+
+def all_finite(values: Vector) -> bool:
+    """Return whether all values of a vector are finite."""
+    # If the sum of the squares is finite, so is each value. The sum is faster to compute than the tests.
+    return math.isfinite(np.vdot(values, values)) or bool(np.isfinite(values).all())
+
+
+def generator_for(codec: VectorCodec, number: int) -> np.random.Generator | None:
+    """Return the generator that encodes the difference to a version, or `None` if the codec never draws."""
+    return np.random.Generator(np.random.PCG64(number)) if codec.stochastic else None

@@ -10,7 +10,16 @@ from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, ParameterSpec, Vector
 from edgeasync.policies.aggregation import UpdateKind
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import JoinedSources, Source, VectorCodec, VectorSource, chunks
+from edgeasync.protocol.codecs import (
+    FLOAT16,
+    Codecs,
+    JoinedSources,
+    SixteenBits,
+    Source,
+    VectorCodec,
+    VectorSource,
+    chunks,
+)
 from edgeasync.protocol.messages import ModelVersion
 
 
@@ -25,7 +34,8 @@ class DeviceModel:
     hub rejects the update, call `resolve`.
     """
 
-    def __init__(self, spec: ParameterSpec) -> None:
+    def __init__(self, spec: ParameterSpec, float16: SixteenBits = FLOAT16) -> None:
+        self.codecs = Codecs(spec, float16)
         self.parameters: Vector = np.zeros(spec.length, np.float32)
         self.base: Vector = np.zeros(spec.length, np.float32)
         """The hub's model from which training started. Other objects must not change it."""

@@ -24,7 +24,10 @@ from edgeasync.policies.guards import guarded
 from edgeasync.policies.policy import PolicySet
 from edgeasync.policies.transforms import apply_chain, leading_factor, state_vectors
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import Source, VectorCodec, VectorSource, find_codec
+from edgeasync.protocol.codecs import FLOAT16, Codecs, SixteenBits, Source, VectorCodec, VectorSource, copy_range
+
+DECODED_BYTES_MAX = 4 << 20
+"""Maximum memory for decoded updates. Updates that do not fit are decoded again by their fold."""
 
 CURRENT = ""
 """The array name of the current version."""
@@ -105,10 +108,13 @@ class HubModel:
     time.
     """
 
-    def __init__(self, spec: ParameterSpec, initial: Vector, number: int, policy: PolicySet) -> None:
+    def __init__(
+        self, spec: ParameterSpec, initial: Vector, number: int, policy: PolicySet, float16: SixteenBits = FLOAT16
+    ) -> None:
         spec.check(initial)
         policy = guarded(policy)
         self.spec = spec
+        self.codecs = Codecs(spec, float16)
         self.optimizer = tuple(policy.optimizer)
         self._takes_models = policy.aggregate.update == "model"
         self._combine = policy.combine
@@ -118,6 +124,7 @@ class HubModel:
         self._updates: dict[int, WaitingUpdate] = {}
         self._handle_next = 0
         self._pool = BufferPool(spec.nbytes)
+        self._decoded = BufferPool(spec.nbytes)
         self._mixer = Mixer(policy, spec)
         vector = self._pool.take_vector()
         vector[:] = initial
@@ -171,6 +178,18 @@ class HubModel:
         """
         origin = self.current.vector if self._takes_models else None
         return norm_of(update, self.spec.trained_length, origin)
+
+    def measure(self, update: Source) -> tuple[Source, float]:
+        """Return the norm of an update, and a source of its values that need no further decoding.
+
+        If there is no memory for the decoded values, the source is `update`.
+        """
+        fits = (self._decoded.in_use + 1) * self.spec.nbytes <= DECODED_BYTES_MAX
+        if fits and not isinstance(update, VectorSource):
+            vector = self._decoded.take().view(np.float32)
+            copy_range(vector, update)
+            update = VectorSource(vector)
+        return update, self.norm(update)
 
     def keep_current(self) -> None:
         """Keep the current version and the last kept version for a rollback; drop older ones."""
@@ -315,7 +334,7 @@ class HubModel:
     def _open(self, update: UpdateState, arrays: Mapping[str, Array]) -> WaitingUpdate:
         payload = take_payload(arrays, f"update/{update.handle}")
         try:
-            source = find_codec(update.codec, len(payload), self.spec).open(payload)
+            source = self.codecs.find(update.codec, len(payload)).open(payload)
         except ProtocolError as error:
             raise StorageError(f"update {update.handle} of the hub's state is invalid: {error}") from error
         return WaitingUpdate(source, update.codec, payload)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgeasync.core.arrays.combine import norm_of
-from edgeasync.core.arrays.delta_chain import Difference, follow, is_finite
+from edgeasync.core.arrays.delta_chain import Difference, follow, generator_for, is_finite
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol import wire
@@ -124,8 +124,8 @@ class OffChainModels:
 
         Return `None` if the result is not finite.
         """
-        random = np.random.Generator(np.random.PCG64(published.number))
-        payload = delta.encode(Difference(published.vector, off_chain.vector, self._trained), random)
+        difference = Difference(published.vector, off_chain.vector, self._trained)
+        payload = delta.encode(difference, generator_for(delta, published.number))
         vector = np.empty_like(off_chain.vector)
         follow(off_chain.vector, [delta.open(payload)], rounding, self._trained, vector)
         if not is_finite(VectorSource(vector)):

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from edgeasync.core.arrays.delta_chain import is_finite
+from edgeasync.core.arrays.delta_chain import all_finite, is_finite
 from edgeasync.core.arrays.squares import square_sum_of
 from edgeasync.errors import ProtocolError
 from edgeasync.parameters import CHUNK, Parameter, ParameterSpec, Vector
@@ -56,7 +56,7 @@ class PeerRound:
             return EMPTY
         if source == "mean":
             np.divide(values, self._members, out=values)
-        if not np.isfinite(values).all():
+        if not all_finite(values):
             raise NotFiniteError("the sum of the members' models is too large for float32")
         codec = _codec_of(self._codec, values.size)
         payload = codec.encode(VectorSource(values), random)
@@ -88,7 +88,7 @@ class PeerRound:
         norms = 0.0, 0.0
         for start, decoded in chunks(source, values.size):
             chunk = values[start : start + decoded.size]
-            if not np.isfinite(decoded).all():
+            if not all_finite(decoded):
                 return None
             trained, statistics = _norms(decoded, self._trained_length - where.start - start)
             norms = math.hypot(norms[0], trained), math.hypot(norms[1], statistics)
@@ -108,7 +108,7 @@ class PeerRound:
         mean = self._sum
         if not self._ring:
             np.divide(mean, self._members, out=mean)
-        if not np.isfinite(mean).all():
+        if not all_finite(mean):
             raise NotFiniteError("the sum of the members' models is too large for float32")
         trained_length = self._trained_length
         parameters[trained_length:] = mean[trained_length:]
@@ -117,7 +117,7 @@ class PeerRound:
             with np.errstate(over="ignore", invalid="ignore"):
                 moved = parameters[start:stop] - self.snapshot[start:stop]
                 np.add(moved, mean[start:stop], out=moved)
-            parameters[start:stop] = moved if np.isfinite(moved).all() else mean[start:stop]
+            parameters[start:stop] = moved if all_finite(moved) else mean[start:stop]
 
     def _range(self, segment: int) -> slice:
         length = self._sum.size

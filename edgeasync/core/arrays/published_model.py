@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.core.arrays.buffers import POOLED_BYTES_MIN, BufferPool
-from edgeasync.core.arrays.delta_chain import Difference, follow, is_finite
+from edgeasync.core.arrays.delta_chain import Difference, follow, generator_for, is_finite
 from edgeasync.core.arrays.hub_model import HubModel, Snapshot
 from edgeasync.core.arrays.off_chain_models import Coarse, OffChainModel, OffChainModels
 from edgeasync.core.arrays.state_codec import Array, take_payload, take_values
@@ -27,7 +27,7 @@ from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.errors import StorageError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import ELEMENTWISE, VectorSource, make_codec
+from edgeasync.protocol.codecs import ELEMENTWISE, VectorSource
 from edgeasync.protocol.messages import DELTAS_MAX, Deltas
 
 _Living = weakref.WeakValueDictionary[int, npt.NDArray[Any]]
@@ -116,8 +116,8 @@ class Publisher:
     def __init__(self, spec: ParameterSpec, model: HubModel, settings: CodecSettings) -> None:
         self._spec = spec
         self._model = model
-        self._codec = make_codec(settings.model, spec)
-        self._delta = None if settings.delta == "off" else make_codec(settings.delta, spec)
+        self._codec = model.codecs.make(settings.model)
+        self._delta = None if settings.delta == "off" else model.codecs.make(settings.delta)
         self._published: Snapshot | None = None  # stays None without a chain, to free old versions
         self._checksum = 0
         self._steps: deque[tuple[int, wire.Buffer]] = deque()
@@ -156,15 +156,15 @@ class Publisher:
             self._trim_steps(0)
             self._off_chain.clear()
         else:
-            random = np.random.Generator(np.random.PCG64(current.number))
-            step = self._delta.encode(Difference(current.vector, base.vector, trained), random)
+            difference = Difference(current.vector, base.vector, trained)
+            step = self._delta.encode(difference, generator_for(self._delta, current.number))
             follow(base.vector, [self._delta.open(step)], self._codec, trained, vector)
             self._steps.append((base.number, step))
             self._trim_steps(self._codec.payload_bytes_max)  # deltas from older versions save nothing
         if not is_finite(VectorSource(vector)) and is_finite(VectorSource(current.vector)):
             # The model has values too large for its codec (float16 ends at 65,504); use float32
             # from now on.
-            self._codec = make_codec("identity", self._spec)
+            self._codec = self._model.codecs.make("identity")
             vector[:] = current.vector
             self._trim_steps(0)
         self._checksum = wire.checksum(vector.data.cast("B"))
@@ -205,7 +205,7 @@ class Publisher:
             if self._offered != published.number:
                 self._offered = published.number
                 self._sent.outdate()
-        used = make_codec(codec if fits else "identity", self._spec)
+        used = self._model.codecs.make(codec if fits else "identity")
         payload, checksum = published.payload(used)
         if used.name != "identity":  # the payload of `identity` is a view of the vector itself
             self._sent.watch(payload)
@@ -214,13 +214,13 @@ class Publisher:
     def offer_newest(self, owner: Hashable) -> PublishedPayload:
         """Return the hub's newest model, unencoded, without publishing it."""
         self._off_chain.drop(owner)
-        payload, checksum = self._model.current.payload(make_codec("identity", self._spec))
+        payload, checksum = self._model.current.payload(self._model.codecs.make("identity"))
         return PublishedPayload(payload, checksum, "identity")
 
     def code(self, snapshot: Snapshot, codec: str) -> None:
         """Encode a version before a device requests it; may run in any thread."""
         used = codec if self._fits(snapshot, codec) else "identity"
-        snapshot.payload(make_codec(used, self._spec))
+        snapshot.payload(self._model.codecs.make(used))
 
     def _fits(self, snapshot: Snapshot, codec: str) -> bool:
         """Return whether a codec can represent a version. This is tested by encoding the version.
@@ -230,7 +230,7 @@ class Publisher:
         if codec == "identity":
             return True
         if self._fitting[:2] != (snapshot.number, codec):
-            used = make_codec(codec, self._spec)
+            used = self._model.codecs.make(codec)
             finite = is_finite(used.open(snapshot.payload(used)[0]))
             self._fitting = (snapshot.number, codec, finite)
         return self._fitting[2]
@@ -259,7 +259,7 @@ class Publisher:
         vector = self._pool.take_vector()
         vector[:] = values
         self._published = Snapshot(state.number, vector)
-        self._codec = make_codec(state.codec, self._spec)
+        self._codec = self._model.codecs.make(state.codec)
         self._checksum = state.checksum
         self._steps = deque(steps)
         self._checksums = {state.number: state.checksum}
@@ -334,7 +334,7 @@ class Publisher:
         """Return the coarse whole model, which is encoded once for all devices."""
         if not self._made.is_coarse_made:
             self._made.is_coarse_made = True
-            coded = self._off_chain.code_whole(published, make_codec(COARSE, self._spec))
+            coded = self._off_chain.code_whole(published, self._model.codecs.make(COARSE))
             if coded is not None:
                 self._made.coarse = PublishedPayload(coded.payload, wire.checksum(coded.payload), COARSE), coded
         return self._made.coarse
@@ -342,7 +342,7 @@ class Publisher:
     @property
     def _coarse_bytes(self) -> int:
         """The size of the coarse whole model in bytes."""
-        return make_codec(COARSE, self._spec).payload_bytes_max
+        return self._model.codecs.make(COARSE).payload_bytes_max
 
     def _deltas_from(self, base: int, held: int | None) -> PublishedPayload | None:
         """Return the steps from a version to the published version.

@@ -24,7 +24,14 @@ from edgeasync.core.engine.kept_work import KeptWork
 from edgeasync.core.engine.recorder import Recorder, shown
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import ELEMENTWISE, VectorCodec, find_codec, make_codec, payload_bytes_limit
+from edgeasync.protocol.codecs import (
+    ELEMENTWISE,
+    FLOAT16,
+    SixteenBits,
+    VectorCodec,
+    find_codec,
+    payload_bytes_limit,
+)
 from edgeasync.protocol.messages import (
     Assignment,
     Credit,
@@ -63,6 +70,7 @@ class DeviceEngine:
         *,
         spool: DeviceSpool | None = None,
         observe: ObserveDevice | None = None,
+        float16: SixteenBits = FLOAT16,
     ) -> None:
         self.core = core
         self.recorder = Recorder()
@@ -70,6 +78,7 @@ class DeviceEngine:
         self._training = training
         self._now_s = now_s
         self._observe = observe
+        self._float16 = float16
         self._model: DeviceModel | None = None
         self.transfers = DeviceTransfers(
             self._send, now_s, core.limits.bandwidth_bytes_per_s_max, core.limits.link_share
@@ -297,9 +306,9 @@ class DeviceEngine:
     def _join(self, welcome: Welcome) -> None:
         self._shell.prepare(welcome)
         if self._model is None:
-            self._model = DeviceModel(welcome.spec)
+            self._model = DeviceModel(welcome.spec, self._float16)
             if (recalled := self._kept.recalled) is not None:
-                self._codec = make_codec(recalled.push.codec, welcome.spec)
+                self._codec = self._model.codecs.make(recalled.push.codec)
                 if recalled.residual is not None:
                     self._model.restore_residual(recalled.residual)
             try:

@@ -11,7 +11,7 @@ from edgeasync.core.device import events
 from edgeasync.core.engine.device_shell import DeviceShell
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.codecs import Source, VectorCodec, make_codec
+from edgeasync.protocol.codecs import Source, VectorCodec
 from edgeasync.protocol.graph import fingerprint_of
 from edgeasync.protocol.messages import Assignment, Deltas, Welcome
 
@@ -45,17 +45,17 @@ def install_model(
     model.version = None
     try:
         if deltas is None:
-            model.install(make_codec(assignment.codec, welcome.spec).open(payload))
+            model.install(model.codecs.make(assignment.codec).open(payload))
         elif before == assignment.version:  # the device has this version already, but the hub does not know
-            model.install_deltas((), make_codec(deltas.rounding, welcome.spec), deltas.checksum)
+            model.install_deltas((), model.codecs.make(deltas.rounding), deltas.checksum)
         elif before is None or before.number != deltas.base:  # the lineage may be new; the checksum decides
             model.version = before
             return events.InstallFailed(
                 "the hub's differences start from a version that this device lacks; fetching again"
             )
         else:
-            rounding = make_codec(deltas.rounding, welcome.spec)
-            codec = make_codec(assignment.codec, welcome.spec)
+            rounding = model.codecs.make(deltas.rounding)
+            codec = model.codecs.make(assignment.codec)
             model.install_deltas(_open_deltas(deltas, payload, codec), rounding, deltas.checksum)
     except ProtocolError as error:
         return events.InstallFailed(f"the hub's model is invalid: {error}", spoilt=True)
@@ -73,15 +73,15 @@ def code_update(
     If `overlap` is set, training may continue immediately.
     """
     try:
-        codec = make_codec(push_codec, welcome.spec)
+        codec = model.codecs.make(push_codec)
     except ValueError:  # a hub should request only supported codecs; every hub accepts float32
-        codec = make_codec("identity", welcome.spec)
+        codec = model.codecs.make("identity")
     # With `auto`, a codec without feedback still transmits the residual of an earlier codec.
     auto = True if codec.needs_feedback else None
     feedback = {"always": True, "never": False}.get(welcome.error_feedback, auto)
     payload = model.encode_update(codec, welcome.update, feedback=feedback, overlap=overlap, random=random)
     if welcome.update == "model" and codec.name != "identity" and not is_finite(codec.open(payload)):
-        codec = make_codec("identity", welcome.spec)  # a finite model may be too large for float16
+        codec = model.codecs.make("identity")  # a finite model may be too large for float16
         payload = model.encode_update(codec, welcome.update, overlap=overlap)
     return CodedUpdate(codec, payload, wire.checksum(payload))
 

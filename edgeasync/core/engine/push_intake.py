@@ -23,8 +23,6 @@ from edgeasync.protocol.codecs import (
     Source,
     VectorCodec,
     VectorSource,
-    find_codec,
-    make_codec,
     payload_bytes_limit,
 )
 from edgeasync.protocol.messages import Credit, Push
@@ -87,7 +85,7 @@ class PushIntake:
         """
         if push.metrics is not None and not all(map(math.isfinite, push.metrics.values())):
             raise ProtocolError("a metric is not finite")
-        codec = find_codec(push.codec, push.payload_bytes, self._spec)
+        codec = self._model.codecs.find(push.codec, push.payload_bytes)
         if self._takes_models and not codec.elementwise:
             raise ProtocolError(f"codec {push.codec} is too lossy for a whole model")
         if push.transfer:
@@ -113,8 +111,7 @@ class PushIntake:
         if self._spec.nbytes > INLINE_BYTES_MAX:
             self.measure(peer, push, payload, sender)
             return None
-        update = codec.open(payload)
-        norm = self._model.norm(update)
+        update, norm = self._model.measure(codec.open(payload))
         handle = self._model.keep(WaitingUpdate(update, push.codec, payload))
         return PushArrived(peer, push, handle, norm, can_answer, sender.key, moved_by(member))
 
@@ -132,7 +129,7 @@ class PushIntake:
         owner = None if member is None else member.owner
         self._capacity.measuring += 1
         self._measuring[owner] += 1
-        codec = make_codec(push.codec, self._spec)
+        codec = self._model.codecs.make(push.codec)
 
         def done(result: tuple[Source, float] | ProtocolError) -> None:
             self._capacity.measuring -= 1
@@ -147,7 +144,7 @@ class PushIntake:
             update = codec.open(payload)
         except ProtocolError as error:
             return error
-        return update, self._model.norm(update)
+        return self._model.measure(update)
 
     def _event(
         self,

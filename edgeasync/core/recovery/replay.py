@@ -18,7 +18,6 @@ from edgeasync.core.recovery.decisions import check_decisions
 from edgeasync.core.recovery.log import REMEDY, Entry, FoldScalars, event_of
 from edgeasync.errors import ProtocolError, StorageError
 from edgeasync.policies.guards import plugins_of
-from edgeasync.protocol.codecs import make_codec
 from edgeasync.protocol.wire import Buffer
 
 
@@ -92,7 +91,7 @@ class Replay:
         """Buffer an update under its recorded handle. Updates that were refused have no payload."""
         if not len(payload):
             return
-        codec = make_codec(event.push.codec, self.core.spec)
+        codec = self.model.codecs.make(event.push.codec)
         try:
             self.model.hold(event.handle, WaitingUpdate(codec.open(payload), codec.name, payload))
         except ProtocolError as error:

@@ -84,6 +84,20 @@ def _scale_blocks(values: Vector, start: int, scales: Vector) -> None:
             np.multiply(tail, scales[block + whole], out=tail)
 
 
+def _peaks(values: Vector, starts: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
+    """Return the bits of the largest magnitude of each block; `starts` are the first indices of the blocks.
+
+    Magnitudes have the same order as integers and as floats, and non-finite ones are the largest.
+    Among integers, the largest signed one is the largest positive value, and the largest unsigned
+    one is the negative value with the largest magnitude. If there is no such value, it has the
+    other sign.
+    """
+    positive = np.maximum.reduceat(values.view(np.int32), starts)
+    negative = np.maximum.reduceat(values.view(np.uint32), starts) & np.uint32(_MAGNITUDE)
+    peaks: npt.NDArray[np.int32] = np.maximum(positive, negative.view(np.int32))
+    return peaks
+
+
 class _Quantizer:
     """Rounds blocks to integer levels. It reuses its buffers."""
 
@@ -94,14 +108,12 @@ class _Quantizer:
         self._random = random
         self._work = np.empty(room, np.float32)
         self._noise = np.empty(room if random is not None else 0, np.float32)
-        self._levels = np.empty(room, np.int8)
+        self._starts = np.arange(0, room, BLOCK)
 
-    def quantize(self, rows: Rows, scales: Vector) -> Bytes:
-        """Return the levels as signed bytes, and write the scale of every row to `scales`."""
+    def quantize(self, rows: Rows, scales: Vector) -> npt.NDArray[np.int32]:
+        """Return the levels in the low bytes, and write the scale of every row to `scales`."""
         work = self._work[: rows.size].reshape(rows.shape)
-        magnitudes = np.bitwise_and(rows.view(np.int32), _MAGNITUDE, out=work.view(np.int32))
-        # Magnitudes have the same order as integers and as floats, and non-finite ones are the largest.
-        peaks = magnitudes.max(axis=1)
+        peaks = _peaks(rows.reshape(-1), self._starts[: len(rows)])
         broken = peaks >= _INFINITY
         peaks[broken] = 0
         largest = peaks.view(np.float32)
@@ -119,9 +131,7 @@ class _Quantizer:
             np.add(flat, self._draw_noise(self._random, flat.size), out=flat)
             np.clip(flat, -self._steps, self._steps, out=flat)
         np.add(flat, _ROUNDING, out=flat)
-        levels = self._levels[: flat.size]
-        np.copyto(levels, flat.view(np.int32), casting="unsafe")
-        return levels.view(np.uint8)
+        return flat.view(np.int32)
 
     def _draw_noise(self, random: np.random.Generator, count: int) -> Vector:
         """Return random numbers between -0.5 and 0.5, each made from 16 random bits.
@@ -192,7 +202,8 @@ class Int8(_Levels):
         scales, coded = _split(out, length)
         quantizer = self._quantizer(127, 1, scales.size, random)
         for start, stop, rows, row_scales in _chunks(source, length, scales):
-            coded[start:stop] = quantizer.quantize(rows, row_scales)[: stop - start]
+            levels = quantizer.quantize(rows, row_scales)
+            np.copyto(coded[start:stop].view(np.int8), levels[: stop - start], casting="unsafe")
 
     def open(self, coded: Bytes, length: int) -> Source:
         """Return a source that multiplies levels by their scales. It also accepts the level -128."""
@@ -228,7 +239,7 @@ class Int4(_Levels):
             coded[-1:] = 0
         quantizer = self._quantizer(7, 16, scales.size, random)
         for start, stop, rows, row_scales in _chunks(source, length, scales):
-            levels = quantizer.quantize(rows, row_scales)
+            levels = quantizer.quantize(rows, row_scales).astype(np.uint8)
             middle = min(max(start, half), stop)
             np.bitwise_and(levels[: middle - start], 15, out=coded[start:middle])
             if middle < stop:
@@ -263,6 +274,7 @@ class Sign:
 
     elementwise: ClassVar[bool] = False
     needs_feedback: ClassVar[bool] = True
+    stochastic: ClassVar[bool] = False
 
     def nbytes(self, length: int) -> int:
         """Return one bit per value and four bytes per block."""

@@ -30,6 +30,7 @@ class VectorCodec(ABC):
         *,
         elementwise: bool = False,
         needs_feedback: bool,
+        stochastic: bool = False,
     ) -> None:
         self.name = name
         """The canonical name, such as `top_k(0.01)+int8`."""
@@ -44,6 +45,8 @@ class VectorCodec(ABC):
         """Whether the codec drops so much that a device must add the dropped part to its next
         update.
         """
+        self.stochastic = stochastic
+        """Whether `encode` draws from its random generator."""
 
     @abstractmethod
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
@@ -100,6 +103,10 @@ class Dense(Protocol):
     @property
     def needs_feedback(self) -> bool:
         """See `VectorCodec.needs_feedback`."""
+
+    @property
+    def stochastic(self) -> bool:
+        """See `VectorCodec.stochastic`."""
 
     def nbytes(self, length: int) -> int:
         """Return the encoded size of `length` values in bytes. It does not decrease with `length`."""

@@ -40,6 +40,7 @@ class Compressed(VectorCodec):
             compressed_bytes_max(inner.payload_bytes_max),
             elementwise=inner.elementwise,
             needs_feedback=inner.needs_feedback,
+            stochastic=inner.stochastic,
         )
         self._inner = inner
 

@@ -12,6 +12,8 @@ from edgeasync.protocol.codecs.float16 import (
     Halves,
     narrow_bfloat16,
     narrow_float16,
+    round_bfloat16,
+    round_float16,
     widen_bfloat16,
     widen_float16,
 )
@@ -25,6 +27,7 @@ class Identity:
 
     elementwise: ClassVar[bool] = True
     needs_feedback: ClassVar[bool] = False
+    stochastic: ClassVar[bool] = False
 
     def nbytes(self, length: int) -> int:
         """Return four bytes per value."""
@@ -48,9 +51,12 @@ class SixteenBits:
 
     narrow: Callable[[Vector, Halves], None]
     widen: Callable[[Halves, Vector], None]
+    round: Callable[[Vector], None]
+    """Does the same as `narrow` and `widen` in place."""
 
     elementwise: ClassVar[bool] = True
     needs_feedback: ClassVar[bool] = False
+    stochastic: ClassVar[bool] = False
 
     def nbytes(self, length: int) -> int:
         """Return two bytes per value."""
@@ -68,15 +74,12 @@ class SixteenBits:
 
     def round_in_place(self, values: Vector) -> None:
         """Round to nearest, ties to even, and convert back to float32."""
-        halves = np.empty(min(CHUNK, values.size), np.uint16)
         for start in range(0, values.size, CHUNK):
-            chunk = values[start : start + CHUNK]
-            self.narrow(chunk, halves[: chunk.size])
-            self.widen(halves[: chunk.size], chunk)
+            self.round(values[start : start + CHUNK])
 
 
-FLOAT16 = SixteenBits(narrow_float16, widen_float16)
-BFLOAT16 = SixteenBits(narrow_bfloat16, widen_bfloat16)
+FLOAT16 = SixteenBits(narrow_float16, widen_float16, round_float16)
+BFLOAT16 = SixteenBits(narrow_bfloat16, widen_bfloat16, round_bfloat16)
 
 
 class _Widened:
@@ -108,6 +111,7 @@ class DenseCodec(VectorCodec):
             payload_bytes,
             elementwise=stage.elementwise,
             needs_feedback=stage.needs_feedback,
+            stochastic=stage.stochastic,
         )
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:

@@ -15,6 +15,8 @@ Halves = npt.NDArray[np.uint16]
 _SIGN = 0x8000_0000
 _MAGNITUDE = 0x7FFF_FFFF
 _INFINITY = 0x7F80_0000
+_LARGE = 142 << 23
+"""The bits of 32768. Magnitudes below it do not round to infinity in half precision."""
 _TO_INFINITY = 0x477F_F000
 """The bits of 65520. Magnitudes from 65520 upward round to infinity in half precision."""
 
@@ -76,6 +78,25 @@ def widen_float16(halves: Halves, out: Vector) -> None:
         out.view(np.uint32)[at] = (wide & 0x8000) << 16 | _INFINITY | (wide & 0x3FF) << 13
 
 
+def round_float16(values: Vector) -> None:
+    """Round to half precision in place, as `narrow_float16` and `widen_float16` do."""
+    bits = values.view(np.uint32)
+    power = np.bitwise_and(bits, _INFINITY)
+    if power.max(initial=0) >= _LARGE:
+        halves = np.empty(values.size, np.uint16)
+        narrow_float16(values, halves)
+        widen_float16(halves, values)
+        return
+    # Adding 1.5 times 2**13 times the value's power of two, at least 2**-14, makes the hardware round to ten bits
+    # behind the point. Subtracting it again is exact, but loses the sign of a zero.
+    np.maximum(power, 113 << 23, out=power)
+    np.add(power, 13 << 23 | 1 << 22, out=power)
+    sign = np.bitwise_and(bits, _SIGN)
+    np.add(values, power.view(np.float32), out=values)
+    np.subtract(values, power.view(np.float32), out=values)
+    np.bitwise_or(bits, sign, out=bits)
+
+
 def narrow_bfloat16(values: Vector, out: Halves) -> None:
     """Round to the upper half of a float32, ties to even; a NaN stays a NaN."""
     bits = values.view(np.uint32)
@@ -96,3 +117,18 @@ def widen_bfloat16(halves: Halves, out: Vector) -> None:
     bits = out.view(np.uint32)
     np.copyto(bits, halves)
     np.left_shift(bits, 16, out=bits)
+
+
+def round_bfloat16(values: Vector) -> None:
+    """Round to bfloat16 in place, as `narrow_bfloat16` and `widen_bfloat16` do."""
+    bits = values.view(np.uint32)
+    if values.view(np.int32).max(initial=0) > _INFINITY or bits.max(initial=0) > _SIGN + _INFINITY:
+        halves = np.empty(values.size, np.uint16)
+        narrow_bfloat16(values, halves)
+        widen_bfloat16(halves, values)
+        return
+    up = np.right_shift(bits, 16)
+    np.bitwise_and(up, 1, out=up)
+    np.add(up, 0x7FFF, out=up)
+    np.add(bits, up, out=bits)
+    np.bitwise_and(bits, 0xFFFF_0000, out=bits)

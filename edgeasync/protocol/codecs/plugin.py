@@ -33,6 +33,7 @@ class PluginStage:
     """
 
     elementwise: ClassVar[bool] = False
+    stochastic: ClassVar[bool] = False
 
     def __init__(self, name: str, codec: Codec) -> None:
         self.needs_feedback = bool(codec.needs_feedback)

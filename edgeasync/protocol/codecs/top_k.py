@@ -49,7 +49,8 @@ class TopKCodec(VectorCodec):
         # The shortest payload keeps no value. The longest keeps half of them, with the longest code of positions.
         least = HEADER_BYTES + 4 * (spec.length - trained)
         symbol_bytes = max(_symbol_bytes(count_max + trained // _escape(width), width) for width in WIDTHS)
-        super().__init__(name, least, least + stage.nbytes(count_max) + symbol_bytes, needs_feedback=True)
+        most = least + stage.nbytes(count_max) + symbol_bytes
+        super().__init__(name, least, most, needs_feedback=True, stochastic=stage.stochastic)
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
         """Return the encoded payload."""

@@ -8,7 +8,7 @@ import pytest
 
 from edgeasync.core.arrays.buffers import POOLED_BYTES_MIN
 from edgeasync.core.arrays.combine import norm_of
-from edgeasync.core.arrays.hub_model import CHUNK, HubModel, WaitingUpdate
+from edgeasync.core.arrays.hub_model import CHUNK, DECODED_BYTES_MAX, HubModel, WaitingUpdate
 from edgeasync.core.hub.effects import Fold
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
@@ -244,3 +244,34 @@ def test_a_failed_fold_loses_no_buffer():
     with pytest.raises(ValueError, match="broken"):
         model.fold(Fold(1, (0,), (1.0,), ((1.0, 0.0),)), [Broken()])
     assert model.snapshots_alive == 1
+
+
+@pytest.mark.parametrize("codec", ["float16", "int8", "top_k(0.25)+int4", "sign"])
+@pytest.mark.parametrize("length", [1, 4095, CHUNK + 1, 2 * CHUNK + 4097])
+def test_an_update_that_is_decoded_once_folds_to_the_same_bits(length, codec):
+    models = [HubModel(flat(length), np.ones(length, F), 0, by([SGD(momentum=0.5)])) for _ in range(2)]
+    sources = [coded(np.random.default_rng(seed).standard_normal(length), codec) for seed in range(3)]
+    measured, norms = zip(*map(models[0].measure, sources), strict=True)
+    assert list(norms) == [models[1].norm(source) for source in sources]
+    found = [
+        advance(model, [0.5, 0.2, 0.3], updates)
+        for model, updates in zip(models, (measured, sources), strict=True)
+    ]
+    np.testing.assert_array_equal(*map(bits, found))
+
+
+def test_a_few_updates_are_kept_decoded_until_they_are_folded():
+    model = HubModel(make_spec(LARGE), np.zeros(LARGE, F), 0, by([SGD()]))
+    source, plain = coded(np.ones(LARGE), "float16"), coded(np.ones(LARGE))
+    assert model.measure(plain)[0] is plain  # its values are the payload itself
+    room = DECODED_BYTES_MAX // model.spec.nbytes
+    kept = [model.measure(source)[0] for _ in range(room + 1)]
+    assert [update is source for update in kept] == [False] * room + [True]
+    advance(model, [1.0], [kept.pop(0)])
+    assert model.measure(source)[0] is not source
+
+
+def test_a_decoded_update_that_is_too_large_is_not_kept():
+    length = DECODED_BYTES_MAX // 4 + 1
+    source = coded(np.ones(length), "float16")
+    assert HubModel(make_spec(length), np.zeros(length, F), 0, by([SGD()])).measure(source)[0] is source

@@ -1,13 +1,14 @@
 """What codecs keep: every one through the same interface, and each by what it promises."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeasync.parameters import CHUNK
 from edgeasync.protocol.codecs import VectorSource, make_codec, payload_bytes_limit
 from edgeasync.protocol.codecs.blocks import BLOCK
-from tests.support.codecs.codecs import decode
+from tests.support.codecs.codecs import decode, flat
 from tests.support.codecs.coded_vectors import LONG, bits, cases, every_codec, long_vector, random, there_and_back
 
 
@@ -65,3 +66,11 @@ def test_what_is_not_finite_in_a_long_vector_stays_so(name):
     decoded = there_and_back(name, LONG, vector)
     assert not np.isfinite(decoded).all()
     assert np.isfinite(decoded[:60_000]).all()
+
+
+@pytest.mark.parametrize("name", ["int8", "int8(stochastic)", "top_k(0.5)+int4(stochastic)", "float16", "sign"])
+def test_a_codec_draws_only_if_it_is_stochastic(name):
+    codec, generator = make_codec(name, flat(1000)), random()
+    before = generator.bit_generator.state
+    codec.encode(VectorSource(np.ones(1000, np.float32)), generator)
+    assert codec.stochastic == (generator.bit_generator.state != before) == ("stochastic" in name)

@@ -30,3 +30,22 @@ def test_every_float16_widens_as_numpy_does():
     quiet = ~np.isnan(expected) | (halves & 0x200 != 0)
     np.testing.assert_array_equal(np.isnan(decoded), np.isnan(expected))
     np.testing.assert_array_equal(bits(decoded)[quiet], bits(expected)[quiet])
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("start", range(0, 2**32, 2**28))
+def test_rounding_in_place_is_encoding_and_decoding_to_the_bit(name, start):
+    edges = np.array([0, 0x38800000, 0x477FE000, 0x477FEFFF, 0x477FF000, 0x47000000, 0x7F800000], np.int64)
+    numbers = np.concatenate(
+        [np.arange(start, start + 2**28, 9973), *(start + edges % 2**28 + i for i in range(-3, 4))]
+    )
+    vector = (numbers % 2**32).astype(np.uint32).view(np.float32)
+    for part in (
+        vector,
+        np.append(vector[np.abs(vector) < 3e4], np.float32(-0.0)),
+    ):  # all, and those without infinities
+        codec = make_codec(name, flat(part.size))
+        expected = decode(codec, bytes(codec.encode(VectorSource(part))), part.size)
+        rounded = part.copy()
+        codec.round_in_place(rounded)
+        np.testing.assert_array_equal(bits(rounded), bits(expected))

@@ -89,7 +89,7 @@ class Bare:
 @pytest.fixture
 def packages(monkeypatch):
     """Install codecs of this module, as packages do."""
-    caches = (plugin.plugin_stage, catalogue.make_codec)
+    caches = (plugin.plugin_stage, catalogue._make)
     points = {
         name: EntryPoint(name, f"{__name__}:{name.title()}", CODECS)
         for name in ("halves", "scaled", "picky", "random", "long", "large", "torn", "bare", "absent")
