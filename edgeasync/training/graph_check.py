@@ -179,7 +179,8 @@ class _Screen:
     def _graph(self, view: memoryview, depth: int) -> None:
         if depth > DEPTH_MAX:
             raise GraphError(
-                f"subgraphs are nested more than {DEPTH_MAX} levels deep; start the hub with a model with fewer levels"
+                f"subgraphs are nested more than {DEPTH_MAX} levels deep; start the hub with a model that has "
+                "fewer levels"
             )
         for name, value in self._walk(view, _GRAPH, "a graph"):
             match name:
