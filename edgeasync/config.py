@@ -240,7 +240,7 @@ def installed_kinds(protocol: type) -> list[str]:
 
 
 def kinds_of(described: types.Type) -> types.Type:
-    """Return edgeasync's own kinds if a type is a protocol, and any other type unchanged."""
+    """Return edgeasync's implementations if a type is a protocol, and any other type unchanged."""
     if isinstance(described, types.CustomType) and described.cls in _KINDS:
         return types.type_info(_KINDS[described.cls].own)
     return described

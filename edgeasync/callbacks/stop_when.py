@@ -69,7 +69,7 @@ class StopWhen:
         if value is None and isinstance(event, Evaluation):
             raise ConfigError(
                 f"StopWhen({name!r}) never ends this run, because its evaluations have no {name}; to measure an "
-                "accuracy pass evaluate= with labels"
+                "accuracy, pass evaluate= with labels"
             )
         if value is None:
             return

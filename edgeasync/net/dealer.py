@@ -16,7 +16,7 @@ def make_dealer(
 ) -> "zmq.Socket[bytes]":
     """Return an unconnected DEALER socket that accepts frames of up to `frame_bytes_max` bytes.
 
-    Pass `address.is_ipv6` of the address to connect to as `ipv6`.
+    Set `ipv6` if the address to connect to is an IPv6 address (`is_ipv6`).
     """
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.IPV6, ipv6)

@@ -60,7 +60,7 @@ class JoinedPeers(UserLoop):
     def note(self, loss: float | None = None, examples: int = 0, *, score: float | None = None) -> None:
         """Set the mean loss and number of examples of the next step, if the optimizer is watched."""
         if score is not None:
-            raise ConfigError("score requires a hub: without a hub all models have the same weight; remove score")
+            raise ConfigError("score requires a hub: without a hub, all models have the same weight; remove score")
         super().note(loss, examples)
 
     def evaluate(self, function: Callable[[], Found]) -> Found:

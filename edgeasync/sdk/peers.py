@@ -75,7 +75,7 @@ def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop
     table = dict(settings or {})
     own = table.pop("peer", {})
     if table or not isinstance(own, Mapping):
-        raise ConfigError("settings: without a hub only the table peer applies: {'peer': {'codec': 'float16'}}")
+        raise ConfigError("settings: without a hub, only the table peer applies: {'peer': {'codec': 'float16'}}")
     if said := sorted({*PeerSection.__struct_fields__} & own.keys() - _OF_WORKERS):
         raise ConfigError(f"settings must not contain peer.{said[0]}: use an argument of train, or remove it")
     if not isinstance(until, Stop):
@@ -83,7 +83,7 @@ def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop
     until.condition()  # raises for an invalid value
     if until.loss is not None or until.accuracy is not None or until.when is not None:
         raise ConfigError(
-            "until: without a hub only epochs, minutes and updates work; remove loss, accuracy and when from Stop"
+            "until: without a hub, only epochs, minutes and updates work; remove loss, accuracy and when from Stop"
         )
     usual = {} if "round_every_s" in own else {"round_steps": ROUND_STEPS}
     return convert({**usual, **own, "topology": topology}, PeerSection, where="settings.peer")
@@ -145,7 +145,7 @@ def plan_peers(
     Raises the same errors as `plan_run`.
     """
     if not 2 <= len(shares) <= PEERS_MAX:
-        raise ConfigError(f"without a hub workers must be from 2 to {PEERS_MAX}, not {len(shares)}")
+        raise ConfigError(f"without a hub, the number of workers must be from 2 to {PEERS_MAX}, not {len(shares)}")
     example = shares[0] if isinstance(shares[0], Dataset) else None
     prepared = prepare(model, example, local, graph=graph_settings(**graph), run=run, seed=seed)
     local.check_model(prepared.spec, prepared.loss)

@@ -48,7 +48,9 @@ def count_workers(workers: int | None, given: object, default: int) -> int:
     if not given:
         raise ConfigError("the list is empty: pass the data or trainer of at least one worker")
     if workers not in (None, len(given)):
-        raise ConfigError(f"workers is {workers}, but the list has {len(given)} entries; remove workers")
+        raise ConfigError(
+            f"workers is {workers}, but the list has {len(given)} entries; remove the argument workers"
+        )
     return len(given)
 
 

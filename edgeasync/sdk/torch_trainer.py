@@ -140,7 +140,7 @@ class TorchTrainer:
     def restore(self, state: TrainerState) -> None:
         """Restore a state; raises `ValueError` if it was saved with another trainer or other data."""
         if state.keys() != self.state().keys():
-            raise ValueError("the state contains other arrays than this trainer's")
+            raise ValueError("the state's arrays do not match this trainer's")
         self._stream.restore(state["batches"])
         if self._keeps:
             load_states([self._optimizer], state["optimizer"])

@@ -173,7 +173,7 @@ class GradientTrainer:
         """
         ours, theirs = ({name: array.shape for name, array in each.items()} for each in (self.state(), state))
         if ours != theirs:
-            raise ValueError("the state contains other arrays than this trainer's")
+            raise ValueError("the state's arrays do not match this trainer's")
         if isinstance(self._batches, Batches):
             self._batches.restore(state["batches"])
         if self._keep_optimizer_state:

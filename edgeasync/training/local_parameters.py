@@ -97,7 +97,7 @@ class LocalParameters:
             self._kept = self._open_kept()
             self._values = self._recall(self._kept)
             if self._values and {name: array.shape for name, array in self._values.items()} != shapes:
-                self._put_aside(self._kept, "contains other arrays than the local ones")
+                self._put_aside(self._kept, "contains arrays that do not match the local parameters")
         self._values = {name: array for name, array in self._values.items() if shapes.get(name) == array.shape}
 
     def _recall(self, kept: KeptLocal) -> Arrays:

@@ -126,8 +126,8 @@ def test_workers_that_diverge_do_not_wait_for_rounds(tmp_path, amounts, engine):
     [
         ({"topology": "circle"}, "topology is 'circle'"),
         ({"callbacks": [print]}, "callbacks"),
-        ({"until": Stop(accuracy=0.9)}, "without a hub only epochs, minutes and updates work"),
-        ({"settings": {"codec": {}}}, "without a hub only the table peer applies"),
+        ({"until": Stop(accuracy=0.9)}, "without a hub, only epochs, minutes and updates work"),
+        ({"settings": {"codec": {}}}, "without a hub, only the table peer applies"),
         ({"settings": {"peer": {"codec": "top_k(0.1)"}}}, "codec"),
         ({"settings": {"peer": {"peers": "x"}}}, "peer.peers"),
         ({"workers": 1}, "workers must be from 2 to 64"),

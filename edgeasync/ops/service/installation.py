@@ -103,8 +103,8 @@ def check_program(*programs: Path) -> None:
         for path in (*reversed(real.parents), real):
             if not (path.exists() and path.stat().st_mode & stat.S_IXOTH):
                 raise ConfigError(
-                    f"{program}: the user {USER} may not run it, because of the permissions of {path}; "
-                    "install with devices/install.sh, or without sudo for yourself"
+                    f"{program}: the user {USER} has no permission to run it, because of the mode of {path}; "
+                    "install with devices/install.sh, or run this command without sudo to install for your user only"
                 )
 
 

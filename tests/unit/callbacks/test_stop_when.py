@@ -37,5 +37,5 @@ def test_a_rule_without_sense_says_what_to_give():
             ConfigError, match="needs either a function of an event, or the name of a number and a limit"
         ):
             StopWhen(**wrong)
-    with pytest.raises(ConfigError, match="evaluations have no accuracy; to measure an accuracy pass evaluate="):
+    with pytest.raises(ConfigError, match="evaluations have no accuracy; to measure an accuracy, pass evaluate="):
         StopWhen("accuracy", above=0.5)(evaluation(1.0))

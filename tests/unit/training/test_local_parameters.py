@@ -93,9 +93,12 @@ def test_without_patterns_nothing_is_touched(tmp_path):
 @pytest.mark.parametrize(
     ("content", "hint"),
     [
-        ({**OWN, "head.w": np.zeros((3, 3), np.float32)}, "contains other arrays than the local ones"),
-        ({"head.b": OWN["head.b"]}, "contains other arrays than the local ones"),
-        ({**OWN, "body": np.zeros(4, np.float32)}, "contains other arrays than the local ones"),
+        (
+            {**OWN, "head.w": np.zeros((3, 3), np.float32)},
+            "contains arrays that do not match the local parameters",
+        ),
+        ({"head.b": OWN["head.b"]}, "contains arrays that do not match the local parameters"),
+        ({**OWN, "body": np.zeros(4, np.float32)}, "contains arrays that do not match the local parameters"),
         ({**OWN, "head.w": np.zeros((2, 2))}, "by another version"),
     ],
     ids=["another shape", "fewer", "more", "another dtype"],

@@ -130,7 +130,9 @@ def test_a_program_that_the_services_user_may_not_run_is_refused(tmp_path):
     program = tmp_path / "edgeasync"  # only its owner may look into this folder, as into a home
     program.touch(0o755)
     tmp_path.chmod(0o700)
-    with pytest.raises(ConfigError, match="the user edgeasync may not run it, because of the permissions of /"):
+    with pytest.raises(
+        ConfigError, match="the user edgeasync has no permission to run it, because of the mode of /"
+    ):
         check_program(program)
 
 
