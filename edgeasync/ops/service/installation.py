@@ -104,7 +104,7 @@ def check_program(*programs: Path) -> None:
             if not (path.exists() and path.stat().st_mode & stat.S_IXOTH):
                 raise ConfigError(
                     f"{program}: the user {USER} has no permission to run it, because of the mode of {path}; "
-                    "install with devices/install.sh, or run this command without sudo to install for your user only"
+                    "install with devices/install.sh, or run this without sudo to install for your user only"
                 )
 
 
