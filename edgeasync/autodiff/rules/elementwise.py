@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edgeasync.autodiff.graph import Graph
+from edgeasync.autodiff.graph import Graph, Node
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 STEEP = 3e38
@@ -195,18 +195,24 @@ def _hard_sigmoid(step: Step) -> Gradients:
     return [op("Where", inside, op("Mul", step.gradient, slope), graph.scalar(0.0))]
 
 
-@rule("HardSwish")
+def _hard_swish_forward(step: Step) -> None:
+    """Compute x times a sigmoid of x, because the gradient needs the sigmoid, too."""
+    sigmoid = step.graph.op("HardSigmoid", step.input(0), alpha=1 / 6, beta=0.5)
+    step.saved["sigmoid"] = sigmoid
+    step.graph.nodes.append(Node("Mul", [step.input(0), sigmoid], step.node.outputs, {}, step.node.name))
+
+
+@rule("HardSwish", forward=_hard_swish_forward)
 def _hard_swish(step: Step) -> Gradients:
     """Gradient of HardSwish (Howard et al. 2019, arXiv:1905.02244).
 
     The derivative is 0 below -3, 1 above 3, and x / 3 + 1 / 2 in between.
     """
     graph, op, x = step.graph, step.graph.op, step.input(0)
-    # The forward result needs the same sigmoid, and onnxruntime computes it only once.
-    sigmoid = op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
-    inside = op("Cast", op("Less", op("Abs", x), graph.scalar(3.0)), to=1)
+    # 1 inside and 0 outside. Powers of two, so that the sum is exact.
+    inside = op("HardSigmoid", op("Abs", x), alpha=-(2.0**100), beta=3 * 2.0**100)
     rise = op("Mul", op("Mul", x, graph.scalar(1 / 6)), inside)
-    return [op("Mul", step.gradient, op("Add", sigmoid, rise))]
+    return [op("Mul", step.gradient, op("Add", step.saved["sigmoid"], rise))]
 
 
 @rule("Erf")

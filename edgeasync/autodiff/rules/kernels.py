@@ -1,4 +1,4 @@
-"""Computes the gradient of a convolution's kernel by one of four methods.
+"""Computes the gradient of a convolution's kernel by one of five methods.
 
 onnxruntime's own convolution operator would be slow for this.
 
@@ -8,6 +8,7 @@ benchmarks.train_step`.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,6 +17,11 @@ from edgeasync.autodiff.rules.geometry import Convolution, as_two
 
 DEEP = 6
 """Minimum number of input channels for which it is faster to move the channel axis to the end."""
+
+COLUMNS_MIN = 14
+"""Minimum output width for which it is faster to move the channel axis to the front, if there are
+not more output channels than input channels.
+"""
 
 PLACES_MAX = 9
 """Maximum number of kernel positions for which the input is copied once per position. More copies
@@ -40,45 +46,84 @@ def kernel_gradient(layer: Convolution, wide: str, narrow: str) -> str:
     if not flat or not geometry.dense:
         return _by_convolution(layer, wide, narrow)
     places = math.prod(geometry.kernel)
+    square = min(as_two(geometry.kernel)) > 1 and geometry.narrow[-1] >= COLUMNS_MIN
+    if layer.group == 1 and square and ins >= max(outs, DEEP):
+        return _by_planes(layer, wide, narrow)
     if layer.group == 1 and (places > PLACES_MAX or (ins >= DEEP and places > 1)):
         return _by_columns(layer, wide, narrow)
     return _by_shifts(layer, wide, narrow)
 
 
 def _by_shifts(layer: Convolution, wide: str, narrow: str) -> str:
-    """For stride 1: use one matrix product for all kernel positions.
+    """For stride 1: copy the input once per kernel position, and use one matrix product for all."""
+    graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
+    outs, ins, *kernel = layer.shape
+    rows, columns = as_two(geometry.wide), as_two(geometry.narrow)
+    before, after, dilation = as_two(geometry.before, 0), as_two(geometry.after, 0), as_two(geometry.dilations)
+    high, width = as_two(kernel)
+    wide = op("Reshape", wide, graph.ints(-1, layer.group, ins, *rows))
+    if any((*before, *after)):
+        wide = op("Pad", wide, graph.ints(0, 0, 0, *before, 0, 0, 0, *after))
+    parts = []
+    for place in np.ndindex(high, width):
+        starts = [at * step for at, step in zip(place, dilation, strict=True)]
+        stops = [start + size for start, size in zip(starts, columns, strict=True)]
+        whole = not any(starts) and stops == [sum(sizes) for sizes in zip(rows, before, after, strict=True)]
+        parts.append(
+            wide if whole else op("Slice", wide, graph.ints(*starts), graph.ints(*stops), graph.ints(3, 4))
+        )
+    seen = op("Concat", *parts, axis=2) if len(parts) > 1 else parts[0]
+    seen = op("Reshape", seen, graph.ints(-1, layer.group, len(parts) * ins, math.prod(columns)))
+    narrow = op("Reshape", narrow, graph.ints(-1, layer.group, outs // layer.group, math.prod(columns)))
+    product = op("MatMul", narrow, op("Transpose", seen, perm=[0, 1, 3, 2]))
+    found = op("ReduceSum", product, graph.ints(0), keepdims=0)
+    if len(parts) > 1:
+        found = op("Reshape", found, graph.ints(outs, len(parts), ins))
+        found = op("Transpose", found, perm=[0, 2, 1])
+    return op("Reshape", found, graph.ints(*layer.shape))
 
-    If the rows of both sides are padded to the same width, a spatial shift is a shift of the
-    flattened values. Values that are shifted beyond the end of a row are multiplied by zeros of the
-    padding.
+
+def _by_planes(layer: Convolution, wide: str, narrow: str) -> str:
+    """For stride 1, many channels and wide rows: use one matrix product for all kernel positions.
+
+    The channel axis comes first, and all values of a channel follow each other. If the rows and the
+    images of both sides are padded to the same sizes, a spatial shift is a shift of these values.
+    The input is copied once per kernel column, and the gradient once per kernel row.
     """
     graph, op, geometry = layer.graph, layer.graph.op, layer.geometry
     outs, ins, *kernel = layer.shape
     rows, columns = as_two(geometry.wide), as_two(geometry.narrow)
-    high, width = as_two(kernel)
     before, after, dilation = as_two(geometry.before, 0), as_two(geometry.after, 0), as_two(geometry.dilations)
-    stretch = rows[1] + before[1] + after[1]
-    shifts = [i * dilation[0] * stretch + j * dilation[1] for i in range(high) for j in range(width)]
-    length = columns[0] * stretch
-    height = rows[0] + before[0] + after[0]
-    spare = max(0, -(-(shifts[-1] + length - height * stretch) // stretch))
-    wide = op("Reshape", wide, graph.ints(-1, ins * layer.group, *rows))
-    if any((*before, *after, spare)):
-        wide = op("Pad", wide, graph.ints(0, 0, *before, 0, 0, after[0] + spare, after[1]))
-    wide = op("Reshape", wide, graph.ints(-1, layer.group, ins, (height + spare) * stretch))
-    narrow = op("Reshape", narrow, graph.ints(-1, outs, *columns))
-    if stretch > columns[1]:
-        narrow = op("Pad", narrow, graph.ints(0, 0, 0, 0, 0, 0, 0, stretch - columns[1]))
-    narrow = op("Reshape", narrow, graph.ints(-1, layer.group, outs // layer.group, length))
-    if len(shifts) > 1:
-        parts = [op("Slice", wide, graph.ints(s), graph.ints(s + length), graph.ints(3)) for s in shifts]
-        wide = op("Concat", *parts, axis=2)
-    product = op("MatMul", narrow, op("Transpose", wide, perm=[0, 1, 3, 2]))
-    found = op("ReduceSum", product, graph.ints(0), keepdims=0)
-    if len(shifts) > 1:
-        found = op("Reshape", found, graph.ints(outs, len(shifts), ins))
-        found = op("Transpose", found, perm=[0, 2, 1])
-    return op("Reshape", found, graph.ints(*layer.shape))
+    high, width = as_two(kernel)
+    # The padding behind a row is also the padding before the next row.
+    size = [max(row + max(first, last), column)
+            for row, first, last, column in zip(rows, before, after, columns, strict=True)]  # fmt: skip
+    wide, narrow = (
+        _plane(graph, value, channels, sizes, size)
+        for value, channels, sizes in ((wide, ins, rows), (narrow, outs, columns))
+    )
+    seen = [_moved(graph, wide, before[1] - at * dilation[1]) for at in range(width)]
+    sums = [_moved(graph, narrow, (at * dilation[0] - before[0]) * size[1]) for at in range(high)]
+    product = op(
+        "MatMul", op("Concat", *sums, axis=0), op("Transpose", op("Concat", *seen, axis=0), perm=[1, 0])
+    )  # fmt: skip
+    product = op("Reshape", product, graph.ints(high, outs, width, ins))
+    return op("Reshape", op("Transpose", product, perm=[1, 3, 0, 2]), graph.ints(*layer.shape))
+
+
+def _plane(graph: Graph, value: str, channels: int, sizes: Sequence[int], padded: Sequence[int]) -> str:
+    """Return one row per channel, with the values of all images padded to the size `padded`."""
+    value = graph.op("Reshape", value, graph.ints(-1, channels, *sizes))
+    value = graph.op("Transpose", value, perm=[1, 0, 2, 3])
+    rest = [whole - part for whole, part in zip(padded, sizes, strict=True)]
+    if any(rest):
+        value = graph.op("Pad", value, graph.ints(0, 0, 0, 0, 0, 0, *rest))
+    return graph.op("Reshape", value, graph.ints(channels, -1))
+
+
+def _moved(graph: Graph, value: str, places: int) -> str:
+    """Shift each row to the right by a number of values, or to the left if it is negative."""
+    return graph.op("Pad", value, graph.ints(0, places, 0, -places)) if places else value
 
 
 def _by_columns(layer: Convolution, wide: str, narrow: str) -> str:

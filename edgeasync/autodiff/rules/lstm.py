@@ -1,15 +1,100 @@
 """The gradient of LSTMs (Hochreiter & Schmidhuber 1997) with forget gates (Gers et al. 2000)."""
 
-from edgeasync.autodiff.rules.recurrent import Local, RecurrentDirection, differentiate
+from functools import partial
+
+from edgeasync.autodiff.rules.recurrent import (
+    INITIAL_C,
+    INITIAL_H,
+    B,
+    Local,
+    R,
+    RecurrentDirection,
+    W,
+    X,
+    check,
+    differentiate,
+    direction_count,
+    initial_state,
+    pick,
+    scan,
+    stack,
+    ways,
+)
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
+from edgeasync.errors import GraphError
+
+ACTIVATIONS = ("Sigmoid", "Tanh", "Tanh")
+
+KEPT = ("i", "o", "f", "g", "kept", "squashed")
+"""What the forward loop stores for the gradient, at each time step: the gates, f c, and tanh(c')."""
 
 
-@rule("LSTM")
+def _forward(step: Step) -> None:
+    """Replace the operator by a loop that also outputs the gates, which the gradient needs.
+
+    Computing them again from the states would take longer.
+    """
+    graph, node = step.graph, step.node
+    if not _has_gradient(step):
+        graph.nodes.append(node)
+        return
+    results = [_run(step, index, backwards=backwards) for index, backwards in enumerate(ways(step))]
+    step.output()
+    for position, (name, parts) in enumerate(zip(node.outputs, zip(*results, strict=True), strict=False)):
+        if name:
+            stack(graph, list(parts), axis=1 if position == 0 else 0)
+            graph.nodes[-1].outputs = [name]  # not by an Identity, which would stop gradients
+
+
+def _has_gradient(step: Step) -> bool:
+    try:
+        check(step, ACTIVATIONS)
+    except GraphError:  # raised again if a gradient arrives
+        return False
+    return any(name in step.graph.active for name in step.node.outputs)
+
+
+def _run(step: Step, index: int, *, backwards: bool) -> tuple[str, str, str]:
+    """Append the loop of one direction. Return all states, the last state and the last cell state."""
+    graph, op, count = step.graph, step.graph.op, direction_count(step)
+    hidden = graph.static_shape(step.input(R), step.node.where)[-1]
+    weights, recurrent = (pick(graph, step.input(position), index, count, 0) for position in (W, R))
+    bias = []
+    if step.input(B):
+        halves = graph.add("Split", pick(graph, step.input(B), index, count, 0), outputs=2, axis=0, num_outputs=2)
+        bias = [op("Add", *halves)]
+    # One product of the state and the input, because two need more time than joining them.
+    joined = op("Transpose", op("Concat", recurrent, weights, axis=1), perm=[1, 0])
+
+    def body(carried: list[str], now: list[str]) -> tuple[list[str], list[str]]:
+        sums = op("Gemm", op("Concat", carried[0], *now, axis=1), joined, *bias)
+        *gates, g = graph.add("Split", sums, outputs=4, axis=1, num_outputs=4)
+        i, o, f = [op("Sigmoid", name) for name in gates]
+        g = op("Tanh", g)
+        kept = op("Mul", f, carried[1])
+        c = op("Add", kept, op("Mul", i, g))
+        squashed = op("Tanh", c)
+        h = op("Mul", o, squashed)
+        return [h, c], [op("Identity", h), i, o, f, g, kept, squashed]
+
+    initial = [
+        initial_state(step, position, index, count)
+        or op(
+            "ConstantOfShape", op("Concat", op("Shape", step.input(X), start=1, end=2), graph.ints(hidden), axis=0)
+        )
+        for position in (INITIAL_H, INITIAL_C)
+    ]
+    last_h, last_c, states, *stored = scan(graph, initial, [step.input(X)], body, backwards=backwards)
+    step.saved |= {f"{name}{int(backwards)}": value for name, value in zip(KEPT, stored, strict=True)}
+    return states, last_h, last_c
+
+
+@rule("LSTM", forward=_forward)
 def _lstm(step: Step) -> Gradients:
-    return differentiate(step, _cell, ("Sigmoid", "Tanh", "Tanh"))
+    return differentiate(step, partial(_cell, step.saved), ACTIVATIONS)
 
 
-def _cell(direction: RecurrentDirection) -> Local:
+def _cell(saved: dict[str, str], direction: RecurrentDirection) -> Local:
     """Return the gradients of an LSTM cell, with c' = f c + i g and h' = o tanh(c') at each step.
 
     The gates i, o and f are sigmoids of linear maps of x and h, and g is the tanh of such a map.
@@ -17,12 +102,9 @@ def _cell(direction: RecurrentDirection) -> Local:
     """
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
     previous, states = direction.rows(direction.previous), direction.rows(direction.states)
-    sums = _sums(direction, previous)
-    i, o, f = [op("Sigmoid", name) for name in sums[:3]]
-    g = op("Tanh", sums[3])
-    new, forget = op("Mul", i, g), times(f)
-    kept = direction.rows(_kept_cells(direction, forget, times(new)))
-    squashed = op("Tanh", op("Add", kept, new))
+    stored = [saved[f"{name}{int(direction.backwards)}"] for name in KEPT]
+    i, o, f, g, kept, squashed = [direction.rows(name) for name in stored]
+    new, forget = op("Mul", i, g), stored[KEPT.index("f")]
     slopes = op(
         "Concat",
         op("Sub", new, op("Mul", new, i)),
@@ -48,31 +130,3 @@ def _cell(direction: RecurrentDirection) -> Local:
     rows = direction.rows(gates, 4 * hidden)
     recurrent = graph.op("Gemm", rows, previous, transA=1)
     return Local(before_input=rows, recurrent=recurrent, state_bias="", initial=[initial_h, initial_c])
-
-
-def _sums(direction: RecurrentDirection, previous: str) -> list[str]:
-    """Return the linear maps of all gates, as rows.
-
-    There is one product per gate, because a joint product would have to be split.
-    """
-    op, bias = direction.graph.op, direction.bias()
-    biases = [[name] for name in direction.gates(bias, 4)] if bias else [[]] * 4
-    weights, recurrent = direction.gates(direction.weights, 4), direction.gates(direction.recurrent, 4)
-    return [
-        op("Gemm", previous, state, op("Gemm", direction.x, weight, *own, transB=1), transB=1)
-        for weight, state, own in zip(weights, recurrent, biases, strict=True)
-    ]
-
-
-def _kept_cells(direction: RecurrentDirection, forget: str, new: str) -> str:
-    """Return f c for all time steps, the part of the previous cells that remains.
-
-    This is the only recurrence that is computed forward again.
-    """
-    op = direction.graph.op
-
-    def forward(carried: list[str], now: list[str]) -> tuple[list[str], list[str]]:
-        kept = op("Mul", carried[0], now[0])
-        return [op("Add", kept, now[1])], [kept]
-
-    return direction.scan([direction.initial_c or direction.zeros()], [forget, new], forward, reverse=False)[1]

@@ -3,6 +3,8 @@
 Trained batch norms use the statistics of the batch and update the running statistics.
 """
 
+import numpy as np
+
 from edgeasync.autodiff.rules.reduction import count_of
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
@@ -28,11 +30,11 @@ def _batch_norm_forward(step: Step) -> None:
     centred = op("Sub", step.input(0), mean)
     variance = op("ReduceMean", op("Mul", centred, centred), graph.ints(*axes), keepdims=0)
     flat_mean = op("Reshape", mean, graph.ints(-1))
-    step.saved = {"centred": centred, "variance": variance}
+    count = count_of(step, shape, axes)
+    step.saved = {"centred": centred, "variance": variance, "count": count}
     node.inputs[3:] = [flat_mean, variance]
     graph.nodes.append(node)
     # Use the unbiased variance, as torch does; the difference matters for small batches.
-    count = count_of(step, shape, axes)
     several = op("Greater", count, graph.scalar(1.0))
     unbiased = op("Mul", variance, op("Div", count, op("Sub", count, graph.scalar(1.0))))
     for name, fresh in ((mean_name, flat_mean), (variance_name, unbiased)):
@@ -65,10 +67,11 @@ def _batch_norm(step: Step) -> Gradients:
     scaled = op("Mul", gradient, op("Reshape", factor, spatial))
     if not live:
         return [scaled, projected, grad_bias]
-    share = op("Div", factor, count_of(step, step.shape(0), [axis for axis in range(rank) if axis != 1]))
-    slope, offset = (op("Neg", op("Mul", value, share)) for value in (op("Mul", projected, inverse), grad_bias))
+    share = op("Neg", op("Div", factor, step.saved["count"]))
+    slope, offset = (op("Mul", value, share) for value in (op("Mul", projected, inverse), grad_bias))
     # slope * centred + offset in one pass, as a batch norm with mean 0 and variance 1.
-    zero, one = (op("Expand", graph.scalar(value), op("Shape", factor)) for value in (0.0, 1.0))
+    channels = graph.static_shape(step.input(1), step.node.where)
+    zero, one = (graph.constant(np.full(channels, value, np.float32)) for value in (0.0, 1.0))
     rest = op("BatchNormalization", centred, slope, offset, zero, one, epsilon=0.0)
     return [op("Add", scaled, rest), projected, grad_bias]
 

@@ -1,9 +1,10 @@
 """Backpropagation through time (Werbos 1990), the common part for all recurrent layers.
 
-The forward operator remains in the graph, and also outputs the state at every time step. From these
-states, the gates of all time steps are computed at once, by the same products as in the forward
-pass. Only the gradient of the state is computed step by step, in a Scan. The gradients of the
-weights and of the input are single products over all time steps.
+The forward pass also outputs the state at every time step. A GRU's operator remains in the graph;
+from its states, the gates of all time steps are computed at once, by the same products as in the
+forward pass. An LSTM is replaced by a Scan that outputs its gates. Only the gradient of the state
+is computed step by step, in a second Scan. The gradients of the weights and of the input are single
+products over all time steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -166,7 +167,7 @@ def differentiate(
 
     `activations` lists the only activation functions that `cell` supports.
     """
-    _check(step, activations)
+    check(step, activations)
     graph, where = step.graph, step.node.where
     width = graph.static_shape(step.input(W), where)[-1]
     x = graph.op("Reshape", step.input(X), graph.ints(-1, width))
@@ -178,12 +179,12 @@ def differentiate(
         grad_x = graph.op("Gemm", local.before_input, direction.weights, *chain)
     gradients: list[str | None] = [
         graph.reshape_like(grad_x, step.input(X)),
-        _stack(graph, [graph.op("Gemm", local.before_input, x, transA=1) for local in found]),
-        _stack(graph, [local.recurrent for local in found]),
-        _stack(graph, [_bias_gradient(graph, local) for local in found]) if step.input(B) else None,
+        stack(graph, [graph.op("Gemm", local.before_input, x, transA=1) for local in found]),
+        stack(graph, [local.recurrent for local in found]),
+        stack(graph, [_bias_gradient(graph, local) for local in found]) if step.input(B) else None,
         None,
     ]
-    return [*gradients, *[_stack(graph, list(parts)) for parts in zip(*[f.initial for f in found], strict=True)]]
+    return [*gradients, *[stack(graph, list(parts)) for parts in zip(*[f.initial for f in found], strict=True)]]
 
 
 def _bias_gradient(graph: Graph, local: Local) -> str:
@@ -191,12 +192,13 @@ def _bias_gradient(graph: Graph, local: Local) -> str:
     return graph.op("Concat", total, local.state_bias or total, axis=0)
 
 
-def _stack(graph: Graph, parts: list[str]) -> str:
-    wide = [graph.op("Unsqueeze", part, graph.ints(0)) for part in parts]
-    return wide[0] if len(wide) == 1 else graph.op("Concat", *wide, axis=0)
+def stack(graph: Graph, parts: list[str], axis: int = 0) -> str:
+    """Combine tensors of all directions into one with a direction axis."""
+    wide = [graph.op("Unsqueeze", part, graph.ints(axis)) for part in parts]
+    return wide[0] if len(wide) == 1 else graph.op("Concat", *wide, axis=axis)
 
 
-def _check(step: Step, activations: Sequence[str]) -> None:
+def check(step: Step, activations: Sequence[str]) -> None:
     """Raise `GraphError` for unsupported options, which no exporter writes by default."""
     if step.attribute("layout", 0):
         raise step.refused("layout is 1; export it with time before batch (layout = 0)")
@@ -207,7 +209,7 @@ def _check(step: Step, activations: Sequence[str]) -> None:
     if step.input(PEEPHOLES):
         raise step.refused("it has peepholes")
     given = [name.decode() if isinstance(name, bytes) else name for name in step.attribute("activations", [])]
-    wanted = list(activations) * _count(step)
+    wanted = list(activations) * direction_count(step)
     if given and [name.lower() for name in given] != [name.lower() for name in wanted]:
         raise step.refused(f"its activations are {', '.join(given)} instead of {', '.join(wanted)}")
     times, *rest = step.shape(X)
@@ -219,27 +221,32 @@ def _check(step: Step, activations: Sequence[str]) -> None:
             raise step.refused("its sequences have individual lengths; omit sequence_lens")
 
 
-def _count(step: Step) -> int:
+def ways(step: Step) -> list[bool]:
+    """Return for each direction whether it runs backwards in time."""
+    direction = step.attribute("direction", "forward")
+    return [False, True] if direction == "bidirectional" else [direction == "reverse"]
+
+
+def direction_count(step: Step) -> int:
+    """Return the number of directions."""
     return 2 if step.attribute("direction", "forward") == "bidirectional" else 1
 
 
 def _directions(step: Step, x: str) -> list[RecurrentDirection]:
-    graph, count = step.graph, _count(step)
+    graph, count = step.graph, direction_count(step)
     hidden = graph.static_shape(step.input(R), step.node.where)[-1]
     times, batch, _ = step.shape(X)
     states = step.output(0)
     every, last, cells = [*step.gradients, None, None, None][:3]
-    reverse = step.attribute("direction", "forward") == "reverse"
     made = []
-    for index in range(count):
-        backwards = reverse or index == 1
-        own = _pick(graph, states, index, count, 1)
-        initial_h, initial_c = (_initial(step, position, index, count) for position in (INITIAL_H, INITIAL_C))
+    for index, backwards in enumerate(ways(step)):
+        own = pick(graph, states, index, count, 1)
+        initial_h, initial_c = (initial_state(step, position, index, count) for position in (INITIAL_H, INITIAL_C))
         # The states have no direction axis any more, so the initial ones must not have it either.
         first = graph.op("Unsqueeze", initial_h, graph.ints(0)) if initial_h else ""
         biases = None
         if step.input(B):
-            bias = _pick(graph, step.input(B), index, count, 0)
+            bias = pick(graph, step.input(B), index, count, 0)
             first_bias, second_bias = graph.add("Split", bias, outputs=2, axis=0, num_outputs=2)
             biases = (first_bias, second_bias)
         made.append(
@@ -249,31 +256,31 @@ def _directions(step: Step, x: str) -> list[RecurrentDirection]:
                 sizes=(-1 if times is None else times, -1 if batch is None else batch),
                 backwards=backwards,
                 x=x,
-                weights=_pick(graph, step.input(W), index, count, 0),
-                recurrent=_pick(graph, step.input(R), index, count, 0),
+                weights=pick(graph, step.input(W), index, count, 0),
+                recurrent=pick(graph, step.input(R), index, count, 0),
                 biases=biases,
                 states=own,
                 previous=shifted(graph, own, backwards=backwards, first=first),
                 initial_c=initial_c,
                 gradients=(
-                    every and _pick(graph, every, index, count, 1),
-                    last and _pick(graph, last, index, count, 0),
-                    cells and _pick(graph, cells, index, count, 0),
+                    every and pick(graph, every, index, count, 1),
+                    last and pick(graph, last, index, count, 0),
+                    cells and pick(graph, cells, index, count, 0),
                 ),
             )
         )
     return made
 
 
-def _initial(step: Step, position: int, index: int, count: int) -> str:
+def initial_state(step: Step, position: int, index: int, count: int) -> str:
     """Return the initial state of one direction, or "" if it is zero."""
     name = step.input(position)
     if not name or (name in step.graph.constants and not step.graph.constants[name].any()):
         return ""
-    return _pick(step.graph, name, index, count, 0)
+    return pick(step.graph, name, index, count, 0)
 
 
-def _pick(graph: Graph, value: str, index: int, count: int, axis: int) -> str:
+def pick(graph: Graph, value: str, index: int, count: int, axis: int) -> str:
     """Return one direction of a tensor, without the direction axis."""
     if count == 1:
         return graph.op("Squeeze", value, graph.ints(axis))

@@ -1,5 +1,7 @@
 """Gradients of reductions and of softmax."""
 
+import math
+
 import numpy as np
 
 from edgeasync.autodiff.graph import Shape
@@ -109,6 +111,10 @@ def count_of(step: Step, shape: Shape, axes: list[int]) -> str:
             count *= dim
     if not follows:
         return graph.scalar(count)
+    kept = [dim for axis, dim in enumerate(shape) if axis not in axes]
+    if None not in kept:
+        size = graph.op("Cast", graph.op("Size", step.input(0)), to=1)
+        return graph.op("Div", size, graph.scalar(math.prod(dim or 0 for dim in kept)))
     sizes = graph.op("Gather", graph.op("Shape", step.input(0)), graph.ints(*follows))
     total = graph.op("Cast", graph.op("ReduceProd", sizes, keepdims=0), to=1)
     return graph.op("Mul", total, graph.scalar(count)) if count != 1 else total

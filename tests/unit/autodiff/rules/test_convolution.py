@@ -50,6 +50,11 @@ CONVOLUTIONS = {
     "many channels, by one column": ((6, 6, 3), (2, 6, 3, 1), ""),
     "many channels, by one row": ((6, 3, 6), (2, 6, 1, 3), "pads=[0, 1, 0, 1]"),
     "many channels, by one point": ((6, 3, 3), (2, 6, 1, 1), ""),
+    "many channels, wide": ((6, 3, 15), (3, 6, 2, 2), ""),
+    "many channels, wide, padded unevenly": ((7, 4, 14), (2, 7, 3, 2), "pads=[1, 0, 2, 1]"),
+    "many channels, wide, padded more than the kernel": ((6, 2, 13), (2, 6, 2, 2), "pads=[3, 2, 2, 3]"),
+    "many channels, wide, dilated": ((6, 7, 17), (6, 6, 3, 2), "dilations=[2, 3], pads=[1, 2, 0, 1]"),
+    "many channels, wide, by one column": ((6, 4, 14), (2, 6, 3, 1), ""),
     "many channels, one dimension": ((8, 9), (3, 8, 4), "pads=[2, 1], dilations=[2]"),
     "few channels, dilated and padded unevenly": ((2, 7, 6), (3, 2, 3, 2), "dilations=[2, 3], pads=[3, 0, 1, 2]"),
     "grouped, dilated and padded unevenly": (

@@ -310,6 +310,19 @@ def test_only_what_is_trained_gets_a_gradient(case):
     assert [name for name in names if name.endswith(".grad")] == ["R0.grad"]
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_gates_of_an_lstm_are_computed_once(layers):
+    """Each trained layer is a loop forward and one back. A frozen layer remains an operator."""
+    case = replace(LSTM, layers=layers)
+    graph = build_training_graph(forward_model(case, draw(case)), GraphSettings(loss="mse"))
+    found = [node.op_type for node in onnx.load_model_from_string(graph.model).graph.node]
+    assert (found.count("Scan"), found.count("LSTM"), found.count("Sigmoid")) == (2 * layers, 0, 0)
+    frozen = GraphSettings(loss="mse", train=(f"[WRB]{layers - 1}",))
+    graph = build_training_graph(forward_model(case, draw(case)), frozen)
+    found = [node.op_type for node in onnx.load_model_from_string(graph.model).graph.node]
+    assert (found.count("Scan"), found.count("LSTM")) == (2, layers - 1)
+
+
 @pytest.mark.parametrize(
     ("base", "attributes", "why"),
     [
