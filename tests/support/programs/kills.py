@@ -70,7 +70,7 @@ class Fleet:
         self.stories = Stories(commands.folder, self.count)
         self.hub = None
         self.agents = {}
-        self.versions = {}
+        self.versions = set()
         self._exact = policy == EXACT
         self._whole = checkpoint == SELDOM
         self._devices = devices

@@ -120,10 +120,11 @@ class Stories:
         A device that was sent a coarse model holds another, of a version that is known.
         """
         checked = 0
+        names = {(lineage, number) for lineage, number, _ in known}
         for lineage, number, digest, off_chain in itertools.chain.from_iterable(story.given for story in self.all):
-            if every or (lineage, number) in known:
-                assert (lineage, number) in known, f"version {number} of {lineage} was given, and is not recovered"
-                same = known[lineage, number] == digest
+            if every or (lineage, number) in names:
+                assert (lineage, number) in names, f"version {number} of {lineage} was given, and is not recovered"
+                same = (lineage, number, digest) in known
                 assert same or off_chain, f"version {number} of {lineage} is recovered as another"
                 checked += 1
         return checked
@@ -144,7 +145,8 @@ def _sums(updates):
 class Replayed:
     """A run's folder, or a copy of it, recovered from a checkpoint of it on.
 
-    `versions` has the digest of every version that was published on the way.
+    `versions` has the lineage, number and digest of every version on the way, as it was made and as it was
+    published: a device gets the one or the other.
     """
 
     def __init__(self, folder, *, oldest=False):
@@ -156,7 +158,7 @@ class Replayed:
         fingerprint = manifest.fingerprint
         chosen = store.choose(name, fingerprint)
         found = open_checkpoint(chosen, Rules.make_core, lambda: b"\0" * 16)
-        self.versions = {}
+        self.versions = set()
         self._note(found)
 
         def on_entry(*_):
@@ -172,10 +174,9 @@ class Replayed:
         self.updates_applied = found.core.updates_applied
 
     def _note(self, found):
-        published = found.publisher.published
-        key = found.core.lineage, published.number
-        if key not in self.versions:
-            self.versions[key] = xxhash.xxh3_64_hexdigest(published.vector.data)
+        for snapshot in (found.publisher.published, found.model.current):
+            digest = xxhash.xxh3_64_hexdigest(snapshot.vector.data)
+            self.versions.add((found.core.lineage, snapshot.number, digest))
 
 
 def copy_of(folder, scratch, *, beside=False):
