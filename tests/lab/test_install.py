@@ -126,7 +126,7 @@ if repetitions("environments that are installed"):
         arguments = ("--home", home, "--python", sys.executable)
         told, code = install(home, "--from", others, *arguments)
         assert code == 2
-        assert "if none of the wheels fits Python 3." in told.splitlines()[-1]
+        assert "if no wheel fits Python 3." in told.splitlines()[-1]
         assert list(home.iterdir()) == []
         broken = home / "env-1/bin/edgeasync"
         broken.parent.mkdir(parents=True)
