@@ -78,8 +78,8 @@ class Bench:
         log, core, model = self.hub.log, self.hub.core, self.hub.engine.model
         append, advance = log.append, model.advance
 
-        def noted(entry, payload):
-            append(entry, payload)
+        def noted(*appended):
+            append(*appended)
             self.written[log.last] = dump_state(core)
 
         def kept(snapshot):

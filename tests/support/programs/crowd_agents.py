@@ -86,7 +86,7 @@ class CrowdAgent(AgentRuntime):
         """Do the work at once."""
         self._loop.call_soon(self._driver.do, work)
 
-    def run_at_once(self, work, then):
+    def run_at_once(self, work, then, *, brief=False):
         """Do the work at once, and then what follows from it."""
         self.submit(lambda: then(work()))
 
