@@ -116,7 +116,7 @@ def test_a_diverging_model_neither_raises_nor_warns():
 def test_a_state_of_another_trainer_is_refused():
     trainer = GradientTrainer(SPEC, towards_one, [SGD()], repeat(BATCH), keep_optimizer_state=True)
     for state in ({}, {"count": np.zeros(1, np.int64), "optimizer.0": np.zeros(4, np.float32)}):
-        with pytest.raises(ValueError, match="other arrays"):
+        with pytest.raises(ValueError, match="arrays do not match this trainer's"):
             trainer.restore(state)
     trainer.restore(trainer.state())
 
