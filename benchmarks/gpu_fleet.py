@@ -1,4 +1,4 @@
-"""GPU cases of fleets: the parameter server tutorial, and unequal devices with a kill."""
+"""GPU benchmarks of fleets: the parameter server tutorial, and unequal devices of which one is killed."""
 
 import multiprocessing
 import tempfile

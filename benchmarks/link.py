@@ -47,10 +47,7 @@ EXCHANGE_S = 2 * 4 * SHARE_LENGTH / (SHARE * MBIT_20)
 """Time that two models need at the rate of the share."""
 
 FULL = 0.98
-"""The part of that time in which the device takes steps.
-
-So it waits a little, and uses nearly all of the share.
-"""
+"""Local steps take this fraction of `EXCHANGE_S`, so that the device uses almost all of its share."""
 
 PATIENCE_S = 600.0
 
@@ -219,7 +216,7 @@ def step_s(run: Run, settled_s: float) -> float:
 
 
 def measure_share(effort: Effort, results: Results) -> None:
-    """Train without exchanges, then with as many as the share allows and delayed answers."""
+    """Train without exchanges, then with delayed answers and as many exchanges as the share allows."""
     show_progress(f"without exchanges: {effort.share_s / 2:g} s")
     keys = {"step_s_min": STEP_S, "link_share": SHARE}
     alone = asyncio.run(run_once(SHARE_LENGTH, settings(100_000), 2.0 + effort.share_s / 2, keys=keys))
