@@ -135,7 +135,7 @@ def judge(name: str, effort: Effort, results: Results) -> None:
             cases = [Case(policy, seed, attack, claims, updates=updates) for seed in effort.seeds]
             rows[f"{attack}, says {claims}"] = cases
         cases = [Case(policy, seed, attack, obeys=True, updates=updates) for seed in effort.seeds]
-        rows[f"{attack}, with the order given"] = cases
+        rows[f"{attack}, with exclusion"] = cases
         if attack in ("flip", "x7"):
             names = [
                 Case(policy, seed, attack, names=NAMES, keyed=False, updates=updates) for seed in effort.seeds
@@ -169,7 +169,7 @@ def note_all(title: str, trust: str, found: Mapping[str, list[Outcome]], results
     lost = {row: clean - mean_accuracy(runs) for row, runs in found.items()}
     for what, ending, most in (
         ("points lost", "says", POINTS_LOST_MAX[trust]),
-        ("points lost with the order given", "order given", POINTS_LOST_OBEYED_MAX),
+        ("points lost with exclusion", "exclusion", POINTS_LOST_OBEYED_MAX),
     ):
         if of_kind := {row: points for row, points in lost.items() if ending in row}:
             worst = max(of_kind, key=lambda row: of_kind[row])
@@ -227,13 +227,13 @@ def judge_spoilt(effort: Effort, results: Results) -> None:
             "at worst": max(one.warned for one in found),
             "honest devices warned of": sum(one.honest_warned for one in found),
             "lost, points": without - mean_accuracy(found),
-            "lost with the order given": lost_obeyed,
+            "lost with exclusion": lost_obeyed,
         }
         results.add("spoilt", row, columns)
         if data != UNBOUND and fault != FLIPPED:
             soon = [one.warned <= WARNED_WITHIN for one in found]
             results.ratio(f"{row}: runs in which it is warned of soon", sum(soon) / len(soon), RUNS_MIN)
-            results.bound(f"{row}: points lost with the order given", max(LEAST, lost_obeyed), SPOILT_POINTS_MAX)
+            results.bound(f"{row}: points lost with exclusion", max(LEAST, lost_obeyed), SPOILT_POINTS_MAX)
 
 
 PARSER = make_parser("What hostile keys and spoilt data do to a fleet.", PARTS)

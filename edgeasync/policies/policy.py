@@ -160,7 +160,7 @@ class Policy(Section, frozen=True):
         if self.warm_up is not None:
             if self.warm_up.aggregate.update != self.aggregate.update:
                 raise ValueError(
-                    "only one of warm_up.aggregate and aggregate averages models; "
+                    "warm_up.aggregate and aggregate differ: only one of them is model_average; "
                     "set both to model_average, or neither"
                 )
             _check_gathering(self, self.warm_up.aggregate)

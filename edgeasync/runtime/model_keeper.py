@@ -24,7 +24,7 @@ COPY_S = 1.0
 
 
 class ModelKeeper:
-    """Copies a finite model in memory, and less often writes the copy to a file.
+    """Copies the model in memory if all its values are finite, and writes the copy to a file less often.
 
     It copies the model in the training thread. It writes in its own thread, so that decoding a long
     message does not delay a write. If `file` is `None`, it writes nothing. The file records `name`

@@ -106,7 +106,7 @@ class DataQuota:
     def warning(self, heartbeat_s: float) -> str:
         """Return a warning if pings use more than half of the quota, or "".
 
-        In this case, the hub may plan no exchange.
+        With such a quota, the hub might not plan any exchanges.
         """
         pings_bytes = round(DAY_S / heartbeat_s) * HEARTBEAT_BYTES
         if self.bytes_per_day_max is None or self.bytes_per_day_max >= 2 * pings_bytes:

@@ -90,7 +90,7 @@ class PushIntake:
             raise ProtocolError(f"codec {push.codec} is too lossy for a whole model")
         if push.transfer:
             if payload is not None:
-                raise ProtocolError("the announcement of a push in pieces has a payload")
+                raise ProtocolError("the message that announces a push in pieces must not have a payload")
             self.incoming.suspend(peer, now_s)  # a repeated announcement abandons the transfer
             return HubReceived(peer, push, self._capacity.for_update(now_s, member), sender.key, moved_by(member))
         if payload is None or len(payload) != push.payload_bytes:

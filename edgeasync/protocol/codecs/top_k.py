@@ -28,7 +28,7 @@ A source that is not longer than this needs no guess.
 
 _MAGNITUDE = 0x7FFF_FFFF
 
-Places = npt.NDArray[np.int32]
+Indices = npt.NDArray[np.int32]
 Magnitudes = npt.NDArray[np.int32]
 """The bits of floats without their signs, as integers.
 
@@ -54,11 +54,11 @@ class TopKCodec(VectorCodec):
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
         """Return the encoded payload."""
-        places, values = _largest(source, self._trained, self._count)
-        width, symbols = _code_places(places)
-        value_bytes = self._stage.nbytes(places.size)
+        indices, values = _largest(source, self._trained, self._count)
+        width, symbols = _code_indices(indices)
+        value_bytes = self._stage.nbytes(indices.size)
         out = np.empty(self.payload_bytes_min + value_bytes + symbols.size, np.uint8)
-        out[:HEADER_BYTES].view("<u4")[:] = places.size, width
+        out[:HEADER_BYTES].view("<u4")[:] = indices.size, width
         rest = out[HEADER_BYTES:]
         self._stage.encode(VectorSource(values), values.size, rest[:value_bytes], random)
         rest[value_bytes : value_bytes + symbols.size] = symbols
@@ -77,45 +77,45 @@ class TopKCodec(VectorCodec):
             raise ProtocolError(f"{count} values do not fit in a {self.name} payload of {coded.size} bytes")
         rest = coded[HEADER_BYTES:]
         symbols = rest[value_bytes : value_bytes + symbol_bytes]
-        places = _decode_places(symbols, width, count, self._trained)
+        indices = _decode_indices(symbols, width, count, self._trained)
         kept = self._stage.open(rest[:value_bytes], count)
-        sparse = _SparseSource(self._trained, places, kept)
+        sparse = _SparseSource(self._trained, indices, kept)
         return join_statistics(sparse, rest[value_bytes + symbol_bytes :])
 
 
 class _SparseSource:
     """A source whose values are zero except at the positions of the kept values."""
 
-    __slots__ = ("_kept", "_places", "length")
+    __slots__ = ("_kept", "_indices", "length")
 
-    def __init__(self, length: int, places: Places, kept: Source) -> None:
+    def __init__(self, length: int, indices: Indices, kept: Source) -> None:
         self.length = length
-        self._places = places
+        self._indices = indices
         self._kept = np.empty(kept.length, np.float32)
         copy_range(self._kept, kept)
 
     def read(self, start: int, stop: int, scratch: Vector) -> Vector:
         values = scratch[: stop - start]
         values.fill(0.0)
-        # With another dtype than that of `places`, searchsorted would convert them all at every call.
-        first, last = np.searchsorted(self._places, np.array([start, stop], np.int32))
-        values[self._places[first:last] - np.int32(start)] = self._kept[first:last]
+        # With another dtype than that of `indices`, searchsorted would convert them all at every call.
+        first, last = np.searchsorted(self._indices, np.array([start, stop], np.int32))
+        values[self._indices[first:last] - np.int32(start)] = self._kept[first:last]
         return values
 
 
-def _largest(source: Source, length: int, count: int) -> tuple[Places, Vector]:
+def _largest(source: Source, length: int, count: int) -> tuple[Indices, Vector]:
     """Return the sorted positions and the values of the `count` largest of `length` magnitudes."""
     least = _guess(source, length, count)
-    places, values = _at_least(source, length, least)
-    if places.size < count and least > 1:
-        places, values = _at_least(source, length, _lower_bound(source, length, count))
-    if places.size <= count:
-        return places, values
+    indices, values = _at_least(source, length, least)
+    if indices.size < count and least > 1:
+        indices, values = _at_least(source, length, _lower_bound(source, length, count))
+    if indices.size <= count:
+        return indices, values
     magnitudes = _magnitudes(values)
     last = np.partition(magnitudes, -count)[-count]
     keep = magnitudes > last
     keep[np.flatnonzero(magnitudes == last)[: count - np.count_nonzero(keep)]] = True
-    return places[keep], values[keep]
+    return indices[keep], values[keep]
 
 
 def _guess(source: Source, length: int, count: int) -> int:
@@ -151,7 +151,7 @@ def _lower_bound(source: Source, length: int, count: int) -> int:
     return max(1, int(reached[-1]) << 15)
 
 
-def _at_least(source: Source, length: int, least: int) -> tuple[Places, Vector]:
+def _at_least(source: Source, length: int, least: int) -> tuple[Indices, Vector]:
     """Return the positions and the values whose magnitude is at least `least`."""
     room = min(CHUNK, length)
     work, reach = np.empty(room, np.int32), np.empty(room, np.bool_)
@@ -159,9 +159,9 @@ def _at_least(source: Source, length: int, least: int) -> tuple[Places, Vector]:
     for start, values in chunks(source, length):
         size = values.size
         np.bitwise_and(values.view(np.int32), _MAGNITUDE, out=work[:size])
-        places = np.flatnonzero(np.greater_equal(work[:size], least, out=reach[:size]))
-        kept.append(values[places])
-        found.append((places + start).astype(np.int32))
+        indices = np.flatnonzero(np.greater_equal(work[:size], least, out=reach[:size]))
+        kept.append(values[indices])
+        found.append((indices + start).astype(np.int32))
     return np.concatenate(found), np.concatenate(kept)
 
 
@@ -181,7 +181,7 @@ def _symbol_bytes(symbols: int, width: int) -> int:
     return -(-symbols * width // 8)
 
 
-def _code_places(places: Places) -> tuple[int, Bytes]:
+def _code_indices(indices: Indices) -> tuple[int, Bytes]:
     """Return the symbol width that needs the fewest bytes, and the positions encoded with it.
 
     A gap is the number of positions between two kept values. It is encoded as floor(gap / M)
@@ -189,9 +189,9 @@ def _code_places(places: Places) -> tuple[int, Bytes]:
     byte, the first is stored in the lower half. If the number of 4-bit symbols is odd, M fills the
     last byte.
     """
-    if not places.size:
+    if not indices.size:
         return WIDTHS[0], np.empty(0, np.uint8)
-    gaps = np.diff(places, prepend=np.int32(-1)) - np.int32(1)
+    gaps = np.diff(indices, prepend=np.int32(-1)) - np.int32(1)
     sizes = {width: _symbol_bytes(gaps.size + int((gaps // _escape(width)).sum()), width) for width in WIDTHS}
     width = min(sizes, key=sizes.__getitem__)
     skips = gaps // _escape(width)
@@ -204,7 +204,7 @@ def _code_places(places: Places) -> tuple[int, Bytes]:
     return width, symbols[: int(at[-1]) + 1].view(np.uint8)
 
 
-def _decode_places(coded: Bytes, width: int, count: int, length: int) -> Places:
+def _decode_indices(coded: Bytes, width: int, count: int, length: int) -> Indices:
     """Decode the positions and return them in ascending order, without duplicates.
 
     Raises `ProtocolError` unless they are `count` positions below `length`. A peer may send any
@@ -224,8 +224,8 @@ def _decode_places(coded: Bytes, width: int, count: int, length: int) -> Places:
     ends = symbols != escape
     if np.count_nonzero(ends) != count or (symbols.size and not ends[-1]):
         raise ProtocolError(f"the positions do not end with the last of {count} values")
-    places = np.cumsum(np.add(symbols, ends, dtype=np.int64))[ends] - 1
-    if count and places[-1] >= length:
-        raise ProtocolError(f"position {places[-1]} is outside the {length} values")
-    narrow: Places = places.astype(np.int32)
+    indices = np.cumsum(np.add(symbols, ends, dtype=np.int64))[ends] - 1
+    if count and indices[-1] >= length:
+        raise ProtocolError(f"position {indices[-1]} is outside the {length} values")
+    narrow: Indices = indices.astype(np.int32)
     return narrow
