@@ -44,7 +44,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Maps the first key of each group of flags to the group's title in `--help`."""
 
     INSTEAD: ClassVar[Mapping[str, str]] = {}
-    """Mutually exclusive keys. If a flag sets one key, the other key in the file is ignored."""
+    """Pairs of mutually exclusive keys. If a flag sets one of them, the other one in the file is ignored."""
 
 
 class ByteCount(int):
@@ -403,7 +403,7 @@ def _advice(message: str, path: str, table: object, settings: type, more: Iterab
 
 
 def _known_at(path: str, table: Any, settings: type) -> tuple[object, list[str], Mapping[str, str]]:
-    """Return the value at a path, the keys, kinds or words that are valid there, and key hints."""
+    """Return the value at a path, what is valid there (keys, kinds or words), and hints for keys."""
     here = _parts(types.type_info(settings))
     for name, index in _STEP.findall(path):
         tables = [part for part in here if isinstance(part, types.StructType)]

@@ -195,8 +195,9 @@ class HubUnreachableError(EdgeAsyncError):
 class RefusedError(EdgeAsyncError):
     """The hub refused this device permanently.
 
-    Cause: another connected device uses the same name, a later start or a newer state of this
-    device has replaced this one, the device is quarantined, or its version differs from the hub's.
+    Cause: another connected device uses the same name, a later start of this device is connected, a
+    newer state has replaced this device's state, the device is quarantined, or its version differs
+    from the hub's.
     Cure: rename the device, delete its state folder, or upgrade, as the message says.
     """
 

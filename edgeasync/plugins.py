@@ -120,7 +120,9 @@ def find_code(name: str, where: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if not f"{module_name}.".startswith(f"{missing}."):
-            raise ConfigError(f"{where}: its module needs {missing}, which is not installed") from error
+            raise ConfigError(
+                f"{where}: its module needs {missing}, which is not installed; install it"
+            ) from error
         raise ConfigError(
             f"{where}: no module {missing!r}; install its package next to edgeasync, or add its folder to "
             "PYTHONPATH (the current folder is not searched)"

@@ -32,7 +32,10 @@ def drawn(value: Array, scale: float, generator: np.random.Generator) -> Array:
 
 
 def are_bounded(runs: Iterable[npt.NDArray[np.floating]]) -> bool:
-    """Return whether all finite values lie between 0 and 1, or all between -1 and 0."""
+    """Return whether all finite values lie between 0 and 1, or all between -1 and 0.
+
+    Return false if too few runs have finite values, or if the values are almost equal.
+    """
     finite = [value[np.isfinite(value)] for value in runs]
     told = [value for value in finite if value.size]
     if len(told) < len(SCALES) / 2:

@@ -90,7 +90,7 @@ class BatchesPerStep:
         self._step_s: float | None = None
 
     def note_batch(self, seconds: float) -> None:
-        """Record the time that computing a batch's gradient has taken."""
+        """Record how long it took to compute a batch's gradient."""
         self._batch_s = _mean(self._batch_s, seconds)
 
     def note_step(self, seconds: float) -> int:

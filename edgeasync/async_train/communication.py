@@ -34,7 +34,7 @@ LEFT_S = 30.0
 TAKE = ("all", "better", "best")
 
 BEHIND_MAX = 2.0
-"""Default of `behind_max`: a device whose score exceeds it times the median starts over."""
+"""Default of `behind_max`: a device starts over if its score exceeds this times the median."""
 
 MOST = 100_000
 """Default maximum number of iterations between two averagings."""

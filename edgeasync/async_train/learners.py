@@ -25,7 +25,10 @@ EVALUATED_AT_ONCE = 256
 
 
 class Learner(ABC):
-    """Accumulates gradients for a model, and steps it; the values are stored in the user's model."""
+    """Accumulates a model's gradients, and takes optimizer steps.
+
+    The values are stored in the user's model.
+    """
 
     model: Any
     """The model that contains the values."""
@@ -302,7 +305,10 @@ def _writable(value: Any) -> npt.NDArray[Any]:
 
 
 def torch_loss(loss_fn: Any) -> Callable[[Any, Any], Any]:
-    """Return the loss function for tensors, by default cross entropy; raises `ConfigError`."""
+    """Return the loss function for tensors, by default cross entropy.
+
+    Raises `ConfigError` if `loss_fn` cannot be called.
+    """
     if loss_fn is None:
         return CrossEntropyLoss()
     if not callable(loss_fn):

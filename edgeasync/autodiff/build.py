@@ -233,13 +233,19 @@ def _check_run(made: TrainingGraph, prepared: ForwardGraph, target: Shape) -> No
         names = [entry.name for entry in session.get_outputs()]
         results = session.run(names, feeds)
     except Exception as error:
-        raise GraphError(f"the training graph does not run: {native_reason(error)}") from error
+        raise GraphError(
+            f"the training graph does not run: {native_reason(error)}; write that part of the model with other "
+            "operators"
+        ) from error
     for name, value in zip(names, results, strict=True):
         if name == prepared.prediction:
             continue
         expected = shapes.get(contract.parameter_of(name), ())
         if value.shape != expected:
-            raise GraphError(f"the training graph is wrong: {name!r} has shape {value.shape}, expected {expected}")
+            raise GraphError(
+                f"the training graph is wrong: {name!r} has shape {value.shape}, expected {expected}; this is a "
+                "bug in edgeasync, please report it with the model"
+            )
 
 
 def _check_autoencoder(prepared: ForwardGraph, target: tuple[int | None, ...]) -> None:

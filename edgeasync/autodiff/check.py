@@ -122,7 +122,11 @@ def _directions(gradient: Array, parts: int, generator: np.random.Generator) -> 
 
 
 class _Point(msgspec.Struct, frozen=True):
-    """Inputs, parameters and tensors at which gradients stop, by name, and the gradients there."""
+    """A point at which the gradient is checked.
+
+    `feeds` contains the inputs, the parameters, and the tensors at which gradients stop, by name.
+    `gradients` contains the gradients at this point.
+    """
 
     feeds: dict[str, Array]
     gradients: dict[str, Array]

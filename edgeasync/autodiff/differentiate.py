@@ -14,7 +14,9 @@ from edgeasync.errors import GraphError, argument
 def begin(
     forward: ForwardGraph, trained: Collection[str], statistics: Collection[str]
 ) -> tuple[TrainingGraphBuilder, list[Step]]:
-    """Copy the forward nodes, in training mode, into a new graph. Return it and a `Step` per node.
+    """Copy the forward nodes, in training mode, into a new graph.
+
+    Return the new graph, and one `Step` per node.
 
     Raises `GraphError` if the gradient of a trained parameter would have to pass through an
     operator that has no gradient rule.

@@ -226,7 +226,7 @@ class _Endings:
                 waiting.append((single[0], scaled or not (complement or small), logged))
 
     def _of_probabilities(self, output: str) -> Ending | None:
-        """Find the operators if arithmetic on probabilities alone computes the output.
+        """Return an `Ending` if the output is computed only from probabilities, by arithmetic.
 
         Return `None` unless all values of the output have the same sign, or the same sum per
         example.

@@ -99,7 +99,7 @@ _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 
 
 def _said(model: onnx.ModelProto, key: str) -> dict[str, str]:
-    """Return a metadata value that torch's newer exporter recorded, by tensor."""
+    """Return, for each tensor, the value that torch's newer exporter recorded under `key`."""
     infos = model.graph.value_info
     return {info.name: note.value for info in infos for note in info.metadata_props if note.key == key}
 

@@ -101,7 +101,7 @@ def prepare(
         if entry.name not in forward.parameters and entry.name not in forward.constants and entry.name in used:
             _read_input(forward, entry, symbols, producer_of(model).sizes)
     if not forward.inputs:
-        raise GraphError(f"output {output!r} does not depend on any input of the model")
+        raise GraphError(f"output {output!r} does not depend on any input of the model; choose another output")
     first, second = _measure(forward, nodes, producer_of(model), symbolic=bool(symbols))
     for name, value in first.items():
         measured: object = value
@@ -113,7 +113,10 @@ def prepare(
         shape = value.shape
         other = second[name].shape
         if len(shape) != len(other):
-            raise GraphError(f"tensor {name!r}: its number of dimensions depends on the batch size")
+            raise GraphError(
+                f"the number of dimensions of tensor {name!r} depends on the batch size; write that part of the "
+                "model with a fixed number"
+            )
         forward.shapes[name] = tuple([a if a == b else None for a, b in zip(shape, other, strict=True)])
         forward.dtypes[name] = value.dtype
     forward.output_sample = first[forward.output].shape
@@ -124,12 +127,12 @@ def prepare(
 def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[str], advice: str) -> None:
     kind = entry.type.tensor_type
     if not entry.type.HasField("tensor_type") or kind.elem_type not in helper.get_all_tensor_dtypes():
-        raise GraphError(f"input {entry.name!r} is not a tensor; only tensors can be trained on")
+        raise GraphError(f"input {entry.name!r} is not a tensor; export the model with tensors as inputs")
     if kind.elem_type not in _DATA_KINDS:
         found = TensorProto.DataType.Name(kind.elem_type).lower()
         raise GraphError(
             f"input {entry.name!r} is {found}, but a device's data is float32 or int64; export the model with "
-            "such inputs, and cast them inside"
+            "an input of one of these types, and cast it inside the model"
         )
     dims: list[int | None] = []
     for axis, dim in enumerate(kind.shape.dim):
@@ -144,16 +147,16 @@ def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[
         symbols.add(dim.dim_param)
         dims.append(None)
     if not dims:
-        raise GraphError(f"input {entry.name!r} has no batch dimension")
+        raise GraphError(f"input {entry.name!r} has no batch dimension; export the model with the batch as axis 0")
     forward.inputs.append(entry.name)
     forward.shapes[entry.name] = tuple(dims)
     forward.dtypes[entry.name] = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
 
 
 def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -> list[Node]:
-    """Convert Constant nodes to constants and sequences to tensors, and remove Identity nodes.
+    """Remove Constant and Identity nodes, and replace sequences of tensors by separate tensors.
 
-    Identity nodes at which gradients stop are not removed.
+    The values of Constant nodes become constants. Identity nodes at which gradients stop are kept.
     """
     same: dict[str, str] = {}
     stops = {node.output[0] for node in model.graph.node if stops_gradient(node)}
@@ -190,7 +193,10 @@ def _part_at(node: Node, sequences: Mapping[str, list[str]], forward: ForwardGra
     if parts is None or place is None:
         return None
     if place.size != 1 or not -len(parts) <= int(place.item()) < len(parts):
-        raise GraphError(f"{node.where} selects a tensor outside its sequence of {len(parts)} tensors")
+        raise GraphError(
+            f"{node.where} selects a tensor outside its sequence of {len(parts)} tensors; correct the index in "
+            "the model"
+        )
     return parts[int(place.item())]
 
 
@@ -216,7 +222,10 @@ def _constant_value(node: Node) -> Array:
         return np.asarray(value, np.float32)
     if kind in ("value_int", "value_ints"):
         return np.asarray(value, np.int64)
-    raise GraphError(f"{node.where}: attribute {kind} is not supported in a training graph")
+    raise GraphError(
+        f"{node.where} has the attribute {kind}, which is not supported in a training graph; store the constant "
+        "as a dense tensor of numbers"
+    )
 
 
 def _measure(
@@ -304,7 +313,9 @@ def _fold(
         else:
             forward.nodes.append(node)
     if forward.output in forward.constants:
-        raise GraphError(f"output {forward.output!r} is a constant, so there is nothing to train")
+        raise GraphError(
+            f"output {forward.output!r} is a constant, so there is nothing to train; choose another output"
+        )
     forward.nodes = needed(forward.nodes, [forward.output])
     used = {name for node in forward.nodes for name in free_inputs(node)}
     forward.constants = {name: value for name, value in forward.constants.items() if name in used}

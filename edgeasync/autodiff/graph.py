@@ -104,7 +104,10 @@ class Graph:
         """Return the shape of a tensor. Raises `GraphError` if it depends on the batch size."""
         shape = self.shapes[name]
         if None in shape:
-            raise GraphError(f"{where}: the shape of tensor {name!r} depends on the batch size, but must be fixed")
+            raise GraphError(
+                f"{where}: tensor {name!r} has a shape that depends on the batch size; write the model with a "
+                "fixed shape there"
+            )
         return tuple(dim for dim in shape if dim is not None)
 
     def shape_like(self, name: str) -> str:

@@ -34,7 +34,10 @@ def target_type(loss: Loss, output: Shape) -> tuple["np.dtype[Any]", Shape]:
                 f"{way}"
             )
         if loss.class_weights is not None and len(loss.class_weights) != output[1]:
-            raise GraphError(f"{len(loss.class_weights)} class weights for an output with {output[1]} classes")
+            raise GraphError(
+                f"class_weights has length {len(loss.class_weights)}, but the output has {output[1]} classes; set "
+                "one weight per class"
+            )
         return np.dtype(np.int64), (output[0], *output[2:])
     return FLOAT, output
 

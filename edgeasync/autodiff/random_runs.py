@@ -27,7 +27,7 @@ Runs = list[dict[str, Array]]
 class RandomRuns:
     """Results of running a model on random inputs. The runs are executed on first use.
 
-    The results contain only tensors that have the same size as one of the tensors `like`.
+    The results contain only tensors that have the same size as one of the tensors in `like`.
 
     They are empty if the model does not run on random inputs.
     """

@@ -25,8 +25,9 @@ class Selection(msgspec.Struct, frozen=True):
     statistics: set[str]
     frozen: list[str]
     held: list[str]
-    """Layer weights in Constant nodes. They are not trained, because other weights are
-    initializers.
+    """Layer weights in Constant nodes.
+
+    They are not trained, because the model stores other layer weights as initializers.
     """
     unfit: dict[str, str]
     """Layer weights that cannot be trained, with the reason: their precision, or values that are

@@ -41,9 +41,10 @@ def join(model: onnx.ModelProto, output: str, loss: bytes) -> ModelWithLoss:
     inputs = {entry.name: entry for entry in own.graph.input if entry.name not in constants}
     if inputs.keys() != {PREDICTION, TARGET} or len(own.graph.output) != 1:
         raise GraphError(
-            f"the loss has the inputs {', '.join(inputs) or '(none)'} and {len(own.graph.output)} outputs, but "
-            "needs the inputs prediction and target and one output; to train several outputs of the model, "
-            "concatenate them in its forward, for example with torch.cat, and their targets in the data's y"
+            "the loss must have two inputs, prediction and target, and one output; found inputs: "
+            f"{', '.join(inputs) or '(none)'}; outputs: {len(own.graph.output)}. To train several outputs of the "
+            "model, concatenate them in its forward, for example with torch.cat, and concatenate their targets in "
+            "the data's y"
         )
     if any(attribute.HasField("g") for node in own.graph.node for attribute in node.attribute):
         raise GraphError("the loss contains a subgraph (a loop or a branch); write the loss without one")
@@ -77,12 +78,15 @@ def take_target(prepared: ForwardGraph, prediction: Shape) -> None:
     Raises `GraphError` if the loss is invalid.
     """
     if prepared.prediction not in prepared.shapes:
-        raise GraphError("the loss does not depend on its input prediction; nothing could be trained")
+        raise GraphError(
+            "the loss does not depend on its input prediction, so nothing would be trained; use prediction in the "
+            "loss"
+        )
     found = prepared.shapes[prepared.prediction]
     if len(found) != len(prediction) or any(a != b for a, b in zip(found, prediction, strict=True) if a and b):
         raise GraphError(
             f"the loss expects a prediction of shape {prediction}, but the model's output "
-            f"{prepared.prediction!r} has shape {found}"
+            f"{prepared.prediction!r} has shape {found}; export the loss for that shape"
         )
     if prepared.shapes[prepared.output] != ():
         raise GraphError(
@@ -90,10 +94,16 @@ def take_target(prepared: ForwardGraph, prediction: Shape) -> None:
             "batch; use ReduceMean<keepdims=0>"
         )
     if TARGET not in prepared.inputs:
-        raise GraphError("the loss does not depend on its input target; the data's y would have no effect")
+        raise GraphError(
+            "the loss does not depend on its input target, so the data's y would have no effect; use target in "
+            "the loss"
+        )
     kind = prepared.dtypes[TARGET]
     if kind not in (FLOAT, np.dtype(np.int64)):
-        raise GraphError(f"the loss's target is {kind}, but a device's data is float32 or int64")
+        raise GraphError(
+            f"the loss's input target is {kind}, but a device's data is float32 or int64; export the loss with "
+            "one of these types"
+        )
     prepared.inputs.remove(TARGET)
 
 

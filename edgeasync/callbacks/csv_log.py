@@ -46,7 +46,11 @@ class CSVLog:
         self._flushed_s = 0.0
 
     def __call__(self, event: Event) -> None:
-        """Write an event; raises `ConfigError` if the file has different columns, or `OSError`."""
+        """Write an event.
+
+        Raises `ConfigError` if the file has different columns, and `OSError` if it cannot be
+        written.
+        """
         file = self._file or self._open()
         kind = HANDLERS[type(event)].removeprefix("on_")
         csv.writer(file).writerow([kind, *[_text(getattr(event, name, None)) for name in COLUMNS[1:]]])

@@ -301,7 +301,10 @@ class Demo:
                 await self._start_agent(victim)
             for other, agent in self._agents.items():
                 if agent.returncode is not None and not (other == name and killed and not restarted):
-                    raise EdgeAsyncError(f"agent {other} exited unexpectedly with exit code {agent.returncode}")
+                    raise EdgeAsyncError(
+                        f"agent {other} exited unexpectedly with exit code {agent.returncode}; see its "
+                        "message above"
+                    )
             await asyncio.sleep(REFRESH_S)
         await self._end_agents()
         status = await self._status()

@@ -38,7 +38,7 @@ FILES_MAX = 1 << 17
 class Start(msgspec.Struct, frozen=True):
     """The arguments with which a hub starts: settings from flags, by table, and the run to resume.
 
-    With `trust_code`, code that only the run's folder names may be imported.
+    With `trust_code`, the hub may import code that is named only in the run's folder.
     """
 
     said: Flags
@@ -47,9 +47,9 @@ class Start(msgspec.Struct, frozen=True):
 
 
 def _all_settings(config: Path | None, start: Start) -> HubSettings:
-    """Return the settings of a file, flags, or both, or those of a resumed run.
+    """Return the settings of the run to resume or, without one, the settings of a file.
 
-    Flags override the other settings.
+    Flags override these settings, and may replace the file.
     """
     check_settings_file(config, {".onnx": "--model"})
     settings = _settings(config, start) if start.resume is None else _resumed(start.resume, config, start)
@@ -107,7 +107,7 @@ def _mebibytes(nbytes: int) -> str:
 
 
 def run_hub(config: Path | None, start: Start, printer: Printer) -> None:
-    """Run a hub with the settings of a file, flags, or both, or with the settings of a run to resume."""
+    """Run a hub with the settings of a file or of a run to resume, overridden by flags."""
     settings = _all_settings(config, start)
 
     notifier = find_notifier()
@@ -204,7 +204,10 @@ def _resumed(run: Path, config: Path | None, start: Start) -> HubSettings:
 
 
 def _check_opened(section: HubSection, start: Start) -> None:
-    """Raise `AddressError` unless flags confirm a resumed run's open address and keys."""
+    """Raise `AddressError` if a resumed run's settings accept connections that no flag confirms.
+
+    The flags must repeat `keys` and, if the hub listens beyond this machine, `bind` and `insecure`.
+    """
     asked = {"keys": f"--keys {section.keys}"}
     if not is_within_machine(section.bind):
         asked = {"bind": f"--bind {section.bind}"} | asked | {"insecure": "--insecure"}

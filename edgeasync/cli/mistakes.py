@@ -127,4 +127,7 @@ _SETTINGS = {
     "peer": ("runtime.peer_settings", "PeerSettings"),
     "doctor": ("runtime.agent_settings", "AgentSettings"),
 }
-"""Module and name of each command's settings class; imported late, as a device needs no hub."""
+"""Module and name of each command's settings class.
+
+A module is imported on first use, because a device does not need the hub's modules.
+"""

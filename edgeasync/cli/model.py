@@ -39,7 +39,7 @@ def build_model(
 ) -> None:
     """Build a training graph from a forward model.
 
-    Writes initial values to a .safetensors file beside it.
+    Also writes the initial values, to a .safetensors file beside the training graph.
     """
     values = out.with_suffix(VALUES_SUFFIX)
     if out.suffix == VALUES_SUFFIX:
@@ -79,8 +79,8 @@ def inspect_model(
     """Show which parameters are trained, and the operations and memory of a step.
 
     A file of edgeasync.torch.to_onnx records which layers were frozen in torch (requires_grad).
-    Name them in --train to train them anyway. Other files do not record this: name the layers to
-    freeze in --freeze.
+    Name them in --train to train them anyway. Other files do not record frozen layers: pass the
+    layers to freeze with --freeze.
     """
     printer = Printer(json=json)
     built = _load(file, context)
@@ -216,7 +216,7 @@ def _describe(out: Path, trained: TrainedModel) -> dict[str, Any]:
 
 
 def _worth(trained: TrainedModel) -> str:
-    """Describe a model's last evaluation, and the evaluated version if it is not the model's version."""
+    """Describe a model's last evaluation; if it evaluated another version, name that version."""
     found = trained.evaluation
     if found is None:
         return "not evaluated"

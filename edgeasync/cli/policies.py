@@ -17,7 +17,7 @@ from edgeasync.setting_keys import SettingKey, to_toml
 
 
 def print_policies(name: str | None, printer: Printer) -> None:
-    """Print a table of all policies, or the details of those with one name or in one group.
+    """Print a table of all policies or, if `name` is set, the details of that policy or group.
 
     Raises `ConfigError` if the name is unknown.
     """
@@ -51,7 +51,10 @@ def print_policies(name: str | None, printer: Printer) -> None:
 
 
 def choose(kinds: list[Kind], name: str) -> list[Kind]:
-    """Return the policies with one name or in one group. Raises `ConfigError`, which suggests similar names."""
+    """Return the policies that `name` selects: those with this name, or those in the group of this name.
+
+    Raises `ConfigError`, which suggests similar names.
+    """
     if found := [kind for kind in kinds if name in _names(kind)]:
         return found
     advice = suggest(name, [known for kind in kinds for known in _names(kind)])

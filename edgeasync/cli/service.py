@@ -136,7 +136,7 @@ def show_logs(
     try:
         os.execvp(command[0], [*command, "--follow"] if follow else command)  # noqa: S606 - no shell
     except OSError as error:
-        raise StorageError(f"journalctl: {error.strerror}; read the service's log in systemd's journal") from error
+        raise StorageError(f"journalctl cannot be run: {error.strerror}; install it, or correct PATH") from error
 
 
 @app.command("upgrade")

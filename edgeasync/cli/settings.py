@@ -170,9 +170,9 @@ def _add_table(table: types.StructType, tables: dict[str, dict[str, Any]]) -> No
 
 
 def _kind_of(path: Path, written: Mapping[str, Any], kind: str | None) -> str:
-    """Return the key of `FILES` for the kind of settings file that this file is.
+    """Return the key in `FILES` that this settings file belongs to.
 
-    Raises `ConfigError` if several kinds are possible.
+    Raises `ConfigError` if several keys are possible.
     """
     programs = [name.removesuffix(".toml") for name in FILES]
     if kind is not None:

@@ -36,8 +36,8 @@ PIPE_WIDTH = 10_000
 """Output width if standard output is not a terminal; scripts expect each device on one line."""
 
 LOSSES_CALM = 0.1
-"""A device is listed if the hub rejects more than this fraction of its updates, or clips more than
-this fraction of their length.
+"""A device is listed if the hub rejects more than this fraction of its updates, or if clipping
+removes more than this fraction of their length.
 """
 
 BOUNDS = {
@@ -104,7 +104,7 @@ def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = No
 
 
 def interval_table(devices: list[dict[str, Any]]) -> Table:
-    """Return a table of the devices' assigned local steps, their times and the reasons."""
+    """Return a table of the devices' assigned local steps, step times, periods, and the reasons."""
     rows = [
         (
             device["id"],
@@ -191,7 +191,7 @@ def _totals(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cadence(cadence: Mapping[str, Any], learning_rate_factor: float) -> str:
-    """Return a line about the fleet's exchange period and what reduces it."""
+    """Return a line about the fleet's exchange period, and the hub's learning rate if it is reduced."""
     words = f"period {_seconds(cadence['period_s'])}" if cadence["period_s"] else "no period yet"
     if bound := cadence.get("bound"):
         words += f", target {_seconds(cadence['aim_s'])}: {BOUNDS.get(bound, bound)}"
@@ -217,7 +217,7 @@ def _alarm(alarm: Mapping[str, Any]) -> str:
 
 
 def _losses(device: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines about a device whose updates are rejected or clipped often."""
+    """Yield lines about a device, if the hub rejects many of its updates or clips them strongly."""
     rejected = device.get("updates_rejected") or {}
     count, kept = sum(rejected.values()), device.get("weight_kept")
     if count > LOSSES_CALM * (count + device["updates_applied"]):

@@ -19,7 +19,7 @@ def load_digits() -> Dataset:
 
     Source: E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, the test
     set, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49, licensed under CC BY 4.0.
-    Stored as numpy arrays here.
+    This package stores the dataset as numpy arrays.
 
     >>> from edgeasync.data import load_digits
     >>> digits = load_digits()

@@ -46,7 +46,9 @@ class LazyExamples:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:  # noqa: FBT001
         if copy is False:
-            raise ValueError("lazily read examples cannot be converted to an array without a copy")
+            raise ValueError(
+                "lazily read examples cannot be converted to an array without a copy; omit copy=False"
+            )
         return self[:].astype(dtype or np.float32, copy=False)
 
 

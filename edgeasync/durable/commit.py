@@ -77,7 +77,8 @@ class GroupCommit:
     def commit(self) -> None:
         """Schedule a write of all buffered entries.
 
-        The write includes entries of messages that have already arrived.
+        The write starts after the event loop has processed all messages that have already arrived,
+        and includes their entries.
         """
         self._wanted = self.last
         if not (self._due or self._writing or self.failing):

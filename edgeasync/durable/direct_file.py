@@ -1,4 +1,4 @@
-"""A file that is written past the page cache, in whole blocks."""
+"""A file that is written in whole blocks, without using the page cache."""
 
 import contextlib
 import errno
@@ -18,7 +18,10 @@ STAGED_BYTES = 1 << 22
 """Number of bytes per system call, and size of the aligned buffer to which they are copied."""
 
 _SHORT_BYTES = 1 << 16
-"""Length below which a copy takes less time than it takes other threads to use it."""
+"""Length below which a copy does not release the GIL.
+
+Such a copy ends before another thread could make use of the GIL.
+"""
 
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -26,9 +29,10 @@ _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 class DirectFile:
     """A real file, open for writing with `O_DIRECT`.
 
-    A direct write costs less CPU than a write to the page cache that is synced at once. One system
-    call writes and syncs up to `STAGED_BYTES`, so appended parts are written by `sync` at the
-    latest. The last block is filled up with zeros, and is written again when the content grows.
+    A direct write costs less CPU than a write to the page cache that is synced at once. Appended
+    parts are collected in a buffer of `STAGED_BYTES`, which is written when it is full, and by
+    `sync`. If the buffer was not full since the last sync, a single system call writes and syncs
+    it. The last block is filled up with zeros, and is written again when the content grows.
     `close` cuts the zeros off, but a crash may leave them.
 
     The constructor raises `OSError` if the file system does not support direct writes, and leaves
@@ -101,7 +105,7 @@ class DirectFile:
 
 
 def _copy(source: memoryview, target: memoryview) -> None:
-    """Copy bytes. If they are many, other threads run meanwhile, because numpy releases the GIL."""
+    """Copy bytes. During a long copy, other threads can run, because numpy releases the GIL."""
     if len(source) < _SHORT_BYTES:
         target[:] = source
     else:

@@ -34,7 +34,7 @@ class File(Protocol):
     def write(self, parts: Sequence[Buffer]) -> None:
         """Append all parts. After an error, the file may contain any prefix of them.
 
-        A padded file may write them as late as in `sync`.
+        A padded file may delay the write until `sync`.
         """
 
     def sync(self) -> None:
@@ -69,7 +69,7 @@ class Disk(ReadableDisk, Protocol):
     def create(self, name: str, *, padded: bool = False) -> File:
         """Create an empty file, replacing any file of that name.
 
-        If it may be `padded`, zeros up to the end of a block may follow its content until it is
+        If `padded` is true, zeros up to the end of a block may follow the content until the file is
         closed. After a crash, they may still be there.
         """
 

@@ -49,8 +49,8 @@ def make_folder(path: Path) -> None:
 def create_file(path: Path, *, private: bool = True) -> int:
     """Create a file for appending, replacing any file of that name; return its descriptor.
 
-    If `private`, only the owner may read the file, regardless of the umask. Raises `OSError`, also
-    if the path is a link.
+    If `private`, only the owner may read the file, regardless of the umask. Raises `OSError` if the
+    file cannot be created, or if the path is a link.
     """
     try:
         descriptor = _create(path, private=private)
@@ -116,8 +116,7 @@ def _narrow(path: Path) -> bool:
 def replace_file(path: Path, *content: Buffer, private: bool = True) -> None:
     """Write the parts of `content` to `path` atomically; raises `StorageError`.
 
-    If `private`, only the owner may read the file. This also applies to the folder if it is
-    created.
+    If `private`, only the owner may read the file and, if this call creates it, the folder.
     """
     temporary = path.with_name(path.name + ".part")
     made = False
@@ -244,8 +243,8 @@ def _take(lock: FileLock) -> None:
 def _why_taken(path: Path, taken: str) -> str:
     """Return the error message for a lock that is taken.
 
-    It is `taken` or, if the owner of the lock has ended, a message that names the remaining
-    holders.
+    It begins with `taken`, unless the process that locked the folder has ended. Then it names the
+    processes that still hold the lock.
     """
     holders = find_holders(path)
     if os.getpid() in holders.processes:

@@ -55,11 +55,13 @@ class HistoryFile:
         return self._put_aside("belongs to another run")
 
     def resume(self, entry: int, time_s: float) -> tuple[list[Row], str]:
-        """Remove rows after a journal entry or, for rows without an entry, after a time.
+        """Resume after journal entry `entry`, and discard later rows.
 
-        If a block must be truncated, return its remaining rows. Also return a warning if the file
-        was renamed. Then pass the returned rows to `append` or, if there are none, call `sync`.
-        Only this call changes the file. It rewrites the whole file, because it is unknown which
+        A row without an entry is discarded if it is later than `time_s`. If a block must be
+        truncated, return its remaining rows. Also return a warning if the file was renamed.
+
+        Then pass the returned rows to `append` or, if there are none, call `sync`. Rows are removed
+        from the file only by that call. It rewrites the whole file, because it is unknown which
         bytes the last process has synced.
         """
         disk = self._disk

@@ -199,7 +199,7 @@ class HistoryWriter:
 
 
 def _corrected(rows: list[Row]) -> list[Row]:
-    """Apply corrections to rows in the same list; keep only corrections of earlier rows."""
+    """Apply the corrections of rows in this list; keep the corrections of all other rows."""
     corrected = {row.row: row.outcome for row in rows if isinstance(row, Correction)}
     if not corrected:
         return rows

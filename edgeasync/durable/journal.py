@@ -173,7 +173,7 @@ class JournalReading:
         return [f"{name} has an invalid header" for name in unreadable]
 
     def _is_padding(self, segment: Segment, offset: int) -> bool:
-        """Return whether only the zeros follow that fill up the last block of a file."""
+        """Return whether `offset` is followed only by zeros that fill up the last block of the file."""
         count = -offset % BLOCK_BYTES
         if segment.nbytes != offset + count:
             return False

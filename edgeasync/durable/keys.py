@@ -232,8 +232,8 @@ class HubKeys:
     def revoke(self, name: str) -> int:
         """Revoke the key and the tokens of a name, even if another line of the list is invalid.
 
-        Return the number of revoked tokens. Raises `StorageError`, also if the name has neither a
-        key nor a token.
+        Return the number of revoked tokens. Raises `StorageError` if the name has neither a key nor
+        a token, or if the files cannot be read or written.
         """
         unknown = None
         with locked(self.folder):
@@ -475,7 +475,7 @@ def _read_lines(path: Path, read: Callable[[str], Line], remedy: str) -> list[Li
 
 
 def _read_time(text: str) -> float:
-    """Parse seconds since 1970; raises `ValueError`, also if they are out of range."""
+    """Parse seconds since 1970; raises `ValueError` if they are invalid or out of range."""
     if not 0.0 <= (time_s := float(text)) <= _TIME_S_MAX:
         raise ValueError(f"{text} is not a valid time")
     return time_s

@@ -75,7 +75,10 @@ class Peers(Section, frozen=True):
         taken = {value for each in found for value in (each.name, each.address, each.public)}
         kept = [each for each in self.peer if taken.isdisjoint((each.name, each.address, each.public))]
         if len(kept) + len(found) > PEERS_MAX:
-            raise ValueError(f"more than {PEERS_MAX} peers, including those found earlier; delete the stored list")
+            raise ValueError(
+                f"more than {PEERS_MAX} peers, including those found earlier; remove peers that no longer exist "
+                "from the peers file"
+            )
         return Peers(tuple(sorted([*kept, *found], key=lambda each: each.name)))
 
 
@@ -104,7 +107,7 @@ def read_first_peers(path: Path, name: str, key: Key) -> Peers:
     except FileNotFoundError:
         entry = _wanted(name, key).text()
         raise ConfigError(
-            f"{path}: no such file; create it with equal content on every device: peer = [{entry}]"
+            f"{path}: no such file; create it with the same content on every device: peer = [{entry}]"
         ) from None
     except OSError:
         pass  # reading the file raises the error

@@ -31,14 +31,16 @@ from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
 
 NO_CODE = Trust()
-"""The trust of commands that only read a folder. They import no code that the folder names."""
+"""The `Trust` of commands that only read a folder. They do not import the plugins that the folder
+names.
+"""
 
 
 class Rules(msgspec.Struct, frozen=True):
     """Everything that determines how a hub's state evolves, except the events.
 
-    If the rules are not `recordable`, they may contain parts without a name. These cannot be
-    recorded, so the run cannot be opened again.
+    If the rules are not `recordable`, their policy may contain parts that are not registered under
+    a name. The policy is then not recorded, so the run cannot be opened again.
     """
 
     spec: ParameterSpec
@@ -94,7 +96,7 @@ def read_rules(manifest: Manifest, where: str, trust: Trust = NO_CODE) -> Rules:
     try:
         if table["policy"] is None:
             raise StorageError(
-                f"{where}: the run used policy objects from a program, which cannot be recreated here; "
+                f"{where}: the run used policy objects from a program, and they cannot be recreated here; "
                 "choose another run folder"
             )
         policy = convert(table["policy"], Policy, where="policy", find=trust.find_policy)

@@ -83,8 +83,10 @@ class HubRun:
         """Recover the state, or begin a new lineage with the `initial` model and its version.
 
         When this returns, all recovered data is durable. If replaying the journal would not lead to
-        the recovered state, a checkpoint with the time `created_s` has been written. Raises
-        `StorageError`, and `ModelMismatchError` if the folder belongs to another model.
+        the recovered state, a checkpoint with the time `created_s` has been written.
+
+        Raises `StorageError` if the folder cannot be read or written, and `ModelMismatchError` if
+        it belongs to another model.
         """
         self._software = f"edgeasync {VERSION}"
         rules = self._rules

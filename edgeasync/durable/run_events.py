@@ -20,8 +20,8 @@ class ReplayedUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
     `staleness` is measured in versions. `version` is the newest version after the event. `reason`
     explains why the hub rejected or ignored the update. For a duplicate, it is the earlier outcome.
-    `metrics` contains the metrics that the device reported. `delay_steps` is the number of the
-    `local_steps` that the device took before it used the answer to its previous update.
+    `metrics` contains the metrics that the device reported. `delay_steps` is how many of
+    the `local_steps` the device took before it used the answer to its previous update.
     """
 
     event: str = "update"

@@ -286,7 +286,7 @@ class RunReplay:
         raise StorageError(f"{self._folder.path}: no checkpoint; pass the folder of a hub's run")
 
     def _refuse_end(self, last: int) -> None:
-        raise ConfigError(f"--until {self._until}: the journal ends at entry {last}")
+        raise ConfigError(f"--until {self._until}: the journal ends at entry {last}; use {last} or less")
 
     def _open(self, chosen: ChosenCheckpoint) -> Recovered:
         self.created_s = chosen.manifest.created_s

@@ -73,7 +73,9 @@ def read_secret(path: Path, *, public: bool = False, absent: str = HUB_KEYS) -> 
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
     except MemoryError:
-        raise StorageError(f"{path}: too large for this machine's memory; not a file of keys") from None
+        raise StorageError(
+            f"{path}: not a file of keys, because it is too large for this machine's memory; replace it"
+        ) from None
 
 
 def write_secret(path: Path, content: bytes, *, replace: bool = False) -> None:

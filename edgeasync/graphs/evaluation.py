@@ -82,7 +82,10 @@ class OnnxEvaluator:
         sizes = {form.rows for form in self._forms.values()}
         if len(sizes) != 1:
             names = ", ".join(self._forms) or "(none)"
-            raise GraphError(f"the model's inputs {names} have no common batch size")
+            raise GraphError(
+                f"the model's inputs {names} have no common batch size; export the model again with the same "
+                "batch size for all inputs"
+            )
         self._batch = sizes.pop()
         self._x = dataset.features
         self._targets = dataset.x if settings.target == "input" else dataset.y

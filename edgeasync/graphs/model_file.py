@@ -112,7 +112,7 @@ def load_model(path: Path, spec: ParameterSpec) -> tuple[Vector, int]:
         vector = spec.flatten(saved.arrays)
     except ModelMismatchError as error:
         raise ModelMismatchError(
-            f"{path} contains another model than the settings describe: {error}; choose another run folder"
+            f"{path} contains a different model from the one in the settings: {error}; choose another run folder"
         ) from error
     if not np.isfinite(vector).all():
         raise StorageError(f"{path} contains values that are not finite: training diverged; move the file away")

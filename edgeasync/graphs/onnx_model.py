@@ -28,12 +28,12 @@ class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_onl
     must then be omitted.
     """
     build_s_max: Annotated[float, Meta(gt=0, le=86_400)] = BUILD_S
-    """Time limit for building the training graph in a separate process. Exceeding it ends in exit
-    code 10.
+    """Time limit for building the training graph in a separate process. A build that exceeds it
+    fails with exit code 10.
     """
     build_memory_bytes_max: ByteCount | None = None
     """Memory limit of that process, not counting libraries. The default is half of the machine's
-    memory. Exceeding it ends in exit code 10.
+    memory. A build that exceeds it fails with exit code 10.
     """
     local: Patterns | UnsetType = UNSET
     """Names of arrays that stay on each device, as listed by `edgeasync model inspect`. See [Local

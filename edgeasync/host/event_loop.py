@@ -17,15 +17,18 @@ with contextlib.suppress(ImportError):  # uvloop has no wheel for some machines
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """Return a function that creates an event loop, or `None` for asyncio's default.
 
-    If standard input, output or error is closed, a file descriptor of the event loop may get its
-    number. uvloop would then abort the process when it closes this descriptor, so such a process
-    uses asyncio's event loop.
+    If standard input, output or error is closed, the event loop may open a file descriptor with the
+    same number (0, 1 or 2). uvloop would abort the process when it closes this descriptor, so such
+    a process uses asyncio's event loop.
     """
     return _uvloop if _has_standard_streams() else None
 
 
 def check_threads() -> None:
-    """Raise `ConfigError` if a library has replaced Python's threads or queues, which could block."""
+    """Raise `ConfigError` if a library has replaced Python's threads or queues.
+
+    The replacements could block.
+    """
     for replaced, own in (
         (threading.get_ident, "_thread"),
         (threading.Lock, "_thread"),

@@ -119,7 +119,7 @@ class Readings:
         return tuple(found)
 
     def throttled(self) -> tuple[str, ...] | None:
-        """Return why a Raspberry Pi is throttled, or was since boot; `None` on another board."""
+        """Return why a Raspberry Pi has been throttled since boot, or is now; `None` on another board."""
         for path in ("sys/devices/platform/soc/soc:firmware/get_throttled", "sys/firmware/get_throttled"):
             if text := self._text(path).strip():
                 return parse_throttled(text)

@@ -16,7 +16,7 @@ The power management chip of a Jetson always reports 100 °C.
 """
 
 NOW = " now"
-"""Suffix of a throttling reason that applies now, and not only at some time since boot."""
+"""Suffix of the throttling reasons that apply now. The others applied at some time since boot."""
 
 CLOCK_YEAR_MIN = 2025
 """Minimum year for a valid clock.

@@ -36,7 +36,7 @@ class Worker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all submitted work has ended. Read it only in a thread that alone submits work."""
+        """Whether all submitted work has ended. Read it only in the thread that submits all work."""
         return self._submitted == self._ended
 
     def submit(self, work: Callable[[], object]) -> None:

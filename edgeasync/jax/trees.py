@@ -107,8 +107,8 @@ class Layout(NamedTuple):
     gpu: Any
     """The GPU that contains all arrays, or None."""
     is_committed: bool
-    """Whether some arrays are committed to their device. Staged arrays must match, because
-    otherwise the loop would compile its step again.
+    """Whether some arrays are committed to their device. If so, staged arrays must be committed
+    as well, because otherwise the loop would compile its step again.
     """
 
     def stage(self, arrays: Mapping[str, Any]) -> list[Any]:

@@ -10,14 +10,14 @@ EXAMPLES_RATE_WEIGHT = 0.3
 """Weight of the latest measurement in a device's moving average of examples per second."""
 
 BASE_LOSSES_MAX = 8
-"""Maximum number of a device's latest losses, and of its earlier losses, that are stored."""
+"""Maximum length of each list in a device's `BaseLosses`."""
 
 
 class BaseLosses(msgspec.Struct, array_like=True):
     """Losses of the hub's model on a device's data, measured before the device trained each update.
 
-    `recent` contains the last `BASE_LOSSES_MAX` finite losses. `before` contains up to as many
-    losses that came before these.
+    `recent` contains the last `BASE_LOSSES_MAX` finite losses. `before` contains the losses before
+    these, at most `BASE_LOSSES_MAX`.
     """
 
     recent: list[float] = []

@@ -91,7 +91,7 @@ class FleetMeasurements(msgspec.Struct, dict=True):
         self.staleness_mean += (staleness - self.staleness_mean) * STALENESS_WEIGHT
 
     def slowness(self, staleness: int, local_steps: int) -> float:
-        """Estimate how many times more updates than usual the model needs to learn a device's data.
+        """Estimate how many updates it takes to learn a device's data, divided by the usual number.
 
         The result is from 1 to `SLOWNESS_MAX`. It is the larger of two ratios: the update's
         staleness divided by the usual staleness, and the usual number of local steps divided by the

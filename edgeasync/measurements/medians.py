@@ -8,7 +8,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 RECENT = 5
-"""Number of measurements whose median is used as a device's time. Of five, two may be outliers."""
+"""Number of measurements whose median is used as a device's time.
+
+The median of five remains valid if two of them are outliers.
+"""
 
 WINDOW = 64
 """Maximum number of voters whose latest reports are stored, and maximum number of past medians."""

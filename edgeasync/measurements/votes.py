@@ -12,7 +12,10 @@ PEAK_SHARE = 0.3
 """Votes up to this share of the peak are normal, even if the median is now far lower."""
 
 DEVICES_MIN = 3
-"""Minimum number of devices or voters to compare. Of two that differ, either may be wrong."""
+"""Minimum number of devices or voters to compare.
+
+If there are only two and they differ, either may be wrong.
+"""
 
 DEVIATIONS_MAX = 8.0
 """A score is not credible if it is lower than the median by more than 8 median deviations."""
@@ -121,8 +124,8 @@ class VotesWithPeak(Votes, dict=True):
     For example, the votes are norms of updates. As the model learns, these norms shrink for devices
     with common data. They remain large for a device with uncommon data, although it is not faulty.
     So the norm that counts as normal never falls below a share of the peak. `firsts` contains each
-    voter's first number. Their median also counts for the peak, which otherwise rises only once
-    most voters have voted.
+    voter's first number. The peak is at least the median of these numbers. Later votes raise it
+    only once most voters have voted.
     """
 
     noted: float = 0.0

@@ -149,13 +149,14 @@ class Channel:
 
     @property
     def _is_readable(self) -> bool:
-        """Whether a message has arrived. If not, this costs a third of an attempt to receive one."""
+        """Whether a message has arrived. If not, this takes a third as long as trying to receive one."""
         return bool(cast("int", self._socket.getsockopt(_EVENTS)) & _POLLIN)
 
     def _read(self, *, looks: bool) -> None:
         """Read a batch of messages; schedule another read if there may be more.
 
-        With `looks`, there may well be none. There is rarely a second one, either.
+        Set `looks` if there may be no message. Then check whether there is one before receiving it.
+        Always check before receiving the second message, because there is rarely one.
         """
         if self._closed:
             return

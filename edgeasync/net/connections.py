@@ -2,8 +2,8 @@
 
 libzmq authorizes a key only once per connection. So after a revocation, the hub itself shuts down
 the connection's descriptor. libzmq may have closed the descriptor a moment before, and its number
-may already belong to another connection. So the hub shuts it down only if its remote address is
-still that of the accepted connection.
+may already belong to another connection. So the hub shuts the descriptor down only if the remote
+address is still that of the accepted connection.
 
 libzmq buffers the frames of a message until the last frame arrives. It neither limits nor reports
 the size of this buffer. But the kernel counts the received bytes of a connection, and the hub

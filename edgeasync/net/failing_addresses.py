@@ -18,7 +18,7 @@ ADDRESSES_MAX = 4096
 
 
 class _Address:
-    """The numbers of failed and of accepted connections that an address may still have."""
+    """How many more failed connections, and how many more accepted ones, are allowed for an address."""
 
     __slots__ = ("accepted", "ended")
 

@@ -123,7 +123,7 @@ class HubConnection:
         return None if self._monitor is None else self._monitor.finding
 
     def send(self, header: bytes, payload: Buffer | None) -> None:
-        """Send a message without waiting. If there is no connection, drop it."""
+        """Send a message without waiting. Drop it if there is no connection."""
         if self._channel is not None:
             log_frame("out", b"", header, payload)
             self.bytes_up += len(header) if payload is None else len(header) + len(payload)
@@ -157,7 +157,10 @@ class HubConnection:
             self._channel = None
 
     def explain(self, waiting: DeviceReport, then: Callable[[DeviceReport], None]) -> None:
-        """Pass `then` the report, with the reasons and the time since when no hub is reachable."""
+        """Call `then` with the report.
+
+        Its `detail` then says since when, and why, no hub is reachable.
+        """
         assert waiting.since_s is not None
         since = written(time.time() - time.monotonic() + waiting.since_s)
         findings = {address: (finding, "") for address, finding in self.findings.items()}

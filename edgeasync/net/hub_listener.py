@@ -113,7 +113,7 @@ class HubListener:
         return self._auth is None or self._auth.gives(key, device_id)
 
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
-        """Send a message without waiting. If it cannot be sent now, drop it."""
+        """Send a message without waiting. Drop it if it cannot be sent now."""
         log_frame("out", peer, header, payload)
         if self._channel.send(peer, header, payload) and self._connections is not None:
             payload_bytes = None if payload is None else len(payload)
@@ -134,7 +134,7 @@ class HubListener:
     def close(self) -> None:
         """Reject new connections and close the socket.
 
-        Messages already sent are delivered for a moment.
+        Queued messages are still sent for up to `LINGER_MS`.
         """
         self._close_auth()
         self._channel.close(LINGER_MS)
@@ -226,7 +226,7 @@ class HubListener:
     def _on_failure(self, reason: str) -> None:
         """Count a failed handshake.
 
-        Without keys, it is not counted, because handshakes authorize nobody.
+        Without keys, failed handshakes are not counted, because a handshake then authorizes nobody.
         """
         if self._auth is not None:
             self._auth.count(reason)

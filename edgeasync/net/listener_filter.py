@@ -1,7 +1,8 @@
-"""Block addresses in the kernel. It drops the first packet of a connection, at no cost to the hub.
+"""Block addresses in the kernel.
 
-This is a classic BPF program on the listening socket, which needs no privileges. The program only
-sees packets to the listener, so existing connections are not affected.
+The kernel drops the first packet of a connection from such an address, at no cost to the hub. The
+filter is a classic BPF program on the listening socket, and needs no privileges. It sees only
+packets to the listener, so existing connections are not affected.
 """
 
 import asyncio

@@ -26,10 +26,10 @@ class PeerFinder:
     """Asks a hub for the other peers, and writes the list to `file` if it has changed.
 
     A peer in the hub's answer replaces entries that have the same name, address or key. An answer
-    never removes any other entry, because a restarted hub does not know all peers yet. Entries that
-    a user has deleted from the file stay deleted. `on_trouble` is called with a message. `give_up`
-    is called with an error that cannot be resolved by waiting: the keys do not match. Use it on one
-    event loop.
+    never removes any other entry, because a restarted hub does not know all peers yet. An entry
+    that a user has deleted from the file is added again only if the hub still lists the peer.
+    `on_trouble` is called with a message. `give_up` is called with an error that cannot be resolved
+    by waiting: the keys do not match. Use it on one event loop.
     """
 
     def __init__(

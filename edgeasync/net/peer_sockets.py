@@ -195,7 +195,7 @@ class _Link:
 
 
 def own_bind(address: str) -> str:
-    """Return the address on which to listen for the address in an entry.
+    """Return the address on which a peer listens, given the address in its entry.
 
     A host name is replaced by `*`, because it may only be resolvable on other machines.
     """

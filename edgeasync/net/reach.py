@@ -8,7 +8,9 @@ from edgeasync.net.curve import CUTS_MIN
 from edgeasync.net.socket_monitor import Finding
 
 LOOK_UP_S = 5.0
-"""Timeout for resolving a name. After a timeout, the name is reported as the reason of the failure.
+"""Timeout for resolving a name.
+
+After a timeout, the name is reported as the reason for the failure.
 """
 
 _WORDS: dict[Finding, str] = {

@@ -61,10 +61,12 @@ def fetch_status(
 ) -> dict[str, Any]:
     """Return the status of the hub at `address`; blocks for up to `timeout_s`.
 
-    With `wake`, wake its fleet. The page "Events and JSON" describes the keys of the status. For a
-    hub with keys, pass an operator's folder as `keys`. Raises `AddressError`, `AccessError` if the
-    keys do not fit, `HubUnreachableError` if no answer arrives in time, `StorageError`, or
-    `ProtocolError`.
+    With `wake`, also wake its fleet. The page "Events and JSON" describes the keys of the status.
+    For a hub with keys, pass an operator's folder as `keys`.
+
+    Raises `AddressError` if the address cannot be used, `StorageError` if the folder of keys cannot
+    be read, `AccessError` if the keys do not match, `HubUnreachableError` if no answer arrives in
+    time, or `ProtocolError` if the answer is not from a hub of this version.
 
     >>> import tempfile
     >>> from edgeasync import Hub, fetch_status

@@ -45,8 +45,8 @@ class Connection(msgspec.Struct, eq=False):
 
     `delivered_bytes` and `sent_bytes` count whole messages, including their overhead on the wire.
     libzmq may still store copies of `copied_bytes` of the sent bytes. `taken_bytes` is the number
-    of bytes that libzmq had read at the last check. `emptied` is how often the hub had read all
-    complete messages by that check.
+    of bytes that libzmq had read at the last check. `emptied` is the number of times that the hub
+    had read the socket until it was empty, before that check.
     """
 
     descriptor: int
@@ -104,11 +104,12 @@ class UnreadBytes:
 
         `received_bytes` is the number of bytes that the kernel has received on the connection, and
         `acknowledged_bytes` is the number of sent bytes that the peer has acknowledged. libzmq has
-        read `taken_bytes` of the received bytes. The hub has read all complete messages `emptied`
-        times. If `emptied` has increased since the last check, the bytes that libzmq had read at
-        that check and that are still undelivered belong to a single incomplete message. That
-        message is limited to the maximum length of a message. It may consist of empty frames, which
-        need more memory than they have bytes.
+        read `taken_bytes` of the received bytes. `emptied` is the number of times that the hub has
+        read the socket until it was empty. If `emptied` has increased since the last check, all
+        messages that were complete at that check have been delivered. The undelivered bytes that
+        libzmq had read by then belong to a single incomplete message. They are limited to the
+        maximum length of a message. They may be empty frames, which need more memory than they have
+        bytes.
 
         If this connection has too many unread bytes, it is returned. If all connections together
         have too many, the connection with the most unread bytes is returned.

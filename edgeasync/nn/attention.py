@@ -14,9 +14,10 @@ class SelfAttention(Layer):
     """Multi-head self-attention: (batch, time, width) to the same shape, float32.
 
     Vaswani et al. 2017, arXiv:1706.03762. `width` must be divisible by `heads`. Parameters are
-    named and laid out as in torch's MultiheadAttention: `in_proj_weight` (3 width, width), with the
-    rows of queries, keys and values in this order, and `out_proj.weight` (width, width), both with
-    Glorot initialization; `in_proj_bias` (3 width,) and `out_proj.bias` (width,), zeros.
+    named and laid out as in torch's MultiheadAttention: `in_proj_weight` (3 width, width) and
+    `out_proj.weight` (width, width), with Glorot initialization; `in_proj_bias` (3 width,) and
+    `out_proj.bias` (width,), zeros. In `in_proj_weight` and `in_proj_bias`, the rows for queries
+    come first, then those for keys, then those for values.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Residual(nn.SelfAttention(32, 4)), (20, 32))

@@ -73,8 +73,8 @@ class Embedding(Layer):
 class PositionEmbedding(Layer):
     """Add a learned vector to each of `length` positions: (batch, length, width), float32.
 
-    Attention needs it, because attention ignores order. Parameter: `weight` (length, width),
-    uniform with variance one.
+    Attention needs this layer, because attention ignores order. Parameter: `weight` (length,
+    width), uniform with variance one.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.Sequential(nn.Embedding(1000, 16), nn.PositionEmbedding(20, 16)), (20,))
@@ -84,7 +84,7 @@ class PositionEmbedding(Layer):
     width: int
 
     def build(self, graph: LayerGraph, path: str, x: Value) -> Value:
-        """Add an Add that broadcasts the vectors to every example."""
+        """Add an Add node that broadcasts the vectors to every example."""
         if x.dims != (self.length, self.width):
             raise self.mismatch(path, x, f"[batch, {self.length}, {self.width}]")
         weight = graph.uniform(f"{path}.weight", (self.length, self.width), math.sqrt(3.0))

@@ -22,14 +22,14 @@ class _Spatial(Layer):
     axes: ClassVar[int]
 
     def check_shape(self, path: str, x: Value, channels: int | str) -> None:
-        """Raise `ConfigError` unless `x` has `axes` spatial axes and the given channels."""
+        """Raise `ConfigError` unless `x` has `axes` spatial axes and the given number of channels."""
         if len(x.dims) != self.axes + 1 or (isinstance(channels, int) and x.dims[0] != channels):
             raise self.mismatch(path, x, f"[batch, {channels}, {', '.join(AXES[self.axes])}]")
 
     def slide(self, path: str, x: Value, window: tuple[int, ...], attributes: dict[str, Any]) -> tuple[int, ...]:
         """Return the number of window positions along each axis.
 
-        The size of `window` includes dilation. Raises `ConfigError` if an axis and its padding are
+        The size of `window` includes dilation. Raises `ConfigError` if an axis with its padding is
         shorter than the window.
         """
         strides, pads = attributes["strides"], attributes["pads"][: self.axes]
@@ -71,7 +71,7 @@ class _Convolution(_Spatial):
         }
 
     def parameters(self, graph: LayerGraph, path: str, shape: tuple[int, ...], inputs: float) -> list[str]:
-        """Add weight (He initialization for `inputs` inputs) and bias, and return their names."""
+        """Add the weight (He initialization for `inputs` inputs) and any bias. Return their names."""
         names = [graph.uniform(f"{path}.weight", shape, he(inputs))]
         if self.bias:
             names.append(graph.filled(f"{path}.bias", (self.out_channels,), 0.0))
@@ -129,8 +129,8 @@ class ConvTranspose2d(_Convolution):
     """A transposed convolution, which enlarges images; shapes as for Conv2d, float32.
 
     A side of n becomes (n - 1) stride - 2 padding + dilation (kernel - 1) + 1. Parameters: `weight`
-    (in_channels, out_channels / groups, kernel...), He initialization for the number of inputs per
-    output value; `bias` (out_channels,), zeros.
+    (in_channels, out_channels / groups, kernel...), He initialization, based on the mean number of
+    input values that contribute to an output value; `bias` (out_channels,), zeros.
 
     >>> from edgeasync import nn
     >>> model = nn.to_onnx(nn.ConvTranspose2d(8, 1, 4, stride=2, padding=1), (8, 14, 14))

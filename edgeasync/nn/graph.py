@@ -36,7 +36,7 @@ class Value:
 
 
 class LayerGraph:
-    """Nodes in order and initial parameters. Layers add to it, and `model` converts it to ONNX.
+    """A graph's nodes and initial parameters. Layers add to it, and `model` converts it to ONNX.
 
     Parameters are drawn uniformly from one generator, with operations whose rounding is the same on
     every processor. So the same layers and seed give the same bytes on every machine.

@@ -25,7 +25,7 @@ class Layer(ABC):
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        """Raise `ConfigError` unless integers are at least 1, and flags are booleans."""
+        """Raise `ConfigError` unless integer arguments are at least 1 and flags are booleans."""
         for field in fields(self):  # type: ignore[arg-type]
             if field.type is int:
                 self.check_integer(field.name, getattr(self, field.name))

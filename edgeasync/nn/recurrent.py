@@ -77,7 +77,7 @@ class LSTM(_Recurrent):
 
     Parameters, uniform between -1 / sqrt(hidden_size) and 1 / sqrt(hidden_size) as in torch:
     `weight_ih` (directions, 4 hidden_size, features), `weight_hh` (directions, 4 hidden_size,
-    hidden_size) and `bias` (directions, 8 hidden_size), in which the input's bias precedes the
+    hidden_size) and `bias` (directions, 8 hidden_size). `bias` contains the input's bias, then the
     state's bias. The gates are in ONNX's order: input, output, forget, cell. With `num_layers`
     above 1, names start with the layer's number: `0.weight_ih`.
 

@@ -27,7 +27,7 @@ from edgeasync.protocol.messages import ModelVersion
 
 
 class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of a run's model: its named arrays, and its wall-clock time on the hub.
+    """A version of a run's model: its named arrays, and its creation time on the hub's clock.
 
     `evaluation` is the last evaluation of this or an earlier version, and names the evaluated
     version. `source` is the file or folder that was read. `remarks` are sentences for the user.

@@ -326,9 +326,11 @@ class QuorumAggregator(MeanAggregator, frozen=True, tag_field="kind", tag="quoru
     often the hub waits for slow devices.
     """
     grace: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.1
-    """Periods for which the hub waits for the remaining devices once a quorum has pushed."""
+    """Number of periods that the hub waits for the remaining devices once a quorum has pushed."""
     patience: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
-    """Maximum periods from the first update to the fold, even if there is no quorum by then."""
+    """Maximum number of periods from the first update to the fold, even if there is no quorum by
+    then.
+    """
 
     def flush_at_s(self, buffered: Sequence[Contribution], fleet: Fleet) -> float | None:
         """Return when the last live device's update arrived, or when `grace` or `patience` ends."""

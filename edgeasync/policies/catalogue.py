@@ -73,7 +73,7 @@ def catalogue(policy: type[msgspec.Struct] = Policy) -> list[Kind]:
 
 
 def plugin_kinds() -> list[Kind]:
-    """Return the kinds and codecs of installed packages, with the reason if they are unusable."""
+    """Return the kinds and codecs of installed packages, with the reason if one is unusable."""
     found = []
     for name, point in sorted(installed(POLICIES).items()):
         try:

@@ -65,7 +65,7 @@ def choose_codec(
     """Return the codec for the next updates: one of `known`, or `identity`.
 
     `known` contains the codecs that may be used. `values` is the length of an update. A bandwidth
-    or step time of 0 is unknown.
+    or step time of 0 means that it is unknown.
     """
     rungs = [rung for rung in ladder if rung.codec in known]
     if 4 * values <= TINY_BYTES or not rungs:

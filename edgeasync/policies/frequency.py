@@ -155,8 +155,8 @@ class TimeFrequency(Section, frozen=True, tag_field="kind", tag="time"):
     `local_steps_max`.
     """
     local_steps_max: LocalSteps | None = None
-    """Maximum number of local steps. A fast device that reaches it exchanges more often than every
-    `seconds`.
+    """Maximum number of local steps. A device that reaches this maximum in less than `seconds`
+    exchanges more often.
     """
 
     def __post_init__(self) -> None:
@@ -183,11 +183,11 @@ class AdaptiveFrequency(Section, frozen=True, tag_field="kind", tag="adaptive"):
     """The same period between exchanges for all devices, as short as links and training allow.
 
     The period is the longer of two times, which are computed for the median device. The first is
-    the time for `period_steps_min` steps and one exchange. The second is so long that one exchange
-    takes the share `communication_share` of it. While the criterion that `metric` selects is met,
-    the period shrinks, down to a quarter. A device exchanges less often than once per period if
-    communication would otherwise take more than `communication_share_max` of its time. A device
-    that is infrequent for this reason, or because its steps are slow, is ignored in the median.
+    the time for `period_steps_min` steps and one exchange. The second is the time for one exchange,
+    divided by `communication_share`. While the criterion that `metric` selects is met, the period
+    shrinks, down to a quarter. A device exchanges less often than once per period if communication
+    would otherwise take more than `communication_share_max` of its time. A device that is
+    infrequent for this reason, or because its steps are slow, is ignored in the median.
 
     Once training has plateaued, a quiet hub extends the period up to `period_s_max` (`Rest`).
 

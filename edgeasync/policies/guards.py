@@ -97,7 +97,7 @@ class Guard:
         return found
 
     def trial(self) -> object:
-        """Test the plugin on a small artificial input; return its results, to compare two trials."""
+        """Test the plugin on a small artificial input. Return the results, to compare two trials."""
         raise NotImplementedError
 
 

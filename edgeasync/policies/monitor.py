@@ -2,10 +2,10 @@
 
 A detector watches either single devices or the whole fleet. It raises an alarm when `count_max`
 consecutive updates exceed its bound. The alarm ends after `calm_updates` consecutive updates within
-the bound. Only updates of the device count for an alarm about a device. Such an alarm only warns
-the operator, and never changes the device's weight. While an alarm about the fleet lasts, the hub
-applies the detector's remedy. All decisions depend only on reported scalars, so that a replay makes
-the same decisions.
+the bound. For an alarm about a device, only the updates of that device count. Such an alarm only
+warns the operator, and never changes the device's weight. While an alarm about the fleet lasts, the
+hub applies the detector's remedy. All decisions depend only on reported scalars, so that a replay
+makes the same decisions.
 """
 
 import math
@@ -25,7 +25,7 @@ Scope = Literal["device", "fleet"]
 LOST = 0.5
 """A rising loss does not cause an alarm while it is below this share of the first losses.
 
-Below it, most of the training progress remains.
+Below this share, most of the training progress remains.
 """
 
 STEPS_FACTOR = 0.5
@@ -228,7 +228,7 @@ class DataMismatchDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="
 
 
 class LossDetector(_FleetDetector, frozen=True, tag_field="kind", tag="loss"):
-    """Find when the loss of the whole fleet rises well above its median.
+    """Detect when the loss of the whole fleet rises well above its median.
 
     The loss must also rise for more than half of the voters.
     """
@@ -256,7 +256,7 @@ class LossDetector(_FleetDetector, frozen=True, tag_field="kind", tag="loss"):
 
 
 class LossVarianceDetector(_FleetDetector, frozen=True, tag_field="kind", tag="loss_variance"):
-    """Find when the losses of the whole fleet vary far more than before."""
+    """Detect when the losses of the whole fleet vary far more than before."""
 
     ratio_max: RatioMax = 8.0
     """A variance over this multiple of the median of the last 64 variances starts an alarm."""
@@ -278,7 +278,7 @@ class LossVarianceDetector(_FleetDetector, frozen=True, tag_field="kind", tag="l
 
 
 class DisagreementDetector(_FleetDetector, frozen=True, tag_field="kind", tag="disagreement"):
-    """Find when the updates of devices point in opposite directions.
+    """Detect when the updates of devices point in opposite directions.
 
     In that case, the mean cosine between the updates of a fold is negative.
     """
@@ -297,7 +297,7 @@ class DisagreementDetector(_FleetDetector, frozen=True, tag_field="kind", tag="d
 
 
 class ThresholdDetector(_FleetDetector, frozen=True, tag_field="kind", tag="threshold"):
-    """Find when the median of a metric over all voters exceeds a fixed threshold."""
+    """Detect when the median of a metric over all voters exceeds a fixed threshold."""
 
     metric: Literal["loss", "loss_variance", "gradient_norm"] = "loss_variance"
     """The metric. `gradient_norm` is the norm of an update divided by its number of local steps, so

@@ -130,9 +130,9 @@ class Nesterov(Momentum, frozen=True, tag_field="kind", tag="nesterov"):
     """Nesterov's accelerated gradient: `u = momentum (u + g)`, step `learning_rate (g + u)`.
 
     As in Bengio et al. 2013, the gradient is computed at the current parameters. Their form is `v =
-    momentum v + g`, step `learning_rate (g + momentum v)`. It is equivalent with `u = momentum v`,
-    but needs one more pass over the vectors. If the momentum changes between two updates, both
-    forms use the earlier momentum for `v`, and the current momentum for the step.
+    momentum v + g`, step `learning_rate (g + momentum v)`. The two forms are equivalent, because `u
+    = momentum v`, but theirs needs one more pass over the vectors. If the momentum changes between
+    two updates, both forms use the earlier momentum for `v`, and the current momentum for the step.
     """
 
     paper: ClassVar[str] = "Nesterov 1983; Bengio et al. 2013 (arXiv:1212.0901)"

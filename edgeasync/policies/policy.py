@@ -133,7 +133,7 @@ class Policy(Section, frozen=True):
     [Policies](/train/policies.md#which-for-which-fleet) explains when such steps help.
     """
     delay_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
-    """Number of local steps that a device takes after sending an update before it uses the answer.
+    """Number of local steps that a device takes between sending an update and using the answer.
     If the answer has not arrived by then, the device waits. With 0, it waits directly after
     sending. A value over 0 requires `frequency = { kind = "fixed" }` with at least as many local
     steps, and cannot be combined with `overlap_steps_max`. A device that was restarted, or whose
@@ -273,7 +273,7 @@ class PolicySet(Protocol):
 
     @property
     def delay_steps(self) -> int:
-        """Number of local steps that a device takes after an update before it uses the answer."""
+        """Number of local steps that a device takes between sending an update and using the answer."""
 
     @property
     def warm_up(self) -> WarmUp | None:
@@ -300,7 +300,8 @@ def check_recordable(policy: PolicySet) -> None:
     )
     if type(policy) is not Policy:
         raise ConfigError(
-            f"policy: {type(policy).__name__} is not an edgeasync.Policy and cannot be recorded, {remedy}"
+            f"policy: {type(policy).__name__} is not an edgeasync.Policy and cannot be recorded, so the run could "
+            "not be reopened; pass an edgeasync.Policy"
         )
     for field in msgspec.structs.fields(Policy):
         part = getattr(policy, field.name)

@@ -76,7 +76,7 @@ class Transform(Protocol):
 
     @property
     def state_vectors(self) -> int:
-        """Number of vectors as long as the model that the stage needs as state. They start at zero."""
+        """Number of state vectors that the stage needs, each as long as the model. They start at zero."""
 
     def plan(self, conditions: Conditions) -> Scalars:
         """Return the scalars for this update."""

@@ -110,9 +110,9 @@ class DeviceProfile(msgspec.Struct, frozen=True, array_like=True):
 
     If the device has a quota of its own, `bytes_per_day_max`, it also reports the bytes that are
     left of it in the current period, and the seconds until the next period. `delay_steps` is the
-    device's own value of the setting in `Welcome`; 0 means that it uses the hub's. `same_host` is
-    true if the device reaches the hub over the loopback interface or an IPC socket, and does not
-    limit its traffic.
+    device's own setting, which replaces the value in `Welcome`; it is 0 if the device has none.
+    `same_host` is true if the device reaches the hub over the loopback interface or an IPC socket,
+    and does not limit its traffic.
     """
 
     machine: Annotated[str, Meta(max_length=64)] = ""

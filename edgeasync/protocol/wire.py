@@ -35,7 +35,7 @@ class UnsupportedVersionError(ProtocolError):
 
     def to_refuse(self) -> Refuse:
         """Return the refusal that ends the handshake on both sides."""
-        return Refuse("protocol_version", f"{self}; install the same edgeasync on both sides")
+        return Refuse("protocol_version", f"{self}; install the same version of edgeasync on both sides")
 
 
 def encode(message: Message) -> bytes:

@@ -271,12 +271,12 @@ class AgentRuntime:
 
     @property
     def version(self) -> int | None:
-        """The number of the hub's version that this device has received last."""
+        """The number of the latest version that this device has received from the hub."""
         version = self.core.work.held.version
         return None if version is None else version.number
 
     def copy_model(self) -> tuple[int, Vector] | None:
-        """Return the number and a copy of the hub's latest model that this device has received.
+        """Return the number and a copy of the latest version that this device has received.
 
         May be called from any thread. In the copy, local parameters have this device's values.
         Returns `None` if there is no model yet, and while a new model is being installed.

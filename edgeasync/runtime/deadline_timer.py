@@ -16,7 +16,8 @@ class DeadlineTimer:
     def set(self, due_s: float, now_s: Callable[[], float]) -> None:
         """Set the timer to `due_s`, unless an earlier time is already set.
 
-        `due_s` is a time of the clock `now_s`. Infinity means that there is no deadline.
+        `now_s` returns the current time of the clock on which `due_s` is a time. Infinity means
+        that there is no deadline.
         """
         if self._handle is not None:
             if due_s >= self._due_s:

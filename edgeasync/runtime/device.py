@@ -151,7 +151,8 @@ def _knock(keys: DeviceKeys, section: AgentSection, hub_key: str, device_id: str
     """Store the key and addresses of the hub that will be asked for admission. Raises `ConfigError`."""
     if section.enrol is not None or not section.hubs:
         raise ConfigError(
-            "hub_key needs hub, and cannot be combined with enrol: a token already contains the hub's key"
+            "hub_key needs hub, and cannot be combined with enrol, whose token already contains the hub's key; "
+            "set hub, and remove enrol"
         )
     try:
         hub = read_key(hub_key)

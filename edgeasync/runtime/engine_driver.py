@@ -81,7 +81,11 @@ class EngineDriver:
         self._timer = self.loop.call_later(max(0.0, due_s - time.monotonic()), self._on_timer)
 
     def _on_timer(self) -> None:
-        """Tick if it is due. Most deadlines move to a later time, and their timer is not set anew."""
+        """Tick if a deadline has passed, otherwise set the timer again.
+
+        When a deadline moves to a later time, which is common, the timer still fires at the earlier
+        time.
+        """
         self._timer_s = math.inf
         due_s = self._next_deadline_s()
         if due_s is not None and due_s > time.monotonic():

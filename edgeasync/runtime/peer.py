@@ -318,7 +318,7 @@ class PeerRuntime:
         """Whether other peers may still need this device for the current round.
 
         They may need the round's mean from this device, or the data that the mean is computed from.
-        If all other peers have left, any current round counts. They must have sent a goodbye,
+        If all other peers have left, this is true during any round: they must have sent a goodbye,
         because otherwise the core would have abandoned the round.
         """
         serving = self._engine.core.rounds.current
@@ -417,7 +417,10 @@ class PeerRuntime:
             self._driver.loop.call_soon_threadsafe(self.request_stop)
 
     def _wait_for_last_round(self) -> None:
-        """Stop after one more round or a timeout. The round makes the final model the peers' mean."""
+        """Stop after one more round or a timeout.
+
+        After such a round, the final model is the mean of the peers' models.
+        """
         self._engine.handle(RoundDue())
         if self._section.rounds_max is None:
             wait_s = LAST_ROUND_LEASES * self._settings.lease_s

@@ -70,12 +70,12 @@ def make_peer(
     meets: bool = False,
     on_report: OnReport,
 ) -> PeerRuntime:
-    """Return a device's peer, not yet running, which resumes the model in its state folder.
+    """Create a device's peer without starting it; it resumes from the model in its state folder, if any.
 
     `examples` is the device's number of examples, which is used to convert `epochs` to local steps.
 
     Raises `ConfigError` if the list does not contain this device or its key. Raises `StorageError`
-    or `ModelMismatchError` if it cannot resume.
+    or `ModelMismatchError` if the peer cannot resume.
     """
     section = settings.peer
     assert section.state is not None

@@ -62,11 +62,13 @@ class PeerSection(DeviceSection, frozen=True):
     followed by `+zstd`. The value must be equal on all devices.
     """
     lease_s: Annotated[float, Meta(ge=0.1, le=3600)] = 10.0
-    """Seconds without a message after which the other peers continue without a peer, or give up a
-    round. Each peer sends five pings per lease.
+    """Seconds after which the others continue without a peer that sends no messages. They also give
+    up a round that makes no progress for that long. Each peer sends five pings per lease.
     """
     steps_max: Annotated[int, Meta(ge=0, le=2**62)] | None = None
-    """Number of local steps, over all starts, after which the device waits for one more round and ends."""
+    """Number of local steps, counted over all starts, after which the device waits for one more
+    round and ends.
+    """
     epochs: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
     """Number of passes over this device's data after which it ends, instead of `steps_max`."""
     rounds_max: Annotated[int, Meta(ge=1, le=2**62)] | None = None
@@ -124,7 +126,7 @@ class PeerSettings(Section, frozen=True):
             raise ValueError("model.local is only for hubs, because peers average all arrays; remove it")
 
     def missing(self) -> str:
-        """Return a message about a setting that `edgeasync peer` requires and that is missing, if any."""
+        """Return a message about a missing setting that `edgeasync peer` requires, or an empty string."""
         peer = self.peer
         if peer.peers is None and peer.hub is None:
             return (

@@ -32,7 +32,7 @@ from edgeasync.training.trainer import (
 )
 
 DRAWN_OUT_S = 1.0
-"""Maximum seconds of a wait after a step before the thread records that it is not stalled."""
+"""While the thread waits after a step, it records at this interval in seconds that it is not stalled."""
 
 Validate = Callable[[Vector], float | None]
 Result = TypeVar("Result")
@@ -244,7 +244,7 @@ class TrainingThread:
     def _take_steps(
         self, trainer: Trainer | CoroutineTrainer, local_steps: int, pausing: threading.Event | None
     ) -> Trained | None:
-        """Take local steps. If `pausing` is passed, they end once it is set."""
+        """Take local steps. If the event `pausing` is passed, take no more steps once it is set."""
         take_step = self._awaited.in_thread(self._loop, trainer.step) or cast("Trainer", trainer).step
 
         def step() -> StepResult:

@@ -41,13 +41,13 @@ class Agent(Service):
     """A device that trains for a hub, and waits for the hub as long as needed.
 
     - `hub`: the hub's address, or several addresses. An enrolled device has stored its hub's
-      address, so that `hub` may be omitted.
+      address, so `hub` may be omitted.
     - `data`: a `Dataset`, a tuple `(x, y)` or a file path. The hub decides which model the device
       trains on these data.
     - `model`: a model of `edgeasync.torch`, `edgeasync.jax` or `edgeasync.sklearn`, or an object
       with `parameters` and `gradient`. The device then trains this model. Its arrays must have the
       same names and shapes as the hub's, in any order.
-    - `trainer`: your own trainer, used instead of `data`. If its `step` is an `async def`, it is
+    - `trainer`: your own trainer, used instead of `data`. If its `step` is an `async def`, `step` is
       awaited on the agent's event loop. Alternatively, pass `data`, and set `trainer` to the name
       of a factory, `"package.module:factory"`, as for the command `edgeasync agent`.
     - `initial`: the parameters that this device starts from, by array name or as one flat vector.
@@ -128,7 +128,10 @@ class Agent(Service):
         if isinstance(trainer, str):
             keys_of_file, trainer = keys_of_file | {"trainer": trainer}, None
         if (data is None) == (trainer is None):
-            raise ConfigError("Agent needs training data or a trainer: pass exactly one of data and trainer")
+            raise ConfigError(
+                "Agent needs training data or a trainer: pass exactly one of data and trainer, or pass both if "
+                "trainer is the name of a factory"
+            )
         if model is not None and (trainer is not None or "trainer" in keys_of_file):
             raise ConfigError("model and trainer exclude each other: pass model and data, or a trainer")
         self._settings = _settings_of(keys_of_file | {"hub": hub or None, "device_id": name}, throttle)

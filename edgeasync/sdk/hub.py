@@ -41,7 +41,7 @@ class Hub(Service):
     - `bind`: the address to listen on. Port `*` selects a free port; `address` then contains it.
     - `local`: patterns of local parameters, such as `["head.*"]` (docs/train/local.md). Each device
       has its own values of these parameters, and does not exchange them.
-    - `until`: when training ends; by default, it ends only at `stop`. The hub has no data, so that
+    - `until`: when training ends; by default, it ends only at `stop`. The hub has no data, so
       `until` cannot count epochs.
     - `keys`: a folder from `edgeasync keys init`. Without keys, a hub accepts other machines only
       if `insecure` is set.

@@ -25,7 +25,7 @@ LOG = logging.getLogger("edgeasync.join")
 Found = TypeVar("Found")
 
 _OF_A_DEVICE = (*DeviceSection.__struct_fields__, "steps_max", "epochs", "rounds_max", "out")
-"""Keys of `[peer]` that do not apply here: those that start or stop local training or write files."""
+"""Keys of `[peer]` that are arguments of `join`, or do not apply because the user's loop trains."""
 
 
 class JoinedPeers(UserLoop):

@@ -176,7 +176,11 @@ class Lockstep:
             self._set_worker("gone")
 
     def state(self) -> TrainerState:
-        """Return the loop's state after the last step of an assignment, when the loop waits."""
+        """Return the loop's state after the last step of an assignment.
+
+        If the loop does not wait, because it runs ahead or has ended, return the state that was
+        recorded last.
+        """
         with self._turn:
             # After it reports a step, the loop still updates its counters until it waits.
             self._turn.wait_for(lambda: self._loop != "handed_over" or self.over)

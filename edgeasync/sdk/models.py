@@ -126,7 +126,7 @@ def prepare(
 
 
 def _check_unsaid(model: object, graph: GraphSettings) -> None:
-    """Raise `ConfigError` for graph settings that apply only to ONNX models, if they are set."""
+    """Raise `ConfigError` if a graph setting is set that applies only to ONNX models and layers."""
     default = GraphSettings()
     for name in ("output", "train", "freeze"):
         if getattr(graph, name) != getattr(default, name):

@@ -68,7 +68,7 @@ class Peer(Service):
     >>> peer = Peer(data, model, peers="none/peers.toml", state=tempfile.mkdtemp(), name="pi-1")
     >>> peer.start()  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    edgeasync.errors.ConfigError: ...: no such file; create it with equal content on every device: ...
+    edgeasync.errors.ConfigError: ...: no such file; create it with the same content on every device: ...
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Peer(Service):
         section = convert({**settings, **said}, PeerSection, where="Peer")
         if peers is None and (hub is None or section.address is None):
             raise ConfigError(
-                "Peer needs the list of peers: pass peers='peers.toml', or hub= and address=, where the others "
-                "reach this device"
+                "Peer needs the list of peers: pass peers='peers.toml', or pass hub= and address=, the address at "
+                "which the other peers reach this device"
             )
         if section.epochs is not None and is_trainer(data):
             raise ConfigError("epochs counts passes over the data: with your own trainer, set steps_max instead")

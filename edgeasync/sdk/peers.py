@@ -69,8 +69,8 @@ def check_topology(topology: object, peers: object = None) -> None:
 def peers_section(topology: str, settings: Mapping[str, Any] | None, until: Stop) -> PeerSection:
     """Build the `[peer]` section of the workers; raises `ConfigError` for invalid arguments.
 
-    Without a hub, training ends by `epochs`, `minutes` or `updates`. A round counts as one update
-    for each worker that takes part.
+    Without a hub, only the conditions `epochs`, `minutes` and `updates` can end training. A round
+    counts as one update for each worker that takes part.
     """
     table = dict(settings or {})
     own = table.pop("peer", {})

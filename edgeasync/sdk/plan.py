@@ -168,7 +168,7 @@ def make_hub(
 def _record(plan: HubPlan) -> bytes | None:
     """Return the settings with which the commands can resume the run.
 
-    Return `None` if the model is defined only by Python code.
+    Return `None` if the model is defined only by Python code, or if the plan is not `recordable`.
     """
     if plan.prepared.described is None or not plan.recordable:
         return None

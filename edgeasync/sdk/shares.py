@@ -92,7 +92,8 @@ def hold_back(part: Share, validation: object, seed: int) -> tuple[Share, object
         return part, validation
     if not isinstance(part, Dataset):
         raise ConfigError(
-            "validation is a fraction of data; with your own trainer pass a function of the named arrays"
+            f"validation is {validation}, a fraction of the data, but your own trainer has no data to hold out; "
+            "pass a function of the named arrays"
         )
     count = round(validation * len(part)) if 0 < validation < 1 else 0
     if not 0 < count < len(part):

@@ -66,8 +66,8 @@ def _tensors(arrays: Mapping[str, Any]) -> tuple[Tensor, ...]:
             found.append((tensor.float() if tensor.is_floating_point() else tensor).clone())
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"input {name!r} of example is {type(array).__name__}, not an array; pass arrays only, and wrap "
-                "the module in another one that sets other arguments"
+                f"input {name!r} of example is {type(array).__name__}, not an array; pass arrays only; if forward "
+                "needs other arguments, wrap the module in one that sets them"
             ) from error
     return tuple(found)
 

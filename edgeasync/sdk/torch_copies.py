@@ -101,9 +101,9 @@ class Copies:
             self._flat[1].stage(arrays)
 
     def add(self, tensors: Mapping[str, Tensor], arrays: Arrays, trained: Collection[str]) -> None:
-        """Add the arrays of trained tensors to them, and copy the other arrays into their tensors.
+        """Add the arrays named in `trained` to their tensors, and copy the other arrays into theirs.
 
-        Call `stage` with the same arrays before.
+        Call `stage` with the same arrays first.
         """
         added = [name in trained for name in arrays]
         if (flat := self._flat_of(tensors, arrays)) is not None:

@@ -1,4 +1,4 @@
-"""Replaces torch's random numbers with the fixed numbers that a checked training graph draws."""
+"""Replaces torch's random numbers with the fixed ones that a training graph draws in an export check."""
 
 from typing import Any
 

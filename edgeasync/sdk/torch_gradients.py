@@ -101,7 +101,7 @@ def evaluates_alike(module: nn.Module, call: Call, content: bytes) -> bool:
 
 
 def _build(content: bytes, outputs: list[str]) -> tuple[dict[str, TrainingGraph], list[GraphError]]:
-    """Build a training graph for each output; return the graphs, and the errors of other outputs.
+    """Return a training graph for each output that can be trained, and the errors of the others.
 
     Raises `GraphError` if no output can be trained.
     """

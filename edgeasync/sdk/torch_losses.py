@@ -53,7 +53,7 @@ class TorchLoss:
         return nn.functional.cross_entropy(found, y)
 
     def tells_classes(self, found: Any, y: npt.NDArray[Any]) -> bool:
-        """Return whether the class with the highest score in the output is the predicted class."""
+        """Return whether the output has one score per class, so that the highest score predicts the class."""
         return y.dtype.kind == "i" and (self._is_known or are_scores(found, y))
 
 

@@ -24,10 +24,13 @@ class SavedTensors:
     optimizer that has just stepped are ignored, since torch refuses to run a backward pass over
     values that were changed in place.
 
-    A graph whose backward pass never runs also refers to tensors. If tensors are pending after each
-    of `STEPS_PENDING_MAX` consecutive steps, graphs older than the last step of the tensors'
-    optimizer are ignored from then on. If tensors stay pending for as many steps again, those that
-    were pending all the time are ignored, too.
+    A graph whose backward pass never runs also refers to tensors. Therefore, more is ignored if
+    tensors are pending after every one of many steps:
+
+    - After `STEPS_PENDING_MAX` such steps, a graph no longer counts for a tensor whose optimizer
+      has stepped since the graph was built.
+    - After as many further such steps, the tensors that were pending after all of these steps are
+      ignored.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:

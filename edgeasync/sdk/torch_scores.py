@@ -91,7 +91,7 @@ def _runs(
 ) -> tuple[Tensor | None, list["np.ndarray[Any, np.dtype[np.floating]]"]]:
     """Return the output with the module's own parameters, and outputs with random ones.
 
-    Return `None` and an empty list if the module fails.
+    Return `None` and an empty list if the module fails or does not return a tensor of floats.
     """
     tried, runs = copy_of(module).train(), []
     devices = {tensor.device for tensor in tried.parameters() if tensor.device.type == "cuda"}

@@ -135,7 +135,7 @@ class Optimizers:
             yield from _parameters_in(self._stepped)
 
     def note_replaced(self, names: set[str]) -> None:
-        """Record replaced parameters, whose replacements an optimizer should soon step."""
+        """Record replaced parameters; `note_counted` warns later if no optimizer steps the new ones."""
         if names:
             self._replaced |= names
             self._reads_to_judge = STEPS_UNSEEN_MAX

@@ -188,7 +188,7 @@ async def _train_with_hub(
 
 class _Begin(Protocol):
     async def __call__(self, folder: Path, *, kept: bool) -> Run:
-        """Train in a folder. Unless `kept` is set, it is deleted with the returned `Run` object."""
+        """Train in a folder. Unless `kept` is set, the folder is deleted with the returned `Run`."""
         ...
 
 

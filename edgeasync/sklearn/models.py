@@ -54,7 +54,9 @@ class SklearnModel(Adapted):
         if not isinstance(estimator, KINDS):
             raise ConfigError(f"estimator is {name}; pass one of {', '.join(kind.__name__ for kind in KINDS)}")
         if is_classifier(estimator) != (classes is not None):
-            raise ConfigError(f"{name}: pass classes=N, the number of classes, for classifiers only")
+            raise ConfigError(
+                f"{name}: pass classes=N, the number of classes, for a classifier, and omit it for a regressor"
+            )
         if getattr(estimator, "average", False) or getattr(estimator, "early_stopping", False):
             raise ConfigError(f"{name}: average and early_stopping work only in one process; remove them")
         self._classes = None if classes is None else np.arange(classes)
@@ -134,7 +136,10 @@ def _begun(estimator: Any, features: int, classes: Any) -> Any:
     """Return a copy of the estimator with allocated arrays."""
     if hasattr(estimator, "n_features_in_"):
         if estimator.n_features_in_ != features:
-            raise ConfigError(f"features is {features}, but the estimator is fitted to {estimator.n_features_in_}")
+            raise ConfigError(
+                f"features is {features}, but the estimator is fitted to {estimator.n_features_in_} features; "
+                "pass that number, or an estimator that is not fitted"
+            )
         return copy.deepcopy(estimator)
     begun = clone(estimator)
     x = np.zeros((1 if classes is None else len(classes), features), np.float32)

@@ -39,7 +39,7 @@ class _Cast:
         self._of, self._to = of, to
 
     def __call__(self, values: Vector | Halves, out: Vector | Halves) -> None:
-        """Cast `values` to the memory of `out`. Both must be contiguous."""
+        """Cast `values` into the memory of `out`. Both must be contiguous."""
         binding = self._session.io_binding()  # not shared, because several threads may cast at a time
         binding.bind_input("x", "cpu", 0, self._of, values.shape, values.ctypes.data)
         binding.bind_output("y", "cpu", 0, self._to, out.shape, out.ctypes.data)

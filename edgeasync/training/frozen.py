@@ -12,8 +12,8 @@ import xxhash
 from edgeasync.protocol.messages import Framework, Frozen
 
 PIECE = 1 << 15
-"""Number of values per read: few enough to fit into the cache, and for torch to use only one thread
-to convert them.
+"""Number of values per read. So few values fit into the cache, and torch converts them in only one
+thread.
 """
 
 

@@ -308,7 +308,7 @@ class GraphGradient:
         return Meter([Accuracy()], ignored_label=self._ignored_label)
 
     def interrupt(self) -> None:
-        """Abort the current run after the running operator, and all later runs.
+        """Abort the current run once the running operator has ended, and abort all later runs.
 
         May be called from any thread.
         """

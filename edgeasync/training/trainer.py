@@ -196,10 +196,10 @@ def take_local_steps(
     `share()` of the time. `step_s` of the result is the mean duration of a step, including these
     waits and the copy. `on_step` is called after each step.
 
-    The mean and the (population) variance of the loss cover the steps that returned a loss. Pass
-    `step`, which is then called instead of `trainer.step`, if the latter must be awaited. If
-    `local_steps` is 0, the result has no loss. Raises `ValueError` if `local_steps` is negative,
-    and `DataError` if a step does not return a loss and a number of examples.
+    The mean and the (population) variance of the loss cover the steps that returned a loss. If
+    `trainer.step` must be awaited, pass a function `step` that is called instead. If `local_steps`
+    is 0, the result has no loss. Raises `ValueError` if `local_steps` is negative, and `DataError`
+    if a step does not return a loss and a number of examples.
     """
     if local_steps < 0:
         raise ValueError(f"local_steps is {local_steps}; pass 0 or more")
@@ -307,7 +307,7 @@ def _metrics(found: Mapping[str, float]) -> dict[str, float] | None:
         sound = False
     if not sound:
         raise DataError(
-            f"a trainer's metrics() returned {found!r}; return at most {METRICS_MAX} numbers by names of up to 32 "
-            "letters, digits, '_', '.' and '-'"
+            f"a trainer's metrics() returned {found!r}; return a dict of at most {METRICS_MAX} numbers, with "
+            "names of up to 32 letters, digits, '_', '.' and '-'"
         )
     return {name: value for name, value in plain.items() if math.isfinite(value)} or None

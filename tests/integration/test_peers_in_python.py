@@ -482,7 +482,7 @@ def test_an_onnx_model_goes_in_and_a_trained_one_comes_out(commands, tmp_path, s
     [
         (
             ("--peers", "none.toml"),
-            "none.toml: no such file; create it with equal content on every device: peer = [",
+            "none.toml: no such file; create it with the same content on every device: peer = [",
         ),
         (("--out", "no/such/folder.safetensors"), "no/such"),
         (("--out", "model.onnx"), "has no ONNX forward model to export; choose model.safetensors"),

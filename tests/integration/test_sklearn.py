@@ -145,7 +145,7 @@ def test_an_agent_trains_a_regressor(tmp_path):
     ("mistake", "told"),
     [
         (lambda: model(SVC(), 3, 2), "estimator is SVC; pass one of SGDClassifier"),
-        (lambda: model(SGDClassifier(), 3), "pass classes=N, the number of classes, for classifiers only"),
+        (lambda: model(SGDClassifier(), 3), "pass classes=N, the number of classes, for a classifier"),
         (lambda: model(SGDClassifier(average=True), 3, 2), "average and early_stopping work only in one process"),
         (
             lambda: model(SGDRegressor().partial_fit([[1]], [1]), 3),

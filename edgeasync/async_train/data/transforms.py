@@ -73,10 +73,17 @@ class Normalize:
             raise ConfigError(f"std is {std!r}; pass numbers above 0")
 
     def __call__(self, picture: Any) -> Array:
-        """Return the array; raises `DataError` for an image of bytes or with other channels."""
+        """Return the normalized image.
+
+        Raises `DataError` if the image contains bytes, or has another number of channels than the
+        mean.
+        """
         values = np.asarray(picture)
         if values.dtype.kind != "f" or len(self._mean) not in (1, len(values)):
-            raise DataError(f"Normalize got {values.dtype} of shape {values.shape}; use ToTensor before it")
+            raise DataError(
+                f"Normalize got {values.dtype} of shape {values.shape}; use ToTensor before it, and pass one mean "
+                "and std per channel"
+            )
         return as_array((values - self._mean) / self._std)
 
 

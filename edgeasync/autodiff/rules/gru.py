@@ -58,9 +58,10 @@ def _parts(direction: RecurrentDirection) -> _Parts:
 
 
 def _shared_slopes(direction: RecurrentDirection, parts: _Parts, n: str) -> tuple[str, str]:
-    """Return the derivatives of the new state h' inside the functions that compute z and n.
+    """Return the derivatives of the new state h' with respect to the arguments of two functions.
 
-    They are z (1 - z) (h - n) inside the sigmoid of z, and (1 - z) (1 - n^2) inside the tanh of n.
+    For the argument of the sigmoid that computes z, the derivative is z (1 - z) (h - n).
+    For the argument of the tanh that computes n, it is (1 - z) (1 - n^2).
     """
     graph, op = direction.graph, direction.graph.op
     change = op("Sub", parts.states, n)

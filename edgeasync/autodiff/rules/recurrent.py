@@ -1,7 +1,7 @@
 """Backpropagation through time (Werbos 1990), the common part for all recurrent layers.
 
-The forward pass also outputs the state at every time step. A GRU's operator remains in the graph;
-from its states, the gates of all time steps are computed at once, by the same products as in the
+The forward pass also outputs the state at every time step. A GRU's operator remains in the graph.
+The gates of all its time steps are computed at once from the states, by the same products as in the
 forward pass. An LSTM is replaced by a Scan that outputs its gates. Only the gradient of the state
 is computed step by step, in a second Scan. The gradients of the weights and of the input are single
 products over all time steps.
@@ -98,7 +98,7 @@ class Local(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the gradients that a cell computes. Gradients of weights have ONNX's layout."""
 
     before_input: str
-    """Gradients, as rows, with respect to the linear map of the input in all gates."""
+    """Gradients, as rows, at the result of the linear map of the input, for all gates."""
     recurrent: str
     """The gradient of the recurrent weights, by which the state is multiplied."""
     state_bias: str

@@ -64,5 +64,8 @@ def all_finite(values: Vector) -> bool:
 
 
 def generator_for(codec: VectorCodec, number: int) -> np.random.Generator | None:
-    """Return the generator that encodes the difference to a version, or `None` if the codec never draws."""
+    """Return the random generator with which a codec encodes the difference to a version.
+
+    Return `None` if the codec needs no random numbers.
+    """
     return np.random.Generator(np.random.PCG64(number)) if codec.stochastic else None

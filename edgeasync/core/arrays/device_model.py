@@ -129,11 +129,11 @@ class DeviceModel:
     ) -> wire.Buffer:
         """Encode the difference from the base or, if `kind` is "model", the whole model.
 
-        Statistics are always sent as plain values, because the hub's value may change before the
-        hub could add a difference. With `feedback`, a delta includes the residual, and the part
-        that the codec drops becomes the new residual. If `feedback` is `None`, this happens only if
-        an earlier codec left a residual. With `overlap`, the caller may continue to train before it
-        installs the next model.
+        Statistics are always sent as plain values, because the hub would add a difference to a
+        value that may have changed in the meantime. With `feedback`, a delta includes the residual,
+        and the part that the codec drops becomes the new residual. If `feedback` is `None`, this
+        happens only if an earlier codec left a residual. With `overlap`, the caller may continue to
+        train before it installs the next model.
         """
         self.overlaps = overlap
         if overlap:
@@ -161,7 +161,7 @@ class DeviceModel:
             self.overlaps, self._at_push = True, self.parameters.copy()
 
     def resolve(self, codec: VectorCodec, payload: wire.Buffer, decay: float | None) -> None:
-        """Undo the effect of a rejected update on the residual, then scale it by `decay`.
+        """Undo the effect of a rejected update on the residual, then scale the residual by `decay`.
 
         If `decay` is `None`, drop the residual and all training since the update. Call this before
         the next model is installed.

@@ -83,7 +83,8 @@ class UpdateState(msgspec.Struct, array_like=True):
 class SnapshotState(msgspec.Struct, array_like=True):
     """The number of a version, and the name of its array.
 
-    `CURRENT` stands for the arrays of the parameters.
+    The name is `CURRENT` if the version has the same vector as the current version, which is saved
+    as one array for each parameter.
     """
 
     number: int
@@ -336,7 +337,9 @@ class HubModel:
         try:
             source = self.codecs.find(update.codec, len(payload)).open(payload)
         except ProtocolError as error:
-            raise StorageError(f"update {update.handle} of the hub's state is invalid: {error}") from error
+            raise StorageError(
+                f"update {update.handle} of the hub's state is invalid ({error}); choose an older checkpoint"
+            ) from error
         return WaitingUpdate(source, update.codec, payload)
 
     # -- internals -------------------------------------------------------------------------------------------

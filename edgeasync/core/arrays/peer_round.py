@@ -25,9 +25,9 @@ class PeerRound:
     """The arrays of one round. Its slow methods run in any thread, but only one at a time.
 
     In a `ring`, the sum is initialized with the snapshot, otherwise with zeros. The snapshot never
-    changes. Its first `trained_length` values are trained parameters, and the rest are statistics.
-    `norms` contains the norm of each of these two parts. Raises `NotFiniteError` for a model whose
-    norm overflows, since the norms of payloads could not be compared with it.
+    changes. The first `trained_length` values of the snapshot are trained parameters, and the rest
+    are statistics. `norms` contains the norms of these two parts. Raises `NotFiniteError` for a
+    model whose norm overflows, since the norms of payloads could not be compared with this norm.
     """
 
     def __init__(
@@ -66,7 +66,10 @@ class PeerRound:
             return payload
         decoded = codec.open(payload)
         if not is_finite(decoded):
-            raise NotFiniteError(f"the sum of the members' models is too large for {codec.name}")
+            raise NotFiniteError(
+                f"codec {codec.name!r} cannot represent this device's model, or the sum of the members' models: "
+                "it has values that are too large; choose a codec with a larger range, such as 'identity'"
+            )
         if source == "mean":
             copy_range(values, decoded)
         return payload

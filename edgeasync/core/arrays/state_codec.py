@@ -57,7 +57,7 @@ def decode_state(sealed: bytes, kind: type[State]) -> State:
     try:
         return msgspec.msgpack.decode(body, type=resolve_type(kind))
     except _WRONG as error:
-        raise StorageError(f"not a hub's state: {error}") from error
+        raise StorageError(f"not a hub's state ({error}); choose an older checkpoint") from error
 
 
 def take_values(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Vector:
@@ -68,7 +68,9 @@ def take_values(arrays: Mapping[str, Array], name: str, shape: tuple[int, ...]) 
     array = arrays.get(name)
     if array is None or array.dtype != np.float32 or array.shape != shape:
         found = "missing" if array is None else f"{array.dtype} {array.shape}"
-        raise StorageError(f"array {name!r} of the hub's state is {found}, not float32 {shape}")
+        raise StorageError(
+            f"array {name!r} of the hub's state is {found}, not float32 {shape}; choose an older checkpoint"
+        )
     return array.view(np.float32)
 
 
@@ -79,5 +81,7 @@ def take_payload(arrays: Mapping[str, Array], name: str) -> memoryview:
     """
     array = arrays.get(name)
     if array is None or array.dtype != np.uint8 or array.ndim != 1:
-        raise StorageError(f"array {name!r} of the hub's state is missing or not an array of bytes")
+        raise StorageError(
+            f"array {name!r} of the hub's state is missing or not an array of bytes; choose an older checkpoint"
+        )
     return array.copy().data

@@ -12,10 +12,10 @@ from edgeasync.errors import ProtocolError
 from edgeasync.protocol.messages import Welcome
 
 SETTINGS_DEPTH_MAX = 16
+"""Maximum nesting depth of the hub's settings."""
+
 SETTINGS_ITEMS_MAX = 4096
-"""Maximum nesting depth of the hub's settings (`SETTINGS_DEPTH_MAX`), and maximum number of their
-values.
-"""
+"""Maximum number of values in the hub's settings."""
 
 SEQ_MAX = 2**52
 """Maximum number of the last push, so that enough numbers remain for later pushes."""

@@ -130,8 +130,8 @@ class DataQuota:
     def take_due_record(self, now_s: float) -> QuotaRecord | None:
         """Return the record to save now, if one is due.
 
-        Its count is higher than the actual one. After a crash, the difference is lost from the
-        quota.
+        Its count is higher than the actual one. After a crash, the bytes between the two counts can
+        no longer be used.
         """
         if self.bytes_per_day_max is None:
             return None

@@ -138,7 +138,7 @@ class Trained(msgspec.Struct, frozen=True, gc=False):
 
 
 class OverlapTrained(msgspec.Struct, frozen=True, gc=False):
-    """The device has taken steps while it waited; 0 steps if its trainer has no more."""
+    """The device has taken steps while it waited, or 0 steps if its trainer has none left."""
 
     result: Trained
 

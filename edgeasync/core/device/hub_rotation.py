@@ -18,9 +18,9 @@ class HubRotation:
     """The hubs of a list, by position; `hub` is the current hub, or the hub to try next.
 
     If the connection to a hub is lost, the device tries the same hub again. If a hub does not
-    answer or is full, the device tries the next hub, but never earlier than that hub has requested.
-    All hubs share one back-off, so that a device with several hubs does not connect more often than
-    one with a single hub.
+    answer or is full, the device tries the next hub. If a hub has asked the device to retry later,
+    the device does not try it earlier. All hubs share one back-off, so that a device with several
+    hubs does not connect more often than one with a single hub.
     """
 
     def __init__(self, hubs: int, random: Random) -> None:

@@ -10,7 +10,7 @@ from edgeasync.parameters import PARAMETERS_MAX
 from edgeasync.protocol.messages import COUNT_MAX
 
 BANDWIDTH_BYTES_PER_S_MIN = 1 << 14
-"""Minimum bandwidth cap. Below it, sending one piece would take longer than the hub's lease."""
+"""Minimum bandwidth cap. Sending one piece then takes 4 s, which is less than the default lease."""
 
 
 class DeviceLimits(Section, frozen=True):
@@ -37,17 +37,17 @@ class DeviceLimits(Section, frozen=True):
     bytes each.
     """
     bandwidth_bytes_per_s_max: ByteCount | None = None
-    """Maximum bytes per second, adding both directions, such as `1 MB`; at least 16 KiB. Within any
-    ten seconds, the agent may exceed the cap by two pieces of 64 KiB. That is negligible at 1 MB/s,
-    but noticeable at a very low cap. The headers of TCP and IP, about 4 %, do not count.
+    """Maximum bytes per second in both directions together, such as `1 MB`; at least 16 KiB. Within
+    any ten seconds, the agent may exceed the cap by two pieces of 64 KiB. That is negligible at 1
+    MB/s, but noticeable at a very low cap. The headers of TCP and IP, about 4 %, do not count.
     """
     link_share: Annotated[float, Meta(ge=0.01, lt=1)] | None = None
-    """Maximum share of the link's bandwidth, adding both directions. The agent measures the
+    """Maximum share of the link's bandwidth, in both directions together. The agent measures the
     bandwidth: [A share of the link](/devices/network.md#a-share-of-the-link). If
     `bandwidth_bytes_per_s_max` is also set, the lower limit applies.
     """
     bytes_per_day_max: ByteCount | None = None
-    """Daily quota, adding both directions, such as `20 MB`; at least 128 KiB. If the hub has a
+    """Daily quota for both directions together, such as `20 MB`; at least 128 KiB. If the hub has a
     quota too, the lower one applies. The agent enforces its quota regardless of what the hub sends:
     [Bytes of a day](/devices/network.md#bytes-of-a-day).
     """
@@ -61,7 +61,10 @@ class DeviceLimits(Section, frozen=True):
     def __post_init__(self) -> None:
         bandwidth, day_bytes = self.bandwidth_bytes_per_s_max, self.bytes_per_day_max
         if bandwidth is not None and bandwidth < BANDWIDTH_BYTES_PER_S_MIN:
-            raise ValueError("bandwidth_bytes_per_s_max must be at least 16 KiB, because a piece has 64 KiB")
+            raise ValueError(
+                "bandwidth_bytes_per_s_max must be at least 16 KiB, so that sending a piece of 64 KiB does not "
+                "take longer than the hub's lease"
+            )
         if self.local_steps_max is not None and (self.delay_steps or 0) > self.local_steps_max:
             raise ValueError(
                 f"delay_steps ({self.delay_steps}) must be at most local_steps_max ({self.local_steps_max}), "

@@ -37,7 +37,7 @@ class OverlapSteps:
 
     @property
     def delay_steps(self) -> int:
-        """The number of steps after an update at which its answer is used.
+        """The number of steps to take after an update before its answer is used.
 
         It is never larger than the number of steps in the update, since the answer is used before
         the next update is sent.

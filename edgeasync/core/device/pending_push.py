@@ -80,7 +80,7 @@ class PendingPush:
         self._said, self._recalled = True, model
 
     def say(self, session: bytes) -> Push | None:
-        """Return the pending update, with this session, if there is one."""
+        """Return the pending update, if any, with its session replaced by this one."""
         if self.push is not None:
             self._said = True
             if self.push.session != session:

@@ -176,7 +176,7 @@ class Throttle:
     def _is_over(self, name: str, value: float | None, limit: float | None, hysteresis: float) -> bool:
         """Return whether a value has reached its limit.
 
-        Once reached, the limit stays reached until the value recovers by `hysteresis`.
+        After that, return true until the value has fallen below the limit by `hysteresis`.
         """
         if value is None or limit is None:
             self._over.discard(name)
@@ -189,7 +189,7 @@ class Throttle:
     def _is_under(self, name: str, value: float | None, limit: float | None, hysteresis: float) -> bool:
         """Return whether a value is below its limit.
 
-        Once below, it stays below until the value recovers by `hysteresis`.
+        After that, return true until the value has risen above the limit by `hysteresis`.
         """
         if value is None or limit is None:
             return self._is_over(name, None, None, hysteresis)

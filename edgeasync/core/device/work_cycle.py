@@ -182,9 +182,10 @@ class WorkCycle:
         return self.cut_off()
 
     def hub_is_busy(self, retry_after_s: float | None, now_s: float, *, rest: str | None) -> list[DeviceEffect]:
-        """Repeat the message later; until then, train as without a hub.
+        """Repeat the message later; until then, train as if the hub were unreachable.
 
-        If the hub asks the device to idle, `rest` is its reason. Otherwise, `rest` is `None`.
+        If the hub asks the device to idle, `rest` is its reason, and the device trains only if it
+        trains at rest. Otherwise, `rest` is `None`.
         """
         retry_after_s = retry_after_s or 1.0
         if rest is None:

@@ -13,7 +13,7 @@ from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.settings import HubCoreSettings
 
 SHARE = 4
-"""The transfers of one key may use 1/4 of the slots; this is the divisor."""
+"""The transfers of one key may use 1 / `SHARE` of the slots."""
 
 
 class Capacity:

@@ -485,7 +485,7 @@ def _check_assignment(assignment: Assignment, welcome: Welcome) -> None:
         find_codec(assignment.codec, assignment.payload_bytes, welcome.spec)
         return
     if assignment.deltas.rounding not in ELEMENTWISE:
-        raise ProtocolError(f"codec {assignment.deltas.rounding!r} does not round values one by one")
+        raise ProtocolError(f"codec {assignment.deltas.rounding!r} cannot round values one by one")
     if sum(assignment.deltas.lengths) != assignment.payload_bytes:
         raise ProtocolError("the lengths of the differences do not add up to the payload's length")
     if assignment.payload_bytes > payload_bytes_limit(welcome.spec):

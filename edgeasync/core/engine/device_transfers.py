@@ -64,8 +64,8 @@ class DeviceTransfers:
     """At most one transfer in each direction, over successive connections.
 
     `send` is the function with which the shell sends messages. `bandwidth_bytes_per_s_max` caps all
-    traffic, adding both directions. `link_share` is the fraction of the measured bandwidth that all
-    traffic may use.
+    traffic, in both directions together. `link_share` is the fraction of the measured bandwidth
+    that all traffic may use.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class DeviceTransfers:
         return self._window
 
     def _note_passed(self, total_bytes: int, *, up: bool) -> None:
-        """Record the progress of a train; if this updates the measured rate, adapt the pace."""
+        """Record the progress of a train of pieces; adapt the pace if the measured rate changes."""
         if self.share is not None and self.share.note_passed(total_bytes, self._now_s(), up=up):
             self._pacer = self.share.pace(self._pacer, self._now_s())
 

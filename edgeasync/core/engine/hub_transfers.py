@@ -25,7 +25,7 @@ SUSPENDED_S = 600.0
 
 
 class _HubTransfer(msgspec.Struct, kw_only=True):
-    """A transfer, its owner, the `voter` against which it counts, and its last progress."""
+    """A transfer, its owner, the `voter` whose slot it uses, and the time of its last progress."""
 
     owner: Owner
     voter: str

@@ -45,7 +45,10 @@ class KeptWork:
         work.recall(push, spool.model)
 
     def restore(self, model: DeviceModel, key: ModelKey) -> None:
-        """Restore the model from before a restart if it is the hub's model; raises `ValueError`."""
+        """Restore the model from before a restart if it is the hub's model.
+
+        Raises `ValueError` if its length is wrong.
+        """
         held, self._held = self._held, None
         if held is not None and held.model == key:
             model.restore_base(held)

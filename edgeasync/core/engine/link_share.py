@@ -46,11 +46,11 @@ class LinkShare:
         return median(self._rates) if self._rates else None
 
     def begin_train(self, end_byte: int) -> None:
-        """Start a train that is measured up to this byte; with 0, measure no train."""
+        """Start a train of pieces that is measured up to this byte; with 0, measure no train."""
         self._first, self._end = None, end_byte
 
     def note_passed(self, total_bytes: int, now_s: float, *, up: bool) -> bool:
-        """Record the progress of a train; return whether it updated the rate."""
+        """Record the progress of a train of pieces; return whether this updated the rate."""
         if not self._end or (self._measured_up and not up):
             return False
         if self._first is None:
@@ -71,7 +71,8 @@ class LinkShare:
     def pace(self, pacer: Pacer | None, now_s: float) -> Pacer:
         """Return the pacer for the share of the rate.
 
-        An existing pacer gets the new rate, and still delays messages for the bytes already sent.
+        If there is a pacer already, only its rate changes: the bytes that were already sent still
+        delay later messages.
         """
         rate = self.bytes_per_s
         assert rate is not None

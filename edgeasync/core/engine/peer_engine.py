@@ -230,7 +230,7 @@ def _read(header: bytes, payload: wire.Buffer | None) -> PeerMessage:
     """Decode a message; raises `ProtocolError` if it is invalid."""
     message = cast("PeerMessage", wire.decode(header, HEADER_BYTES_MAX, PEER_MESSAGES))
     if isinstance(message, PeerPiece) != (payload is not None):
-        raise ProtocolError("a piece has no payload, or another message has one")
+        raise ProtocolError("a piece must have a payload, and other messages must not")
     return message
 
 

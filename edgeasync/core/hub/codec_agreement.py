@@ -67,8 +67,9 @@ class CodecAgreement:
             member.codec_asked, member.codec_changed = 0, False
 
     def sends_plain(self, member: Member) -> bool:
-        """Return whether hub and device exchange plain values: the whole newest model and `FAST`.
+        """Return whether the hub and the device exchange plain values, without compression.
 
+        The hub then sends the whole newest model, and the device encodes its updates as `FAST`.
         This is the case if the codec is selected by the link, the link is fast, and bytes are not
         metered. It depends only on durable state.
         """

@@ -251,10 +251,7 @@ class DivergenceGuard:
             self.state.unbounded[device_id] = None
 
     def count_folded(self, updates: int, members: int) -> bool:
-        """Count folded updates.
-
-        Return whether to keep the version that contains them for a rollback.
-        """
+        """Count folded updates; return whether to keep their version for a rollback."""
         state = self.state
         # Device alarms do not matter here, because each update is clipped.
         state.calm_since_kept = 0 if state.fleet else state.calm_since_kept + updates

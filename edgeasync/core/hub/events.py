@@ -22,7 +22,7 @@ from edgeasync.protocol.messages import (
 Peer = bytes
 
 Moved = tuple[int, int]
-"""Number of bytes received from and sent to a device that the core has not counted yet."""
+"""The numbers of bytes received from a device and sent to it since the core last counted them."""
 
 
 class HubReceived(msgspec.Struct, frozen=True, gc=False):

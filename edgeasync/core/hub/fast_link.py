@@ -9,7 +9,7 @@ import msgspec
 from edgeasync.core.hub.link import MEASURED_BYTES_MIN
 
 FAST_BYTES_PER_S = 170e6
-"""Bandwidth (about 1.4 Gbit/s) from which sending a byte costs less than not having to send it.
+"""Bandwidth (about 1.4 Gbit/s) from which sending a byte costs less than saving it by encoding.
 
 Encoding and decoding an update in `int8` costs hub and device together about 2 ms for each megabyte
 that it saves. Measured bandwidths include the hub's work, so a link of 1 Gbit/s stays below this.

@@ -44,9 +44,9 @@ class Handshake:
         if self.frozen_arrays.refuses and (difference := self.frozen_arrays.difference(hello)):
             raise RefusalError(
                 "model_mismatch",
-                f"{difference}: load the same base model on all devices, exclude networks that follow others "
-                "(targets, averages) from the module that joins, or admit the device with frozen = 'warn' in "
-                "the hub's [hub] settings or Hub(frozen='warn') in Python",
+                f"{difference}: load the same base model on all devices, keep target networks and averages of "
+                "weights outside the module that joins, or admit the device with frozen = 'warn' in the hub's "
+                "[hub] settings or Hub(frozen='warn') in Python",
             )
 
     def welcome(self, member: Member) -> Welcome:

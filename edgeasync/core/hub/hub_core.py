@@ -207,9 +207,9 @@ class HubCore:
         return not self.lifecycle.state.stopped and self.pushes.decides(push, key, now_s, can_answer=can_answer)
 
     def accept_silently(self, member: Member, kind: str, now_s: float) -> bool:
-        """Accept a piece or a credit without an event if it would only renew a fresh lease.
+        """Accept a piece or a credit without an event if the event would only renew a fresh lease.
 
-        Return false if the caller must pass it as an event.
+        Return false if the caller must pass an event.
         """
         if self.stopped or not member.live or now_s >= member.seen_s + self._renewal_s:
             return False

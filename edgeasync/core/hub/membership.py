@@ -358,8 +358,8 @@ class Membership:
         """Return the lowest loss that more than half of these members' voters reach.
 
         Return `None` if too few voters report a loss. Only live members that are not paused are
-        included, and only if their last update counted or they have not sent any. A voter's loss is
-        the highest loss among its devices.
+        included. If such a member has sent updates, its last update must have counted. A voter's
+        loss is the highest loss among its devices.
         """
         worst: dict[str, float] = {}
         for member in members:

@@ -12,8 +12,8 @@ QUARANTINED, REVOKED, ROLLED_BACK = "quarantined", "revoked", "rolled_back"
 """Reasons why a buffered update is dropped."""
 
 _DROPS = {"excluded": QUARANTINED, "revoked": REVOKED}
-"""Maps the kind of an event's report to the reason why the event drops buffered updates. Without
-such a report, the hub has rolled back.
+"""Why an event drops buffered updates, by the kind of a report that it causes. If it causes neither
+report, the hub has rolled back.
 """
 
 _WEIGHED = ("stale", "behind", "not_finite", "quarantined")

@@ -1,9 +1,9 @@
 """Applies the policies to every update, and decides when to fold. Part of `HubCore`.
 
-Policies are stateless values. The engine's parts compute their inputs: `Weighing` decides which
-updates count, `Gathering` when and how to fold, `Electorate` which devices to wait for, and
-`Pacing` how often devices exchange. `HubCore` calls the engine, and implements the protocol. The
-engine works with scalars only.
+Policies are stateless values, which get their inputs from the parts of the engine: `Weighing`
+decides which updates count, `Gathering` when and how to fold, `Electorate` which devices to wait
+for, and `Pacing` how often devices exchange. `HubCore` calls the engine, and implements the
+protocol. The engine works with scalars only.
 """
 
 import math
@@ -188,8 +188,8 @@ class PolicyEngine:
 
         Buffered updates are dropped, and later updates that are based on an earlier version are
         rejected. If a first update corrupted the model, the usual norm is known by now, and the hub
-        keeps this norm. Otherwise, the device's next update would not be clipped, and would corrupt
-        the model again.
+        keeps it. Without a usual norm, the device's next update would not be clipped, and would
+        corrupt the model again.
         """
         state = self.state
         dropped = self.gathering.take()
@@ -311,9 +311,9 @@ class PolicyEngine:
     def describe(self, devices: Sequence[DeviceMeasurements] = ()) -> dict[str, Any]:
         """Return the policies' fields of the status (docs/reference/json.md).
 
-        `period_s` is the median time between two exchanges of one of these devices, not counting
-        infrequent devices. `aim_s` is the controller's target for this time. Configured bounds may
-        prevent devices from reaching it.
+        `period_s` is the median of the exchange periods of `devices`, without infrequent devices.
+        `aim_s` is the controller's target for this period. Configured bounds may prevent devices
+        from reaching it.
         """
         state = self.state
         fleet = state.fleet

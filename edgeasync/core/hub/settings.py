@@ -41,7 +41,9 @@ class Liveness(Section, frozen=True):
     connection. Must be longer than `heartbeat_s`.
     """
     progress_s: Annotated[float, Meta(gt=0)] = 300.0
-    """Time without a local step after which the hub shows a device that still pings as `paused`."""
+    """Time without a local step after which a device is shown as `paused`, even if it still sends
+    pings.
+    """
 
     def __post_init__(self) -> None:
         if self.lease_s <= self.heartbeat_s:
@@ -93,8 +95,8 @@ class Limits(Section, frozen=True):
     """
     device_bytes_per_day_max: ByteCount | None = None
     """Daily quota of each device, counting both directions. `bytes_per_day_max` and this quota must
-    each be at least twice the daily traffic of one device's pings, which is 2.2 MB with the default
-    `heartbeat_s`.
+    each be at least twice the daily traffic of one device's pings. With the default `heartbeat_s`,
+    the pings take 2.2 MB a day.
     """
 
     def __post_init__(self) -> None:
@@ -249,9 +251,9 @@ class StopPlateau(Section, frozen=True):
     """
 
     updates: Annotated[int, Meta(ge=1)] | None = None
-    """Number of applied updates without a better evaluation after which training ends."""
+    """End after this number of applied updates without a better evaluation."""
     minutes: Annotated[float, Meta(gt=0)] | None = None
-    """Minutes without a better evaluation after which training ends. Downtime of the hub does not
+    """End after this number of minutes without a better evaluation. Downtime of the hub does not
     count.
     """
     improvement: Annotated[float, Meta(ge=0, lt=1)] = 0.001
@@ -272,8 +274,8 @@ class StopCondition(Section, frozen=True):
     starts. A version usually contains several updates, so the final number may be slightly higher.
     """
     minutes: Annotated[float, Meta(gt=0)] | None = None
-    """End when the hub has been running for this number of minutes during the whole run. Downtime
-    does not count.
+    """End when the hub has been running for this number of minutes in total, including earlier
+    starts. Downtime does not count.
     """
     loss: Annotated[float, Meta(ge=0)] | None = None
     """End when an evaluation measures a loss of at most this value; see `[evaluation]`. If there
@@ -316,12 +318,12 @@ class HubCoreSettings(Section, frozen=True):
 
 
 def check_day(limits: Limits, liveness: Liveness) -> None:
-    """Raise `ValueError` if a device's pings alone would exhaust the daily quota."""
+    """Raise `ValueError` if a device's pings would take more than half of a daily quota."""
     pings_bytes = round(DAY_S / liveness.heartbeat_s) * HEARTBEAT_BYTES
     for name in ("bytes_per_day_max", "device_bytes_per_day_max"):
         most = getattr(limits, name)
         if most is not None and most < 2 * pings_bytes:
             raise ValueError(
-                f"limits.{name} is {most} bytes, but a device's pings alone take {pings_bytes} bytes a day; "
-                f"set at least {2 * pings_bytes}, or a longer liveness.heartbeat_s"
+                f"limits.{name} is {most} bytes, but a device's pings take {pings_bytes} bytes a day, more than "
+                f"half of it; set at least {2 * pings_bytes}, or a longer liveness.heartbeat_s"
             )

@@ -44,7 +44,7 @@ class Traffic(msgspec.Struct, array_like=True):
 
     @property
     def total_bytes(self) -> int:
-        """The total number of bytes, adding both directions."""
+        """The total number of bytes in both directions together."""
         return self.up_bytes + self.down_bytes
 
     def count(self, moved: tuple[int, int], now_s: float) -> None:

@@ -54,5 +54,5 @@ class PayloadNorms:
             math.hypot(norm, added / planned.models) for norm, added in zip(before, event.norms, strict=True)
         ]
         if trained > self._longest[0] or statistics > self._longest[1]:
-            raise Refused("a payload that is far longer than a model", fatal=True)
+            raise Refused("a payload with a far too large norm", fatal=True)
         self.received[planned.sender] = trained, statistics

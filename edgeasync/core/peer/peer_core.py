@@ -275,7 +275,7 @@ class PeerCore:
     # -- time --------------------------------------------------------------------------------------------------
 
     def _settle(self, now_s: float) -> list[PeerEffect]:
-        """Process changes in which peers are live, and the passing of time."""
+        """Report new and lost live peers, settle the round, and propose a round if one is due."""
         effects: list[PeerEffect] = [*self.neighbours.changes(now_s)]
         self._silence_s = self.neighbours.next_silence_s(now_s)
         effects += self.rounds.settle(now_s)

@@ -150,7 +150,7 @@ class Round:
         incoming = self._incoming.get(offer.step)
         if incoming is not None:
             if (credit := incoming.offered_again(offer)) is None:
-                raise Refused("another payload than offered before")
+                raise Refused("a payload that differs from the one offered before")
             return [SendToPeer(sender, credit)]
         if offer.payload_bytes > self._segment_bytes_max:
             raise Refused("a payload that is too long", fatal=True)

@@ -205,7 +205,7 @@ class IncomingPayload:
     def credit_again(self) -> PeerCredit | None:
         """Return the credit that requests lost bytes again.
 
-        It is returned only once until there is progress.
+        Return `None` if no bytes have been accepted since the last call.
         """
         if self._asked_again:
             return None

@@ -1,1 +1,1 @@
-"""The hub's durable state, and its recovery by replaying the events that followed."""
+"""The hub's durable state, and its recovery by replaying the events that came after it was saved."""

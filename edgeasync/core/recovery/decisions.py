@@ -19,7 +19,10 @@ from edgeasync.errors import PluginError
 from edgeasync.policies.guards import plugin_name, plugins_of
 
 TOLERANCE = 1e-6
-"""Maximum relative difference between two scalars that count as equal, because of rounding."""
+"""Two scalars count as equal if their relative difference is at most this.
+
+Machines may round differently.
+"""
 
 REMEDY = (
     "a policy must depend only on its keys and arguments; if its package has changed, install the version "

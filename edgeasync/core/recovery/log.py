@@ -140,7 +140,8 @@ def read_entry(content: wire.Buffer) -> Entry:
         return _decode(content)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise StorageError(
-            f"cannot decode an entry of the journal, which another version wrote ({error}); {REMEDY}"
+            "cannot decode an entry of the journal, because another version of edgeasync wrote it "
+            f"({error}); {REMEDY}"
         ) from error
 
 
@@ -153,6 +154,7 @@ def event_of(entry: Entry) -> HubEvent:
         message = wire.decode(event.header)
     except ProtocolError as error:
         raise StorageError(
-            f"cannot decode a message in the journal, which another version wrote ({error}); {REMEDY}"
+            "cannot decode a message in the journal, because another version of edgeasync wrote it "
+            f"({error}); {REMEDY}"
         ) from error
     return HubReceived(event.peer, message, event.has_capacity, event.key, event.moved)  # type: ignore[arg-type]

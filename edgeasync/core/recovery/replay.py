@@ -49,8 +49,8 @@ class Replay:
     """Passes the entries of a log to a hub's core, and applies the effects to the model.
 
     It sends no messages. `apply` raises `StorageError` if an entry does not result in the recorded
-    version, because another version of the software wrote it, or the settings have changed. It
-    raises `PluginError` if a plugin decides differently.
+    version. In that case, another version of edgeasync wrote it, or the settings have changed.
+    `apply` raises `PluginError` if a plugin decides differently.
     """
 
     def __init__(self, core: HubCore, model: HubModel, publisher: Publisher, sessions: Sessions) -> None:

@@ -1,7 +1,11 @@
 """Saves and restores the core, the model and the published model.
 
-The state does not include measurements of connections (`Member.link`, and the codec selected by
-it), malformed messages of connections without a member, or counts of messages since the start.
+The state does not include:
+
+- the measurements of connections (`Member.link`), and the codecs selected from them,
+- the counts of malformed messages on connections without a member,
+- the counts of all messages since the start.
+
 `encode_state` defines the bytes.
 
 The state of a large model is saved in two parts. Call `note`, which is fast, right after an event.
@@ -35,8 +39,9 @@ from edgeasync.parameters import ParameterSpec, Vector
 SCALARS = "scalars"
 
 TOLERANCE = 1e-6
-"""Maximum relative difference between two numbers of the core that count as equal, because of
-rounding.
+"""Two floats of the core count as equal if their relative difference is at most this.
+
+Machines may round differently.
 """
 
 
@@ -74,8 +79,8 @@ class Note(msgspec.Struct, frozen=True):
 class HubState(msgspec.Struct, frozen=True):
     """The state of a hub at one moment: named arrays of float32 and bytes, and a summary.
 
-    The arrays of the parameters contain the model of `snapshot`. Other vectors are flat arrays, and
-    scalars are encoded as bytes. The caller must not change the arrays, because they may be the
+    The array of each parameter contains its values in `snapshot`. Other vectors are flat arrays,
+    and scalars are encoded as bytes. The caller must not change the arrays, because they may be the
     hub's own. `evaluation` is the last evaluation, of this version or an earlier one.
     """
 
@@ -180,9 +185,10 @@ def restore(tensors: Mapping[str, Array], core: HubCore, model: HubModel, publis
 
 
 def restore_core(tensors: Mapping[str, Array], core: HubCore) -> Vector:
-    """Restore a core with any policy for inspection; return the values of the model.
+    """Restore a core for inspection; return the values of the model.
 
-    Raises `StorageError` for invalid arrays.
+    The core may have a different policy from that of the state. Raises `StorageError` for invalid
+    arrays.
     """
     scalars, parameters, _ = _take_apart(tensors, core.spec)
     load_state(core, scalars.core)
@@ -199,7 +205,9 @@ def _take_apart(
     parameters = {name: array for name, array in tensors.items() if name in names}
     arrays = {name.removeprefix(prefix): array for name, array in tensors.items() if name not in names}
     if SCALARS not in arrays:
-        raise StorageError(f"the hub's state is incomplete: {SCALARS!r} is missing")
+        raise StorageError(
+            f"the hub's state is incomplete: array {SCALARS!r} is missing; choose an older checkpoint"
+        )
     return decode_state(arrays[SCALARS].tobytes(), _Scalars), parameters, arrays
 
 
@@ -227,7 +235,7 @@ def succeed(core: HubCore, old: HubCore) -> None:
 def find_difference(found: HubState, saved: HubState, spec: ParameterSpec) -> str:
     """Return where and how two states of one model differ, or "" if they are equal.
 
-    Arrays must be bit-identical. Other numbers may differ because of rounding.
+    Arrays must be bit-identical. Floats outside the arrays may differ by `TOLERANCE`.
     """
     scalars = _prefix(spec) + SCALARS
     for name in sorted({*found.tensors, *saved.tensors} - {scalars}):
@@ -265,7 +273,7 @@ def _is_close(one: float, other: float) -> bool:
 
 
 def _prefix(spec: ParameterSpec) -> str:
-    """Return a prefix of no parameter's name, for the names of other arrays."""
+    """Return a prefix that makes the names of other arrays differ from all parameters' names."""
     prefix = ""
     kinds = ("optimizer/", "kept/", "update/", "chain/", "published", SCALARS)
     while any(

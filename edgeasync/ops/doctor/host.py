@@ -29,9 +29,7 @@ def judge_python(version: Sequence[int]) -> Finding:
     """Judge the version of Python."""
     shown = ".".join(map(str, version))
     if tuple(version[:2]) < PYTHON_MIN:
-        return fail(
-            "python", f"Python {shown}", "install Python 3.11 or newer, and edgeasync in an environment with it"
-        )
+        return fail("python", f"Python {shown}", "install Python 3.11 or newer, then install edgeasync with it")
     return ok("python", f"Python {shown}")
 
 
@@ -125,7 +123,7 @@ def judge_disk(free_bytes: int, mount: Mount | None, sync_s: float | None) -> Fi
         return ok("disk", shown)
     shown = f"{shown}, a sync takes {1000 * sync_s:.0f} ms"
     if sync_s > SYNC_S_SLOW:
-        return warn("disk", shown, "keep spool = 'identity', or replace the card, which may be worn out")
+        return warn("disk", shown, "use spool = 'identity', or replace the card, which may be worn out")
     if mount is not None and mount.kind in ON_MEMORY:
         cure = "move the state to a disk (--state): the device loses its identity at a reboot"
         return warn("disk", f"{shown}; stored in memory", cure)

@@ -20,7 +20,7 @@ _MACHINES: dict[Platform, tuple[str, int]] = {
     "jetson": ("aarch64", 35),
     "x86": ("x86_64", 36),
 }
-"""Architecture of each platform, and minor version of glibc 2 on its oldest supported system."""
+"""The architecture of each platform, and the minor version of glibc 2 on the oldest supported system."""
 
 GLIBC_MIN = 17
 """Minor version of the oldest glibc that current wheels support."""

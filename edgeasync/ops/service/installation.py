@@ -109,7 +109,10 @@ def check_program(*programs: Path) -> None:
 
 
 def find_program(environment: Path) -> Path:
-    """Return the path of an environment's command, through the link `current` if it points there."""
+    """Return the path of the command `edgeasync` in an environment.
+
+    If the link `current` points to the environment, the path goes through this link.
+    """
     current = environment.parent / "current"
     with contextlib.suppress(OSError):
         if current.is_symlink() and current.resolve() == environment.resolve():
@@ -120,8 +123,9 @@ def find_program(environment: Path) -> Path:
 def install(unit: Unit, place: InstallPlace, settings: bytes | None) -> list[Path]:
     """Write the files of a service and return those that changed.
 
-    `settings` is the content of a settings file, which replaces the installed one. If None, the
-    installed one is kept. Raises `ConfigError` if there is no settings file, or `StorageError`.
+    `settings` is the content of a settings file, which replaces the installed one. If it is None,
+    the installed one is kept. Raises `ConfigError` if there is no settings file, and `StorageError`
+    if a file cannot be written.
     """
     folder, kept = place.under(unit.folder), place.under(unit.settings)
     if settings is None and not kept.exists():

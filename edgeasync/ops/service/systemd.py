@@ -55,7 +55,7 @@ class Systemd:
             ) from error
         if done.returncode and must:
             said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-            raise StorageError(f"{shown}: {said}; check this user's permissions, and systemd")
+            raise StorageError(f"{shown}: {said}; check that systemd runs and that this user may control it")
         return done.stdout
 
 

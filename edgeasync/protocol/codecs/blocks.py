@@ -87,10 +87,10 @@ def _scale_blocks(values: Vector, start: int, scales: Vector) -> None:
 def _peaks(values: Vector, starts: npt.NDArray[np.intp]) -> npt.NDArray[np.int32]:
     """Return the bits of the largest magnitude of each block; `starts` are the first indices of the blocks.
 
-    Magnitudes have the same order as integers and as floats, and non-finite ones are the largest.
-    Among integers, the largest signed one is the largest positive value, and the largest unsigned
-    one is the negative value with the largest magnitude. If there is no such value, it has the
-    other sign.
+    Magnitudes sort in the same order as floats and as integers, and non-finite ones are the
+    largest. If a block has values of both signs, its largest signed integer is its largest positive
+    value, and its largest unsigned integer is its negative value with the largest magnitude.
+    Otherwise, both integers are the value with the largest magnitude.
     """
     positive = np.maximum.reduceat(values.view(np.int32), starts)
     negative = np.maximum.reduceat(values.view(np.uint32), starts) & np.uint32(_MAGNITUDE)
@@ -111,7 +111,7 @@ class _Quantizer:
         self._starts = np.arange(0, room, BLOCK)
 
     def quantize(self, rows: Rows, scales: Vector) -> npt.NDArray[np.int32]:
-        """Return the levels in the low bytes, and write the scale of every row to `scales`."""
+        """Return integers whose low bytes are the levels. Write the scale of each row to `scales`."""
         work = self._work[: rows.size].reshape(rows.shape)
         peaks = _peaks(rows.reshape(-1), self._starts[: len(rows)])
         broken = peaks >= _INFINITY
@@ -223,8 +223,9 @@ class Int4(_Levels):
 
     Levels range from -7 to 7. The scale is the largest magnitude in the block divided by 112. The
     lower halves of the bytes contain the levels of the first half of all values, and the upper
-    halves contain the remaining levels. So any range is decoded in long loops. The upper half of a
-    signed byte represents 16 times the level, so decoding needs no sign extension.
+    halves contain the remaining levels. So any range of values is in at most two contiguous ranges
+    of bytes, which are fast to decode. The upper half of a signed byte represents 16 times the
+    level, so decoding needs no sign extension.
     """
 
     def nbytes(self, length: int) -> int:

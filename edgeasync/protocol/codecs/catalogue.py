@@ -107,8 +107,8 @@ def known_stages() -> tuple[str, ...]:
 class Codecs:
     """Makes the codecs for vectors of one spec.
 
-    `float16` is the stage of that name. It computes the same bits as the built-in stage, but may be
-    faster.
+    `float16` is the stage to use under that name. It computes the same bits as the built-in stage,
+    but may be faster.
     """
 
     def __init__(self, spec: ParameterSpec, float16: SixteenBits = FLOAT16) -> None:

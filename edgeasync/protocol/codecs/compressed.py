@@ -25,7 +25,7 @@ _FRAME_BYTES_MIN = 6
 def compressed_bytes_max(plain_bytes: int) -> int:
     """Return the maximum size of the compressed payload in bytes.
 
-    zstd stores blocks that it cannot compress unchanged.
+    If zstd cannot compress a block, it stores the block unchanged.
     """
     return plain_bytes + plain_bytes // 1024 + 64
 
@@ -45,7 +45,7 @@ class Compressed(VectorCodec):
         self._inner = inner
 
     def encode(self, source: Source, random: np.random.Generator | None = None) -> Buffer:
-        """Return the compressed payload. Its bytes depend on the version of zstd."""
+        """Return the compressed payload, whose bytes depend on the version of zstd."""
         return zstandard.ZstdCompressor(level=_LEVEL).compress(self._inner.encode(source, random))
 
     def open(self, payload: Buffer) -> Source:

@@ -1,4 +1,4 @@
-"""Sources of float32 values. They are read in ranges, so not all values must be in memory."""
+"""Sources of float32 values. They are read in ranges, so not all values need be in memory at once."""
 
 from collections.abc import Iterator
 from typing import Protocol

@@ -184,10 +184,10 @@ def _symbol_bytes(symbols: int, width: int) -> int:
 def _code_indices(indices: Indices) -> tuple[int, Bytes]:
     """Return the symbol width that needs the fewest bytes, and the positions encoded with it.
 
-    A gap is the number of positions between two kept values. It is encoded as floor(gap / M)
-    symbols M, where M = 2**width - 1, followed by one symbol gap mod M. Of two 4-bit symbols in a
-    byte, the first is stored in the lower half. If the number of 4-bit symbols is odd, M fills the
-    last byte.
+    A gap is the number of positions between two kept values. It is encoded as floor(gap / M) times
+    the symbol M, where M = 2**width - 1, followed by the symbol gap mod M. Of two 4-bit symbols in
+    a byte, the first is stored in the lower half. If the number of 4-bit symbols is odd, M fills
+    the last byte.
     """
     if not indices.size:
         return WIDTHS[0], np.empty(0, np.uint8)

@@ -26,7 +26,7 @@ The pipe alone does not show this, because a forked copy of the program may keep
 
 
 def main(folder: Path, number: int, lifeline: int, program: int) -> None:
-    """Train until the hub has finished, or the program requests the end.
+    """Run a worker until its training ends, or until the program ends the worker.
 
     `folder` contains the worker's files. `lifeline` is a pipe from the process `program`, which
     writes to the pipe to end the worker.
@@ -63,7 +63,7 @@ def main(folder: Path, number: int, lifeline: int, program: int) -> None:
 
 
 def watch(lifeline: int, program: int, on_end: Callable[..., None]) -> None:
-    """Call `on_end` when the program requests the end, or when the program or forker has exited."""
+    """Call `on_end` when the program ends the worker, or when the program or forker has exited."""
     forker = os.getppid()
     while os.getppid() == forker:
         if select.select([lifeline], [], [], LOOK_S)[0]:

@@ -28,14 +28,14 @@ from edgeasync.sdk.workers.files import MAKE_FILE
 MESSAGE_BYTES_MAX = 64
 
 NEEDED = {b"edgeasync.torch": ("torch._dynamo", "edgeasync.torch")}
-"""Modules to import before forking if the pickled function contains a name.
+"""Maps a name to the modules to import before forking if the pickled function contains this name.
 
 These imports start no threads.
 """
 
 
 def serve(folder: Path, requests: socket.socket, parent: int) -> None:
-    """Fork a worker for each request, and report its exit code."""
+    """Fork or kill a worker for each request; report each worker's exit code."""
     content = (folder / MAKE_FILE).read_bytes()
     for name in (name for mark, names in NEEDED.items() if mark in content for name in names):
         importlib.import_module(name)

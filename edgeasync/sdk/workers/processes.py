@@ -174,7 +174,7 @@ async def run_process(forker: Forker, job: Job | PeerJob, stopping: asyncio.Even
 
 @contextlib.asynccontextmanager
 async def _forked(forker: Forker, number: int, close_s: float) -> AsyncIterator[asyncio.Future[int]]:
-    """Fork a worker; at the end, request its end through a pipe, and kill it after `close_s`."""
+    """Fork a worker; on exit, tell it through a pipe to end, and kill it if it runs after `close_s`."""
     theirs, lifeline = os.pipe()
     try:
         ended = forker.fork(number, theirs)

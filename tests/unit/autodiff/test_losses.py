@@ -171,7 +171,7 @@ def test_no_loss_overflows(loss):
             "y = Identity(h)",
             (3,),
             CrossEntropy(class_weights=(1.0, 2.0)),
-            "2 class weights for an output with 3 classes",
+            "class_weights has length 2, but the output has 3 classes",
         ),
     ],
 )

@@ -113,7 +113,7 @@ def test_a_device_is_told_of_other_data():
         (OnnxLoss(graph=b"no graph"), "loss: not a readable ONNX model"),
         (
             OnnxLoss(graph=MODEL),
-            "the loss has the inputs x and 1 outputs, but needs the inputs prediction and target",
+            "the loss must have two inputs, prediction and target, and one output; found inputs: x; outputs: 1",
         ),
         (loss_of("total = Sub(prediction, target)"), r"the loss has shape \(None, 3\), but must be a scalar"),
         (loss_of("total = ReduceMean<keepdims = 0>(prediction)"), "does not depend on its input target"),

@@ -36,7 +36,7 @@ def test_every_key_of_a_peers_own_is_refused():
     ("arguments", "said"),
     [
         ({"link_share": 0.2}, "unknown key `link_share`"),
-        ({"peers": None, "hub": "tcp://127.0.0.1:9"}, "hub= and address=, where the others reach this device"),
+        ({"peers": None, "hub": "tcp://127.0.0.1:9"}, "hub= and address=, the address at which the other peers"),
         ({"round_step": 3}, "did you mean round_steps"),
         ({"device_id": "a"}, "device_id is a key of a settings file; pass name instead"),
         ({"out": "a.onnx"}, "save `arrays`"),

@@ -208,7 +208,7 @@ def test_metrics_are_plain_and_finite(metrics, told):
     ],
 )
 def test_metrics_that_cannot_travel_are_an_error(metrics):
-    with pytest.raises(DataError, match=r"a trainer's metrics\(\) returned .*; return at most 8 numbers by names"):
+    with pytest.raises(DataError, match=r"a trainer's metrics\(\) returned .*; return a dict of at most 8"):
         told_by(Measuring(metrics))
 
 

@@ -54,7 +54,7 @@ def test_a_state_is_read_line_by_line(asked):
 def test_a_refusal_is_one_line_and_what_is_not_there_to_remove_is_no_error(asked):
     manager = Systemd(of_user=False)
     with pytest.raises(
-        StorageError, match=r"^systemctl stop refused.service: Access denied; check this user's permissions"
+        StorageError, match=r"^systemctl stop refused.service: Access denied; check that systemd runs"
     ):
         manager.stop("refused.service")
     with pytest.raises(StorageError, match=r"restart --no-block silent.service: exit code 3;"):
