@@ -86,7 +86,7 @@ class TopKCodec(VectorCodec):
 class _SparseSource:
     """A source whose values are zero except at the positions of the kept values."""
 
-    __slots__ = ("_kept", "_indices", "length")
+    __slots__ = ("_indices", "_kept", "length")
 
     def __init__(self, length: int, indices: Indices, kept: Source) -> None:
         self.length = length
