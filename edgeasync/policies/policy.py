@@ -160,8 +160,7 @@ class Policy(Section, frozen=True):
         if self.warm_up is not None:
             if self.warm_up.aggregate.update != self.aggregate.update:
                 raise ValueError(
-                    "warm_up.aggregate and aggregate differ: only one of them is model_average; "
-                    "set both to model_average, or neither"
+                    "only one of warm_up.aggregate and aggregate is model_average; set both to it, or neither"
                 )
             _check_gathering(self, self.warm_up.aggregate)
             _check_delay(self, self.warm_up.frequency)

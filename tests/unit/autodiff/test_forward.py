@@ -124,5 +124,6 @@ def test_inputs_that_no_data_can_be_are_refused():
     data = model("h = Cast<to=1>(x)\ny = Mul(h, p)", {"p": numbers((1, 4))}, kind=TensorProto.UINT64)
     refused(
         data,
-        "input 'x' is uint64, but a device's data is float32 or int64; export the model with an input of one of these",
+        "input 'x' is uint64, but a device's data is float32 or int64; "
+        "export the model with an input of one of these",
     )

@@ -55,7 +55,9 @@ def test_a_device_that_is_not_there_is_told_what_to_write(tmp_path):
 
 def test_a_device_without_a_file_is_told_what_to_write_into_one(tmp_path):
     path = tmp_path / "peers.toml"
-    with pytest.raises(ConfigError, match="no such file; create it with the same content on every device: ") as told:
+    with pytest.raises(
+        ConfigError, match="no such file; create it with the same content on every device: "
+    ) as told:
         read_first_peers(path, "pi-1", KEYS[1])
     path.write_text(str(told.value).partition("every device: ")[2])
     assert own_entry(path, read_first_peers(path, "pi-1", KEYS[1]), "pi-1", KEYS[1]).name == "pi-1"

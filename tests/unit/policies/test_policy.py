@@ -85,11 +85,11 @@ ONE_BY_ONE = "needs several updates per fold, but {} folds them one by one"
         ({"preempt": True}, "preempt needs behind_max, the limit for a device's score; set behind_max"),
         (
             {"aggregate": BY_MODEL, "warm_up": {"updates": 9}},
-            "warm_up.aggregate and aggregate differ: only one of them is model_average; set both to model_average, or neither",
+            "only one of warm_up.aggregate and aggregate is model_average; set both to it, or neither",
         ),
         (
             {"warm_up": {"updates": 9, "aggregate": BY_MODEL}},
-            "warm_up.aggregate and aggregate differ: only one of them is model_average; set both to model_average, or neither",
+            "only one of warm_up.aggregate and aggregate is model_average; set both to it, or neither",
         ),
         (
             {"aggregate": AT_ONCE, "combine": {"kind": "median"}},
