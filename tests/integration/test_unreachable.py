@@ -133,7 +133,7 @@ async def test_a_hub_of_another_protocol_version_ends_an_agent():
     async with other_service(in_version(wire.encode(Status()), 99)) as address:
         agent = AgentRuntime(*agent_parts(None, hub=address, insecure=True))
         with pytest.raises(
-            RefusedError, match=r"got protocol version 99, expected \d+; install the same edgeasync"
+            RefusedError, match=r"got protocol version 99, expected \d+; install the same version of edgeasync"
         ):
             await asyncio.wait_for(agent.run(), PATIENCE_S)
 

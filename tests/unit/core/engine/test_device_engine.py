@@ -35,7 +35,7 @@ def test_a_hub_of_another_protocol_version_ends_the_device_in_a_line(engine, ver
     engine.on_message(in_version(wire.encode(WELCOME), version), None)
     (stop,) = [call.args[0] for call in engine._shell.stop.call_args_list]
     assert isinstance(stop.error, RefusedError)
-    words = f"got protocol version {version}, expected {PROTOCOL_VERSION}; install the same edgeasync on"
+    words = f"got protocol version {version}, expected {PROTOCOL_VERSION}; install the same version of edgeasync on"
     assert str(stop.error) == f"{words} both sides"
 
 
