@@ -29,8 +29,8 @@ class GraphSettings(Section, frozen=True):
     train: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None
     """Pattern for parameters to train, such as `head.*`. Parameters that no pattern matches stay
     unchanged. By default, all parameters are trained except those that [the file marks as
-    frozen](/reference/training_graph.md#what-is-trained). Parameters that match a pattern are
-    trained even if the exporter may have merged or computed them.
+    frozen](/reference/training_graph.md#what-is-trained). A parameter that matches a pattern is
+    trained even if the exporter seems to have merged it with others or computed it from them.
     """
     freeze: tuple[str, ...] = ()
     """Pattern for parameters that are not trained. It overrides `train`."""

@@ -102,9 +102,9 @@ def _to_spool(metadata: dict[str, str], arrays: dict[str, npt.NDArray[Any]]) -> 
         model = parse_json(metadata["model"], ModelKey)
         payload = arrays.pop(_PAYLOAD).data.cast("B")
     except (KeyError, ValueError, wire.UnsupportedVersionError) as error:
-        raise ProtocolError(f"written by another version of edgeasync ({error})") from error
+        raise ProtocolError(f"another version of edgeasync wrote it ({error})") from error
     if not isinstance(push, Push) or wire.checksum(payload) != push.checksum:
-        raise ProtocolError("written by another version of edgeasync (no update in it)")
+        raise ProtocolError("it contains no update, so another version of edgeasync wrote it")
     residual = arrays.pop(_RESIDUAL, None)
     return Spool(model, push, payload, residual, {n.removeprefix(_TRAINER): a for n, a in arrays.items()})
 

@@ -20,7 +20,7 @@ SETTLED = 0.2
 """Losses below this share of the first losses are small, and their variation is noise."""
 
 EXTRAPOLATION = 1.0 / 3.0
-"""Factor in FedExP's learning rate.
+"""A factor in FedExP's formula for the learning rate.
 
 FedExP uses 1/2, but with momentum, this value made training unstable in small, diverse fleets.
 """

@@ -192,7 +192,10 @@ class Adam(Section, frozen=True, tag_field="kind", tag="adam"):
         return None
 
     def plan(self, conditions: Conditions) -> Scalars:
-        """Return the corrected learning rate, the square root's correction, both betas and epsilon."""
+        """Return the learning rate with its bias correction, and the constants of the second moment.
+
+        These are the bias correction of its square root, both betas, and epsilon.
+        """
         first = 1.0 - self.beta1 ** (conditions.count + 1)
         second = 1.0 - self.beta2 ** (conditions.count + 1)
         epsilon = max(self.epsilon, EPSILON_MIN)

@@ -67,7 +67,7 @@ class AgentSection(DeviceSection, frozen=True):
     insecure: bool = False
     """Connect to a hub on another machine without keys. Anybody on the network path could then read
     and change the messages. If it is `false`, the agent ends with exit code 8 for such an address,
-    or for a name that does not resolve. The key `insecure` of `[hub]` defines which addresses count
+    or for a name that does not resolve. See the key `insecure` of `[hub]` for the addresses that count
     as this machine.
     """
     when_finished: Literal["exit", "wait"] = "exit"

@@ -35,7 +35,8 @@ class TorchParticipant(AddingParticipant):
         for one in also:
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
                 raise ConfigError(
-                    f"also has a {type(one).__name__}; pass objects with state_dict and load_state_dict"
+                    f"the argument also contains a {type(one).__name__}; pass objects with state_dict and "
+                    "load_state_dict"
                 )
         check_alone()
         self._kept = [*([] if optimizer is None else [optimizer]), *also]

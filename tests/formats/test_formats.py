@@ -250,7 +250,7 @@ def test_an_update_that_another_version_kept_is_put_aside_by_name(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "PROTOCOL_VERSION", 99)
         file.write(make_spool())
-    with pytest.raises(ProtocolError, match=r"written by another version of edgeasync \(got protocol version 99"):
+    with pytest.raises(ProtocolError, match=r"another version of edgeasync wrote it \(got protocol version 99"):
         file.read()
 
 

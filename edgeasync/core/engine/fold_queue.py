@@ -60,8 +60,8 @@ BROADCAST_AT_A_TIME = 64
 class FoldQueue:
     """Executes effects in order; the shell's worker does long work on large models.
 
-    `send` sends a message, and `assign` an assignment. `prepare` returns the encoding that must run
-    before an assignment, or `None`. `handle` passes an event to the core. `restored` is called when
+    `send` sends a message, and `assign` an assignment. `prepare` returns a function that must run
+    before an assignment, to encode its payload, or `None`. `handle` passes an event to the core. `restored` is called when
     a rollback is executed.
     """
 

@@ -146,7 +146,7 @@ class Rest:
     # -- checks of the model ---------------------------------------------------------------------------------
 
     def evaluated(self, loss: float, accuracy: float | None, now_s: float, pace_s: float) -> bool:
-        """Check by an evaluation on held-out data whether the model improves.
+        """Use a result on held-out data to check whether the model is improving.
 
         Return whether to wake the fleet.
         """
@@ -166,7 +166,7 @@ class Rest:
         return self._judge(times, "the evaluation on held-out data improved", now_s, pace_s)
 
     def told(self, losses: Votes, voters_live: int, now_s: float, pace_s: float, *, judges: bool) -> bool:
-        """Check by the losses of voters whether the model improves.
+        """Use the losses of voters to check whether the model is improving.
 
         Return whether to wake the fleet. More than half of the voters must report a loss. The model
         is better once most voters reach a lower loss, and worse once most voters have a higher
