@@ -90,7 +90,9 @@ class PeerSection(DeviceSection, frozen=True):
             raise ValueError("peers and hub both define the list of peers; set only one of them")
         for name, value in (("address", self.address), ("enrol", self.enrol)):
             if value is not None and self.hub is None:
-                raise ValueError(f"{name} requires the setting hub; the other devices find this one through the hub")
+                raise ValueError(
+                    f"{name} requires the setting hub; the other devices find this one through the hub"
+                )
         if self.address is not None and not re.match(PEER_ADDRESS_PATTERN, self.address):
             raise ValueError(
                 f"address {self.address!r} is invalid; set tcp://HOST:PORT, at which other devices reach this one"

@@ -125,10 +125,9 @@ def test_another_version_of_the_protocol_is_told_with_what_to_do(listed):
     with client(listed.address, listed.pair(), listed.key, events=ANY) as other:
         other.let_in()
         other.socket.send(in_version(wire.encode(ping(1)), PROTOCOL_VERSION - 1))
-        told = (
-            f"got protocol version {PROTOCOL_VERSION - 1}, expected {PROTOCOL_VERSION}; install the same version of edgeasync"
-        )
-        listed.process.wait_for("refused", peer=name_of(2), detail=f"{told} on both sides")
+        told = f"got protocol version {PROTOCOL_VERSION - 1}, expected {PROTOCOL_VERSION}"
+        cure = "install the same version of edgeasync on both sides"
+        listed.process.wait_for("refused", peer=name_of(2), detail=f"{told}; {cure}")
 
 
 def test_a_frame_longer_than_any_ends_the_connection(listed):

@@ -61,8 +61,8 @@ class FoldQueue:
     """Executes effects in order; the shell's worker does long work on large models.
 
     `send` sends a message, and `assign` an assignment. `prepare` returns a function that must run
-    before an assignment, to encode its payload, or `None`. `handle` passes an event to the core. `restored` is called when
-    a rollback is executed.
+    before an assignment, to encode its payload, or `None`. `handle` passes an event to the core.
+    `restored` is called when a rollback is executed.
     """
 
     def __init__(

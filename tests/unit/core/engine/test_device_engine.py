@@ -35,8 +35,8 @@ def test_a_hub_of_another_protocol_version_ends_the_device_in_a_line(engine, ver
     engine.on_message(in_version(wire.encode(WELCOME), version), None)
     (stop,) = [call.args[0] for call in engine._shell.stop.call_args_list]
     assert isinstance(stop.error, RefusedError)
-    words = f"got protocol version {version}, expected {PROTOCOL_VERSION}; install the same version of edgeasync on"
-    assert str(stop.error) == f"{words} both sides"
+    words = f"got protocol version {version}, expected {PROTOCOL_VERSION}; install the same version of edgeasync"
+    assert str(stop.error) == f"{words} on both sides"
 
 
 def test_a_piece_without_its_bytes_is_told_of(engine):

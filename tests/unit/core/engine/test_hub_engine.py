@@ -256,8 +256,8 @@ def test_another_version_of_the_protocol_is_refused_in_a_line(version, joined):
         bench.join(b"a")
     bench.engine.on_message(b"a", in_version(wire.encode(Hello("a", b"a" * 16, 1)), version), None, 0.0)
     peer, refuse = bench.notes.sent[-1]
-    words = f"got protocol version {version}, expected {PROTOCOL_VERSION}; install the same version of edgeasync on"
-    assert (peer, refuse) == (b"a", Refuse("protocol_version", f"{words} both sides"))
+    words = f"got protocol version {version}, expected {PROTOCOL_VERSION}; install the same version of edgeasync"
+    assert (peer, refuse) == (b"a", Refuse("protocol_version", f"{words} on both sides"))
     assert bool(bench.engine.core.members.by_peer(b"a")) == joined
 
 
