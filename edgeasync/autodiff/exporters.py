@@ -35,7 +35,7 @@ def check_export(
     """
     advice = producer_of(model).plain
     if model.producer_name == "pytorch":
-        _check_folds(prepared, advice)
+        _check_folds(prepared, settings, advice)
         _check_origins(prepared, _said(model, _FOLDED_FROM), settings, advice)
     if not any(entry.key == CHECKED for entry in model.metadata_props):
         _check_identity(prepared, statistics, settings, advice)
@@ -72,25 +72,26 @@ def _check_identity(prepared: ForwardGraph, statistics: set[str], settings: Grap
 _FOLDED_INTO = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
-def _check_folds(prepared: ForwardGraph, advice: str) -> None:
-    """Reject weights into which torch's exporters have folded a batch norm.
+def _check_folds(prepared: ForwardGraph, settings: GraphSettings, advice: str) -> None:
+    """Reject unnamed weights into which torch's exporters have folded a batch norm.
 
     In evaluation mode, the older exporter gives the folded weight a numbered name. The newer
     exporter keeps the weight's name, but names the layer's output after an output of the batch
     norm.
     """
+    unnamed = {name for name in prepared.parameters if not settings.names(name)}
     folded = [
         node
         for node in prepared.nodes
         if node.op in _FOLDED_INTO
-        and prepared.parameters.keys() & node.inputs
+        and unnamed.intersection(node.inputs)
         and (node.inputs[1].startswith("onnx::Conv") or node.outputs[0].startswith("getitem"))
     ]
     if folded:
         names = [name for node in folded for name in node.inputs if name in prepared.parameters]
         raise GraphError(
             f"the exporter folded a batch norm into {folded[0].where}, which changes training; {advice}, or set "
-            f"{argument('freeze', *names)}"
+            f"{argument('freeze', *names)}, or {argument('train', '*')} to train it without a batch norm"
         )
 
 
