@@ -198,7 +198,8 @@ def main(arguments: argparse.Namespace, results: Results) -> None:
         sys.exit(UNFIT)
     show_progress(f"seed {arguments.seed}")
     outcomes, left_out = list[Outcome](), dict[str, str]()
-    few = {"openwakeword": 1} if arguments.form == Form.QUICK else {name: QUOTAS[name] for name in arguments.library}
+    quick = arguments.form == Form.QUICK
+    few = {"openwakeword": 1} if quick else {name: QUOTAS[name] for name in arguments.library}
     with ThreadPoolExecutor(2) as pool:
         for library, count in few.items():
             found, draw = measure(library, count, python, arguments.seed, pool)

@@ -15,6 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, arguments
 
 BATCH, INPUTS, FLAGS_MAX = 4, 4, 3
+SIDES = ("ours", "torch")
+PROVIDERS = ["CPUExecutionProvider"]
 MEMORY = 10 << 30
 """Bytes of address space that a process may use."""
 
@@ -93,8 +96,8 @@ def build(model: bytes) -> tuple[TrainingGraph, GraphSettings, list[str]]:
             if name in ("train", "freeze"):
                 value = tuple(dict.fromkeys([*(getattr(settings, name) or ()), *value]))
             settings = msgspec.structs.replace(settings, **{name: value})
-            shown = value if isinstance(value, str) else value[0] + (f" and {len(value) - 1} more" * (len(value) > 1))
-            flags.append(f"--{name} {shown}")
+            first, *more = [value] if isinstance(value, str) else value
+            flags.append(f"--{name} {first}" + f" and {len(more)} more" * bool(more))
 
 
 # -- gradients -------------------------------------------------------------------------------------
@@ -199,64 +202,68 @@ def feeds_of(session: onnxruntime.InferenceSession, made: TrainingGraph, example
     return feeds
 
 
-def compare(module: Any, model: bytes, made: TrainingGraph, settings: GraphSettings, example: Example, seed: int) -> Outcome:
+def compare(
+    module: Any, model: bytes, made: TrainingGraph, settings: GraphSettings, example: Example, seed: int
+) -> Outcome:
     """Compare all gradients with torch's in float64, for several inputs."""
     oracle = Oracle(module, model, made, settings)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
-    started_s = time.perf_counter()
-    session = onnxruntime.InferenceSession(made.model, options, ["CPUExecutionProvider"])
-    session_s = time.perf_counter() - started_s
-    names = [entry.name for entry in made.spec.parameters if entry.role == "trained"]
-    same: dict[str, str] | None = None
-    errors: dict[str, list[float]] = {"ours": [], "torch": []}
-    apart: dict[str, dict[str, list[float]]] = {side: {name: [] for name in names} for side in errors}
-    steps: dict[str, list[float]] = {side: [] for side in errors}
-    missing: list[str] = []
+    session, session_s = _timed(partial(onnxruntime.InferenceSession, made.model, options, PROVIDERS))
+    trained = [entry.name for entry in made.spec.parameters if entry.role == "trained"]
+    same = _matched(made, module) if oracle.own else {name: name for name in trained}
+    own = [name for name in trained if name in same]
+    steps: dict[str, list[float]] = {side: [] for side in SIDES}
+    totals: dict[str, list[float]] = {side: [] for side in SIDES}
+    parts: dict[str, dict[str, list[float]]] = {side: {name: [] for name in own} for side in SIDES}
+    missing = set[str]()
     for number in range(INPUTS):
         feeds = feeds_of(session, made, example, seed + number)
-        target = feeds["target"]
-        inputs = {name: value for name, value in feeds.items() if name != "target"}
-        exact = oracle(inputs, target, torch.float64)
-        found = dict[str, Gradients]()
-        found["torch"], torch_s = _timed(lambda: oracle(inputs, target, torch.float32))  # noqa: B023
-        given = feeds | dict(made.spec.views(made.initial))
-        results, ours_s = _timed(lambda: session.run([f"{name}.grad" for name in names], given))  # noqa: B023
-        found["ours"] = dict(zip(names, results, strict=True))
-        steps["torch"].append(torch_s)
-        steps["ours"].append(ours_s)
-        if same is None:
-            same = _matched(made, module) if oracle.own else {name: name for name in names}
-            taken = set(same.values())
-            missing = [name for name, value in exact.items() if name not in taken and np.abs(value).max(initial=0) > 0]
-        found["ours"] = {same[name]: value for name, value in found["ours"].items() if name in same}
-        for side, gradients in found.items():
-            pairs = {
-                name: (gradients[own].ravel(), exact.get(own, np.zeros_like(gradients[own])).ravel())
-                for name, own in same.items()
-                if own in gradients
-            }
-            total = np.sqrt(sum(float(np.square(other, dtype=np.float64).sum()) for _, other in pairs.values()))
-            off = {name: float(np.linalg.norm(value - other)) for name, (value, other) in pairs.items()}
-            errors[side].append(float(np.sqrt(sum(each**2 for each in off.values()))) / total)
-            for name, (_, other) in pairs.items():
-                size = max(float(np.linalg.norm(other)), 1e-4 * total)
-                apart[side][name].append(off[name] / size)
-    medians = {side: {name: statistics.median(each) for name, each in of.items() if each} for side, of in apart.items()}
-    worst = max(medians["ours"], key=lambda name: medians["ours"][name])
+        target = feeds.pop("target")
+        exact = oracle(feeds, target, torch.float64)
+        missing.update(name for name, value in exact.items() if value.any() and name not in same.values())
+        given = {**feeds, "target": target, **made.spec.views(made.initial)}
+        results, ours_s = _timed(partial(session.run, [f"{name}.grad" for name in own], given))
+        rounded, torch_s = _timed(partial(oracle, feeds, target, torch.float32))
+        found = {"ours": dict(zip(own, results, strict=True)), "torch": {n: rounded.get(same[n]) for n in own}}
+        for side, took_s in (("ours", ours_s), ("torch", torch_s)):
+            steps[side].append(took_s)
+            total, each = errors_of(found[side], {name: exact.get(same[name]) for name in own})
+            totals[side].append(total)
+            for name, error in each.items():
+                parts[side][name].append(error)
+    medians = {side: {name: statistics.median(of) for name, of in parts[side].items()} for side in SIDES}
+    worst = max(own, key=lambda name: medians["ours"][name] / max(10 * medians["torch"][name], 1e-3))
     return {
         "oracle": "module" if oracle.own else "file",
-        "error": statistics.median(errors["ours"]),
-        "torch error": statistics.median(errors["torch"]),
+        "error": statistics.median(totals["ours"]),
+        "torch error": statistics.median(totals["torch"]),
         "worst": worst,
         "worst error": medians["ours"][worst],
-        "worst torch error": medians["torch"].get(worst, 0.0),
-        "unknown": [name for name in names if same is not None and name not in same],
-        "missing": missing,
+        "worst torch error": medians["torch"][worst],
+        "unknown": [name for name in trained if name not in same],
+        "missing": sorted(missing),
         "session s": session_s,
         "step s": statistics.median(steps["ours"]),
         "torch step s": statistics.median(steps["torch"]),
     }
+
+
+def errors_of(found: Mapping[str, Array | None], exact: Mapping[str, Array | None]) -> tuple[float, dict[str, float]]:
+    """Return the relative error of all gradients together, and of each.
+
+    `None` is a gradient of zeros. The error of a gradient that should be almost zero is relative to
+    a ten-thousandth of the norm of all gradients.
+    """
+    sizes = {name: 0.0 if value is None else float(np.linalg.norm(value)) for name, value in exact.items()}
+    whole = float(np.linalg.norm([*sizes.values()]))
+    off = {}
+    for name, expected in exact.items():
+        value = found[name]
+        pair = [np.float64(0) if each is None else each.ravel() for each in (value, expected)]
+        off[name] = float(np.linalg.norm(pair[0] - pair[1]))
+    total = float(np.linalg.norm([*off.values()]))
+    return total / whole if whole else np.nan, {name: off[name] / max(sizes[name], 1e-4 * whole) for name in off}
 
 
 def _timed(function: Callable[[], Any]) -> tuple[Any, float]:

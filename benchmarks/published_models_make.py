@@ -9,6 +9,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,21 @@ class Library:
 # -- torchvision -----------------------------------------------------------------------------------
 
 
+@cache
 def _torchvision() -> Any:
-    """Import torchvision without its compiled operators, which need a torch of the same build."""
-    if util.find_spec("torchvision._C") is None or not hasattr(torch.ops.torchvision, "nms"):
+    """Import torchvision, also if its compiled operators are of another build than torch.
+
+    torchvision registers implementations of two of them, which must therefore be defined.
+    """
+    found = util.find_spec("torchvision")
+    assert found is not None
+    assert found.origin is not None
+    try:
+        for path in Path(found.origin).parent.glob("_C*"):
+            torch.ops.load_library(path)
+    except OSError:
         for name in ("nms", "qnms"):
-            torch.library.define(
-                f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            )
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
     return import_module("torchvision.models")
 
 
@@ -68,7 +77,7 @@ def _torchvision_make(name: str) -> nn.Module:
     return models.get_model(name, **without)  # type: ignore[no-any-return]
 
 
-def _pictures(channels: int = 3, sizes: tuple[int, ...] = (SIZE, SIZE_OF_MOST), name: str = "x") -> Iterator[Example]:
+def _pictures(channels: int, sizes: tuple[int, ...], name: str) -> Iterator[Example]:
     for size in sizes:
         yield {name: torch.randn(2, channels, size, size)}
 
@@ -77,21 +86,25 @@ def _torchvision_examples(name: str, module: Any) -> Iterator[Example]:
     own = next(iter(inspect.signature(module.forward).parameters))
     if ".video." in type(module).__module__:
         yield {own: torch.randn(2, 3, 16, 112, 112)}
-    yield from _pictures(name=own)
+    yield from _pictures(3, (SIZE, SIZE_OF_MOST), own)
 
 
 # -- timm ------------------------------------------------------------------------------------------
 
 
+def _timm() -> Any:
+    _torchvision()
+    return import_module("timm")
+
+
 def _timm_families() -> Families:
-    registry = import_module("timm").models._registry  # noqa: SLF001 - its public lists have no modules
-    listed = set(import_module("timm").list_models())
-    found = {module: sorted(names & listed) for module, names in registry._module_to_models.items()}  # noqa: SLF001
-    return {module: names for module, names in sorted(found.items()) if names}
+    timm = _timm()
+    found = {module: sorted(timm.list_models(module=module)) for module in sorted(timm.list_modules())}
+    return {module: names for module, names in found.items() if names}
 
 
 def _timm_make(name: str) -> nn.Module:
-    return import_module("timm").create_model(name, pretrained=False)  # type: ignore[no-any-return]
+    return _timm().create_model(name, pretrained=False)  # type: ignore[no-any-return]
 
 
 def _timm_examples(name: str, module: Any) -> Iterator[Example]:
@@ -113,8 +126,13 @@ _SHRUNK: Mapping[str, Any] = {
 """Fewer layers and words than by default. All other settings are the defaults."""
 
 
+def _auto(module: str) -> Any:
+    _torchvision()
+    return import_module(f"transformers.models.auto.{module}")
+
+
 def _transformers_families() -> Families:
-    auto, found = import_module("transformers.models.auto.modeling_auto"), defaultdict[str, list[str]](list)
+    auto, found = _auto("modeling_auto"), defaultdict[str, list[str]](list)
     for task in _TASKS:
         for kind in getattr(auto, f"MODEL_FOR_{task}_MAPPING_NAMES"):
             found[kind].append(f"{kind}/{task.lower()}")
@@ -123,14 +141,13 @@ def _transformers_families() -> Families:
 
 def _transformers_make(name: str) -> nn.Module:
     kind, _, task = name.partition("/")
-    library, auto = import_module("transformers"), import_module("transformers.models.auto.modeling_auto")
-    made = getattr(auto, f"MODEL_FOR_{task.upper()}_MAPPING_NAMES")[kind]
-    config_type = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING[kind]
+    made = getattr(_auto("modeling_auto"), f"MODEL_FOR_{task.upper()}_MAPPING_NAMES")[kind]
+    config_type = _auto("configuration_auto").CONFIG_MAPPING[kind]
     plain = config_type()
     config = config_type(**{key: value for key, value in _SHRUNK.items() if getattr(plain, key, None) is not None})
     config.pad_token_id = 0
     config.use_cache = False
-    return getattr(library, made if isinstance(made, str) else made[0])(config)  # type: ignore[no-any-return]
+    return getattr(import_module("transformers"), made if isinstance(made, str) else made[0])(config)  # type: ignore[no-any-return]
 
 
 def _transformers_examples(name: str, module: Any) -> Iterator[Example]:
@@ -174,8 +191,13 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
 """Arguments of single models."""
 
 
+def _nets() -> Any:
+    _torchvision()
+    return import_module("monai.networks.nets")
+
+
 def _monai_families() -> Families:
-    nets, found = import_module("monai.networks.nets"), defaultdict[str, list[str]](list)
+    nets, found = _nets(), defaultdict[str, list[str]](list)
     seen = set[type]()
     for name in sorted(vars(nets), key=lambda name: (name.upper() == name, name)):
         made = getattr(nets, name)
@@ -186,7 +208,7 @@ def _monai_families() -> Families:
 
 
 def _monai_make(name: str) -> nn.Module:
-    made = getattr(import_module("monai.networks.nets"), name)
+    made = getattr(_nets(), name)
     needed = {
         key
         for key, entry in inspect.signature(made).parameters.items()
