@@ -121,7 +121,9 @@ def _figure(title: str, rows: Table) -> str:
 
 def _list_of(title: str, rows: Mapping[str, Mapping[str, str]]) -> str:
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    return table([title, *columns], ([name, *(row.get(column, "") for column in columns)] for name, row in rows.items()))
+    return table(
+        [title, *columns], ([name, *(row.get(column, "") for column in columns)] for name, row in rows.items())
+    )
 
 
 def _list(records: Mapping[str, Record], docs: Path) -> str:

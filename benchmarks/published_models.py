@@ -9,12 +9,10 @@ are too large or that their own library cannot export are listed, and the next f
 import argparse
 import json
 import os
-import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,10 +31,11 @@ PACKAGES = (
 WHEEL = "openwakeword==0.4.0"
 """Installed without its dependencies, because only its files are read."""
 
-VARIANTS = 6
-PARAMETERS_MAX = 60_000_000
-PATIENCE_S = 300.0
-"""How long the check of a model may take."""
+SPARES = 2
+"""For each model, this many are drawn, because some cannot be exported."""
+
+PATIENCE_S = 1200.0
+"""How long the check of a model may take. It also has a limit on processor time, which is shorter."""
 
 TRAIN_MIN = 37 / 40
 """The least share of the drawn models that train with at most one flag."""
@@ -53,40 +52,13 @@ WRONG = 1e-3
 Outcome = dict[str, Any]
 
 
-@dataclass
-class Draw:
-    """The order of a library's families, by a seed, and what could not be drawn."""
-
-    library: str
-    python: Path
-    seed: int
-    left_out: dict[str, str] = field(default_factory=dict)
-
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        """Yield models and their numbers of parameters."""
-        generator = random.Random(f"{self.seed} {self.library}")
-        families: dict[str, list[str]] = _ask(self.python, ["families", self.library])
-        names = sorted(families)
-        generator.shuffle(names)
-        for family in names:
-            variants = sorted(generator.sample(families[family], min(VARIANTS, len(families[family]))))
-            told = _ask(self.python, ["pick", self.library, *variants])
-            if "model" not in told:
-                self.left_out[f"{self.library} {family}"] = f"cannot be made: {_line(told['reason'])}"
-            elif told["parameters"] > PARAMETERS_MAX:
-                millions = f"{told['parameters'] / 1e6:.0f} million parameters"
-                self.left_out[f"{self.library} {told['model']}"] = f"too large: {millions}"
-            else:
-                yield told["model"], told["parameters"]
-
-
-def _ask(python: Path, arguments: Sequence[str]) -> Any:
+def _ask(python: Path, command: str, library: str, seed: int, what: int | str) -> Any:
     """Run the child program; return the object that it prints last, or what happened instead."""
-    command = [str(python), "-m", "benchmarks.published_models_check", *arguments]
+    program = [str(python), "-m", "benchmarks.published_models_check", command, library, str(seed), str(what)]
     variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            program, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
     except subprocess.TimeoutExpired:
         return {"outcome": "failed", "reason": f"not finished after {PATIENCE_S:.0f} s"}
@@ -120,22 +92,29 @@ def _wrong(told: Outcome) -> str:
     )
 
 
-def measure(library: str, count: int, python: Path, seed: int, pool: ThreadPoolExecutor) -> tuple[list[Outcome], Draw]:
-    """Check `count` models of a library; replace those that it cannot export."""
-    draw, found = Draw(library, python, seed), list[Outcome]()
-    models = iter(draw)
+def measure(
+    library: str, count: int, python: Path, seed: int, pool: ThreadPoolExecutor
+) -> tuple[list[Outcome], dict[str, str]]:
+    """Check `count` models of a library; replace those that it cannot export.
+
+    Returns the outcomes, and why models were left out.
+    """
+    drawn, found = _ask(python, "draw", library, seed, SPARES * count), list[Outcome]()
+    if "models" not in drawn:
+        raise RuntimeError(f"the models of {library} cannot be drawn: {drawn['reason']}")
+    left_out = {f"{library} {name}": _line(reason) for name, reason in drawn["left out"].items()}
+    models = iter(drawn["models"])
     while chosen := list(islice(models, count - len(found))):
-        told = pool.map(lambda name: _check(python, library, name, seed), [name for name, _ in chosen])
-        for outcome in told:
+        for outcome in pool.map(lambda name: _check(python, library, name, seed), chosen):
             if outcome["outcome"] == "not exported":
-                draw.left_out[f"{library} {outcome['model']}"] = f"not exported: {_line(outcome['reason'])}"
+                left_out[f"{library} {outcome['model']}"] = f"not exported: {_line(outcome['reason'])}"
             else:
                 found.append(outcome)
-    return found, draw
+    return found, left_out
 
 
 def _check(python: Path, library: str, name: str, seed: int) -> Outcome:
-    told = _ask(python, ["check", library, name, str(seed)])
+    told = _ask(python, "check", library, seed, name)
     outcome = judge({"library": library, "model": name, "flags": [], **told})
     show_progress(f"{library} {name}: {outcome['outcome']} {_line(outcome.get('reason', ''))}")
     return outcome
@@ -181,7 +160,9 @@ def install_peers(python: Path) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser("Train published models, and compare all gradients with torch in float64.")
     parser.add_argument("--seed", type=int, default=SEED, help=f"of the draw [default: {SEED}]")
-    parser.add_argument("--library", nargs="+", choices=QUOTAS, default=[*QUOTAS], help="only these [default: all]")
+    parser.add_argument(
+        "--library", nargs="+", choices=QUOTAS, default=[*QUOTAS], help="only these [default: all]"
+    )
     parser.add_argument("--python", type=Path, default=ROOT / ".peers/models/bin/python", help=argparse.SUPPRESS)
     parser.add_argument("--install-peers", action="store_true", help="first install the libraries into .peers")
     return parser
@@ -202,9 +183,9 @@ def main(arguments: argparse.Namespace, results: Results) -> None:
     few = {"openwakeword": 1} if quick else {name: QUOTAS[name] for name in arguments.library}
     with ThreadPoolExecutor(2) as pool:
         for library, count in few.items():
-            found, draw = measure(library, count, python, arguments.seed, pool)
+            found, reasons = measure(library, count, python, arguments.seed, pool)
             outcomes += found
-            left_out |= draw.left_out
+            left_out |= reasons
     report(outcomes, left_out, results)
 
 

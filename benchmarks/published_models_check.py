@@ -1,8 +1,8 @@
 """Exports one published model, builds its training graph, and compares the gradients with torch's.
 
-`python -m benchmarks.published_models_check families LIBRARY` prints the library's models.
-`... pick LIBRARY MODEL...` prints the smallest of them, and `... check LIBRARY MODEL SEED` what
-happened to one. Each prints one JSON object as its last line.
+`python -m benchmarks.published_models_check draw LIBRARY SEED COUNT` prints the drawn models, and
+`... check LIBRARY SEED MODEL` prints what happened to one. Each prints one JSON object as its last
+line.
 """
 
 import copy
@@ -29,7 +29,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils import _pytree
 
 from benchmarks import published_models_onnx as in_torch
-from benchmarks.published_models_make import LIBRARIES, Example, example_of, make, smallest
+from benchmarks.published_models_make import Example, draw, example_of, make
 from edgeasync.autodiff.build import TrainingGraph, build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, arguments
@@ -39,6 +39,9 @@ SIDES = ("ours", "torch")
 PROVIDERS = ["CPUExecutionProvider"]
 MEMORY = 10 << 30
 """Bytes of address space that a process may use."""
+
+PROCESSOR_S = 300
+"""Seconds of processor time that a process may use."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Gradients = dict[str, Array]
@@ -117,7 +120,7 @@ class Oracle:
     """Computes a model's gradients in torch: by its own module, or by running the file."""
 
     def __init__(self, module: Any, model: bytes, made: TrainingGraph, settings: GraphSettings) -> None:
-        self._settings, self._module = settings, module
+        self._settings, self.module = settings, module
         self._proto = in_torch.parse(model)
         self._names = {entry.name: entry.role for entry in made.spec.parameters}
         self._initial = made.spec.views(made.initial)
@@ -140,7 +143,7 @@ class Oracle:
             torch.set_default_dtype(torch.float32)
 
     def _by_module(self, inputs: Mapping[str, Tensor], target: Array, kind: torch.dtype) -> Gradients:
-        module = copy.deepcopy(self._module).to(kind)
+        module = copy.deepcopy(self.module).to(kind)
         for part in module.modules():
             if isinstance(part, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001
                 part.train()
@@ -149,9 +152,7 @@ class Oracle:
         loss = loss_of(found[self._place], target, self._settings)
         gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         return {
-            name: gradient.numpy()
-            for name, gradient in zip(named, gradients, strict=True)
-            if gradient is not None
+            name: gradient.numpy() for name, gradient in zip(named, gradients, strict=True) if gradient is not None
         }
 
     def _by_file(self, inputs: Mapping[str, Tensor], target: Array, kind: torch.dtype) -> Gradients:
@@ -202,16 +203,13 @@ def feeds_of(session: onnxruntime.InferenceSession, made: TrainingGraph, example
     return feeds
 
 
-def compare(
-    module: Any, model: bytes, made: TrainingGraph, settings: GraphSettings, example: Example, seed: int
-) -> Outcome:
+def compare(oracle: Oracle, made: TrainingGraph, example: Example, seed: int) -> Outcome:
     """Compare all gradients with torch's in float64, for several inputs."""
-    oracle = Oracle(module, model, made, settings)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     session, session_s = _timed(partial(onnxruntime.InferenceSession, made.model, options, PROVIDERS))
     trained = [entry.name for entry in made.spec.parameters if entry.role == "trained"]
-    same = _matched(made, module) if oracle.own else {name: name for name in trained}
+    same = _matched(made, oracle.module) if oracle.own else {name: name for name in trained}
     own = [name for name in trained if name in same]
     steps: dict[str, list[float]] = {side: [] for side in SIDES}
     totals: dict[str, list[float]] = {side: [] for side in SIDES}
@@ -249,7 +247,9 @@ def compare(
     }
 
 
-def errors_of(found: Mapping[str, Array | None], exact: Mapping[str, Array | None]) -> tuple[float, dict[str, float]]:
+def errors_of(
+    found: Mapping[str, Array | None], exact: Mapping[str, Array | None]
+) -> tuple[float, dict[str, float]]:
     """Return the relative error of all gradients together, and of each.
 
     `None` is a gradient of zeros. The error of a gradient that should be almost zero is relative to
@@ -295,7 +295,7 @@ def check(library: str, name: str, seed: int) -> Outcome:
     told: Outcome = {"library": library, "model": name}
     try:
         module = make(library, name, seed)
-        example = example_of(library, name, module)
+        example = example_of(library, module)
         model, told["export"] = export(library, module, example)
     except Exception as error:  # noqa: BLE001 - of a library
         while isinstance(error.__cause__, Exception):
@@ -311,26 +311,19 @@ def check(library: str, name: str, seed: int) -> Outcome:
     told["nodes"] = len(onnx.load_model_from_string(made.model).graph.node)
     told["parameters"] = sum(entry.size for entry in made.spec.parameters if entry.role == "trained")
     told["warnings"] = list(made.warnings)
-    told |= compare(module, model, made, settings, example, seed)
+    told |= compare(Oracle(module, model, made, settings), made, example, seed)
     return told | {"outcome": "built"}
 
 
 def main() -> None:
     """Run the command in the arguments."""
-    command, library, *rest = sys.argv[1:]
+    command, library, seed, what = sys.argv[1:]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_S, PROCESSOR_S))
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if command == "families":
-            told: Any = LIBRARIES[library].families()
-        elif command == "pick":
-            try:
-                told = dict(zip(("model", "parameters"), smallest(library, rest), strict=True))
-            except ValueError as error:
-                told = {"reason": str(error)}
-        else:
-            told = check(library, rest[0], int(rest[1]))
+        told = draw(library, int(seed), int(what)) if command == "draw" else check(library, what, int(seed))
     print(json.dumps(told), flush=True)
 
 

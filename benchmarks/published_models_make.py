@@ -33,7 +33,7 @@ class Library:
 
     families: Callable[[], Families]
     make: Callable[[str], Any]
-    examples: Callable[[str, Any], Iterator[Example]]
+    examples: Callable[[Any], Iterator[Example]]
 
 
 # -- torchvision -----------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def _pictures(channels: int, sizes: tuple[int, ...], name: str) -> Iterator[Exam
         yield {name: torch.randn(2, channels, size, size)}
 
 
-def _torchvision_examples(name: str, module: Any) -> Iterator[Example]:
+def _torchvision_examples(module: Any) -> Iterator[Example]:
     own = next(iter(inspect.signature(module.forward).parameters))
     if ".video." in type(module).__module__:
         yield {own: torch.randn(2, 3, 16, 112, 112)}
@@ -107,7 +107,7 @@ def _timm_make(name: str) -> nn.Module:
     return _timm().create_model(name, pretrained=False)  # type: ignore[no-any-return]
 
 
-def _timm_examples(name: str, module: Any) -> Iterator[Example]:
+def _timm_examples(module: Any) -> Iterator[Example]:
     channels, height, width = module.default_cfg["input_size"]
     own = next(iter(inspect.signature(module.forward).parameters))
     if not module.default_cfg.get("fixed_input_size"):
@@ -150,7 +150,7 @@ def _transformers_make(name: str) -> nn.Module:
     return getattr(import_module("transformers"), made if isinstance(made, str) else made[0])(config)  # type: ignore[no-any-return]
 
 
-def _transformers_examples(name: str, module: Any) -> Iterator[Example]:
+def _transformers_examples(module: Any) -> Iterator[Example]:
     own, config = module.main_input_name, module.config
     if own == "input_ids":
         yield {own: torch.randint(1, config.vocab_size, (2, 16))}
@@ -220,7 +220,7 @@ def _monai_make(name: str) -> nn.Module:
     return made(**{key: _GIVEN[key] for key in needed - own.keys()} | own)  # type: ignore[no-any-return]
 
 
-def _monai_examples(name: str, module: Any) -> Iterator[Example]:
+def _monai_examples(module: Any) -> Iterator[Example]:
     own = next(iter(inspect.signature(module.forward).parameters))
     for channels in (1, 3):
         yield from _pictures(channels, (64,), own)
@@ -251,7 +251,7 @@ def _keras_make(name: str) -> Any:
     return getattr(_keras().applications, name)(weights=None, input_shape=(SIZE, SIZE, 3))
 
 
-def _keras_examples(name: str, module: Any) -> Iterator[Example]:
+def _keras_examples(_: Any) -> Iterator[Example]:
     yield {"x": torch.randn(2, SIZE, SIZE, 3)}
 
 
@@ -276,7 +276,7 @@ def _wheel_make(name: str) -> bytes:
     return (_wheel_folder() / name).read_bytes()
 
 
-def _wheel_examples(name: str, module: Any) -> Iterator[Example]:
+def _wheel_examples(_: Any) -> Iterator[Example]:
     yield {}
 
 
@@ -290,11 +290,42 @@ LIBRARIES: Mapping[str, Library] = {
 }
 
 
+VARIANTS = 6
+PARAMETERS_MAX = 60_000_000
+
+
+def draw(library: str, seed: int, count: int) -> dict[str, Any]:
+    """Draw `count` models of different families.
+
+    The families are shuffled by the seed. Of up to `VARIANTS` models of a family, the one with the
+    fewest parameters is drawn. Returns the models in order, and those that are left out, with the
+    reasons.
+    """
+    generator = random.Random(f"{seed} {library}")
+    families, left_out, models = LIBRARIES[library].families(), dict[str, str](), list[str]()
+    names = sorted(families)
+    generator.shuffle(names)
+    for family in names:
+        variants = sorted(generator.sample(families[family], min(VARIANTS, len(families[family]))))
+        try:
+            name, size = smallest(library, variants)
+        except ValueError as error:
+            left_out[family] = f"cannot be made: {error}"
+            continue
+        if size > PARAMETERS_MAX:
+            left_out[name] = f"too large: {size / 1e6:.0f} million parameters"
+        else:
+            models.append(name)
+        if len(models) == count:
+            break
+    return {"models": models, "left out": left_out}
+
+
 def smallest(library: str, names: list[str]) -> tuple[str, int]:
     """Return the model with the fewest parameters, and their number.
 
-    Models are made without memory where this is possible. Raises `ValueError` with the reason if
-    none can be made.
+    Models are made without memory for their values. Raises `ValueError` with the reason if none can
+    be made.
     """
     sizes, reason = dict[str, int](), "no model"
     for name in names:
@@ -302,7 +333,8 @@ def smallest(library: str, names: list[str]) -> tuple[str, int]:
             if library == "openwakeword":
                 sizes[name] = len(LIBRARIES[library].make(name)) // 4
             elif library == "Keras":
-                sizes[name] = LIBRARIES[library].make(name).count_params()
+                with _keras().device("meta"):
+                    sizes[name] = LIBRARIES[library].make(name).count_params()
             else:
                 with torch.device("meta"):
                     made = LIBRARIES[library].make(name)
@@ -334,10 +366,10 @@ def make(library: str, name: str, seed: int) -> Any:
     return module
 
 
-def example_of(library: str, name: str, module: Any) -> Example:
+def example_of(library: str, module: Any) -> Example:
     """Return inputs that the model accepts; raises the model's last error if it accepts none."""
     failure: Exception | None = None
-    for example in LIBRARIES[library].examples(name, module):
+    for example in LIBRARIES[library].examples(module):
         try:
             with torch.no_grad():
                 if isinstance(module, nn.Module):

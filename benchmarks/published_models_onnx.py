@@ -36,7 +36,13 @@ def run(model: onnx.ModelProto, values: Mapping[str, Tensor], live: set[str], ou
             epsilon = attributes.get("epsilon", 1e-5)
             mean, variance = (None, None) if training else (inputs[3], inputs[4])
             have[node.output[0]] = F.batch_norm(
-                inputs[0], mean, variance, inputs[1], inputs[2], training=training, eps=epsilon  # type: ignore[arg-type]
+                inputs[0],
+                mean,
+                variance,
+                inputs[1],
+                inputs[2],
+                training=training,
+                eps=epsilon,  # type: ignore[arg-type]
             )
             continue
         made = OPERATORS[node.op_type](attributes, *inputs)
@@ -102,11 +108,10 @@ def _max_pool(attributes: Mapping[str, Any], x: Tensor) -> Tensor:
     attributes = _same_pads(attributes, list(x.shape[2:]), kernel)
     pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[spatial - 1]
     padded = F.pad(x, _pads(attributes, spatial), value=-torch.inf)
-    made = pool(
+    return pool(  # type: ignore[no-any-return]
         padded, kernel, attributes.get("strides", [1] * spatial), 0, attributes.get("dilations", [1] * spatial),
         ceil_mode=bool(attributes.get("ceil_mode", 0)),
     )  # fmt: skip
-    return made  # type: ignore[no-any-return]
 
 
 def _average_pool(attributes: Mapping[str, Any], x: Tensor) -> Tensor:
@@ -136,7 +141,7 @@ def _reshape(attributes: Mapping[str, Any], x: Tensor, shape: Tensor) -> Tensor:
 
 
 def _slice(
-    attributes: Mapping[str, Any], x: Tensor, starts: Tensor, ends: Tensor,
+    _: Mapping[str, Any], x: Tensor, starts: Tensor, ends: Tensor,
     axes: Tensor | None = None, steps: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     first, last = _ints(starts) or [], _ints(ends) or []
@@ -147,11 +152,11 @@ def _slice(
     return x
 
 
-def _squeeze(attributes: Mapping[str, Any], x: Tensor, axes: Tensor | None = None) -> Tensor:
+def _squeeze(_: Mapping[str, Any], x: Tensor, axes: Tensor | None = None) -> Tensor:
     return x.squeeze() if axes is None else x.squeeze(tuple(_ints(axes) or []))
 
 
-def _unsqueeze(attributes: Mapping[str, Any], x: Tensor, axes: Tensor) -> Tensor:
+def _unsqueeze(_: Mapping[str, Any], x: Tensor, axes: Tensor) -> Tensor:
     rank = x.ndim + axes.numel()
     for axis in sorted(each % rank for each in _ints(axes) or []):
         x = x.unsqueeze(axis)
@@ -161,7 +166,7 @@ def _unsqueeze(attributes: Mapping[str, Any], x: Tensor, axes: Tensor) -> Tensor
 def _gather(attributes: Mapping[str, Any], x: Tensor, indices: Tensor) -> Tensor:
     axis = attributes.get("axis", 0) % x.ndim
     picked = x.index_select(axis, indices.flatten() % x.shape[axis])
-    return picked.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return picked.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
 def _split(attributes: Mapping[str, Any], x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -181,17 +186,13 @@ def _reduce(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _cast(attributes: Mapping[str, Any], x: Tensor) -> Tensor:
     to = helper.tensor_dtype_to_np_dtype(attributes["to"])
-    return x if to.kind == "f" and x.is_floating_point() else x.to(_torch_dtype(to, x))
-
-
-def _torch_dtype(to: np.dtype[Any], x: Tensor) -> torch.dtype:
     if to.kind == "f":
-        return torch.get_default_dtype()
-    return torch.from_numpy(np.zeros(1, to)).dtype
+        return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    return x.to(torch.from_numpy(np.zeros(1, to)).dtype)
 
 
 def _pad(
-    attributes: Mapping[str, Any], x: Tensor, pads: Tensor, value: Tensor | None = None, axes: Tensor | None = None
+    _: Mapping[str, Any], x: Tensor, pads: Tensor, value: Tensor | None = None, axes: Tensor | None = None
 ) -> Tensor:
     given, which = _ints(pads) or [], _ints(axes) or list(range(x.ndim))
     both = {axis % x.ndim: (given[at], given[at + len(which)]) for at, axis in enumerate(which)}
@@ -199,7 +200,7 @@ def _pad(
     return F.pad(x, flat, value=0.0 if value is None else float(value))
 
 
-def _clip(attributes: Mapping[str, Any], x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+def _clip(_: Mapping[str, Any], x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     return x if low is None and high is None else torch.clamp(x, low, high)
 
 
@@ -209,55 +210,55 @@ def _layer_norm(attributes: Mapping[str, Any], x: Tensor, scale: Tensor, bias: T
 
 
 OPERATORS: Mapping[str, Callable[..., Any]] = {
-    "Abs": lambda a, x: x.abs(),
-    "Add": lambda a, x, y: x + y,
+    "Abs": lambda _, x: x.abs(),
+    "Add": lambda _, x, y: x + y,
     "AveragePool": _average_pool,
     "Cast": _cast,
     "Clip": _clip,
     "Concat": lambda a, *parts: torch.cat(parts, a["axis"]),
     "Conv": _conv,
-    "Div": lambda a, x, y: x / y,
-    "Dropout": lambda a, x, *_: x,
+    "Div": lambda _, x, y: x / y,
+    "Dropout": lambda _, x, *__: x,
     "Elu": lambda a, x: F.elu(x, a.get("alpha", 1.0)),
-    "Erf": lambda a, x: torch.erf(x),
-    "Exp": lambda a, x: x.exp(),
-    "Expand": lambda a, x, shape: x * torch.ones(_ints(shape), dtype=x.dtype),
+    "Erf": lambda _, x: torch.erf(x),
+    "Exp": lambda _, x: x.exp(),
+    "Expand": lambda _, x, shape: x * torch.ones(_ints(shape), dtype=x.dtype),
     "Flatten": lambda a, x: x.flatten(a.get("axis", 1)),
     "Gather": _gather,
     "Gemm": _gemm,
-    "GlobalAveragePool": lambda a, x: x.mean(tuple(range(2, x.ndim)), keepdim=True),
-    "GlobalMaxPool": lambda a, x: x.amax(tuple(range(2, x.ndim)), keepdim=True),
+    "GlobalAveragePool": lambda _, x: x.mean(tuple(range(2, x.ndim)), keepdim=True),
+    "GlobalMaxPool": lambda _, x: x.amax(tuple(range(2, x.ndim)), keepdim=True),
     "HardSigmoid": lambda a, x: (a.get("alpha", 0.2) * x + a.get("beta", 0.5)).clamp(0, 1),
-    "HardSwish": lambda a, x: F.hardswish(x),
-    "Identity": lambda a, x: x,
+    "HardSwish": lambda _, x: F.hardswish(x),
+    "Identity": lambda _, x: x,
     "LayerNormalization": _layer_norm,
     "LeakyRelu": lambda a, x: F.leaky_relu(x, a.get("alpha", 0.01)),
-    "Log": lambda a, x: x.log(),
-    "MatMul": lambda a, x, y: x @ y,
-    "Max": lambda a, x, y: torch.maximum(x, y),
+    "Log": lambda _, x: x.log(),
+    "MatMul": lambda _, x, y: x @ y,
+    "Max": lambda _, x, y: torch.maximum(x, y),
     "MaxPool": _max_pool,
-    "Min": lambda a, x, y: torch.minimum(x, y),
-    "Mul": lambda a, x, y: x * y,
-    "Neg": lambda a, x: -x,
+    "Min": lambda _, x, y: torch.minimum(x, y),
+    "Mul": lambda _, x, y: x * y,
+    "Neg": lambda _, x: -x,
     "Pad": _pad,
-    "Pow": lambda a, x, y: x**y,
-    "Reciprocal": lambda a, x: 1 / x,
+    "Pow": lambda _, x, y: x**y,
+    "Reciprocal": lambda _, x: 1 / x,
     "ReduceMax": _reduce(torch.amax),
     "ReduceMean": _reduce(torch.mean),
     "ReduceSum": _reduce(torch.sum),
-    "Relu": lambda a, x: x.relu(),
+    "Relu": lambda _, x: x.relu(),
     "Reshape": _reshape,
-    "Shape": lambda a, x: torch.tensor(x.shape),
-    "Sigmoid": lambda a, x: x.sigmoid(),
+    "Shape": lambda _, x: torch.tensor(x.shape),
+    "Sigmoid": lambda _, x: x.sigmoid(),
     "Slice": _slice,
     "Softmax": lambda a, x: x.softmax(a.get("axis", -1)),
     "Split": _split,
-    "Sqrt": lambda a, x: x.sqrt(),
+    "Sqrt": lambda _, x: x.sqrt(),
     "Squeeze": _squeeze,
-    "Sub": lambda a, x, y: x - y,
-    "Tanh": lambda a, x: x.tanh(),
+    "Sub": lambda _, x, y: x - y,
+    "Tanh": lambda _, x: x.tanh(),
     "Transpose": lambda a, x: x.permute(a.get("perm", list(reversed(range(x.ndim))))),
     "Unsqueeze": _unsqueeze,
-    "Where": lambda a, c, x, y: torch.where(c, x, y),
+    "Where": lambda _, c, x, y: torch.where(c, x, y),
 }
 """What each operator computes, from its attributes and inputs."""

@@ -151,7 +151,9 @@ def test_a_batch_norm_that_an_exporter_folded(parameter, output):
     )
     head = build_training_graph(folded(parameter, output), GraphSettings(loss="mse", train=("w",)))
     assert names(head) == ["w"]
-    assert parameter in names(build_training_graph(folded(parameter, output), GraphSettings(loss="mse", train=("*",))))
+    assert parameter in names(
+        build_training_graph(folded(parameter, output), GraphSettings(loss="mse", train=("*",)))
+    )
     assert "c.weight" in names(build_training_graph(folded("c.weight", "conv2d"), MSE))
 
 
