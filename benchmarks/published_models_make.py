@@ -157,7 +157,7 @@ def _transformers_examples(module: Any) -> Iterator[Example]:
     elif own == "pixel_values":
         sizes = getattr(config, "image_size", None) or SIZE_OF_MOST
         size = sizes if isinstance(sizes, int) else sizes[0]
-        yield from _pictures(getattr(config, "num_channels", 3), (size,), own)
+        yield from _pictures(getattr(config, "num_channels", 3), (SIZE, size), own)
     elif own == "input_values":
         bins = getattr(config, "num_mel_bins", None)
         yield {own: torch.randn(2, config.max_length, bins) if bins else torch.randn(2, 8000)}
@@ -324,27 +324,32 @@ def draw(library: str, seed: int, count: int) -> dict[str, Any]:
 def smallest(library: str, names: list[str]) -> tuple[str, int]:
     """Return the model with the fewest parameters, and their number.
 
-    Models are made without memory for their values. Raises `ValueError` with the reason if none can
-    be made.
+    Models are made without memory for their values. If this fails for all of them, the one with the
+    shortest name is made with values. Raises `ValueError` with the reason if this fails, too.
     """
     sizes, reason = dict[str, int](), "no model"
-    for name in names:
+    for name, device in [*((name, "meta") for name in names), (min(names, key=len), "cpu")]:
+        if device == "cpu" and sizes:
+            break
         try:
-            if library == "openwakeword":
-                sizes[name] = len(LIBRARIES[library].make(name)) // 4
-            elif library == "Keras":
-                with _keras().device("meta"):
-                    sizes[name] = LIBRARIES[library].make(name).count_params()
-            else:
-                with torch.device("meta"):
-                    made = LIBRARIES[library].make(name)
-                sizes[name] = sum(parameter.numel() for parameter in made.parameters())
+            sizes[name] = size_of(library, name, device)
         except Exception as error:  # noqa: BLE001 - of a library
             reason = f"{type(error).__name__}: {error}"
     if not sizes:
         raise ValueError(reason)
     name = min(sizes, key=sizes.__getitem__)
     return name, sizes[name]
+
+
+def size_of(library: str, name: str, device: str) -> int:
+    """Return the number of a model's parameters; on the device "meta", it needs no memory."""
+    if library == "openwakeword":
+        return len(LIBRARIES[library].make(name)) // 4
+    if library == "Keras":
+        with _keras().device(device):
+            return int(LIBRARIES[library].make(name).count_params())
+    with torch.device(device):
+        return sum(parameter.numel() for parameter in LIBRARIES[library].make(name).parameters())
 
 
 def make(library: str, name: str, seed: int) -> Any:
