@@ -83,7 +83,8 @@ def export(library: str, module: Any, example: Example) -> tuple[bytes, str]:
 def build(model: bytes) -> tuple[TrainingGraph, GraphSettings, list[str]]:
     """Build a training graph; set at most `FLAGS_MAX` flags, each of which a message has named.
 
-    Returns the flags as well. Raises `GraphError` if a message names no flag.
+    Returns the flags as well. Raises `GraphError` if a message names no flag, or only `freeze`,
+    because then most of the model would not be trained.
     """
     settings, flags = GraphSettings(), list[str]()
     while True:
@@ -91,13 +92,13 @@ def build(model: bytes) -> tuple[TrainingGraph, GraphSettings, list[str]]:
             return build_training_graph(model, settings), settings, flags
         except GraphError as error:
             advice = arguments(str(error).partition("; after that: ")[0])
-            name = next((name for name in ("output", "loss", "train", "freeze") if name in advice), None)
+            name = next((name for name in ("output", "loss", "train") if name in advice), None)
             if name is None or len(flags) == FLAGS_MAX:
                 error.add_note(", ".join(flags))
                 raise
             value = advice[name]
-            if name in ("train", "freeze"):
-                value = tuple(dict.fromkeys([*(getattr(settings, name) or ()), *value]))
+            if name == "train":
+                value = tuple(dict.fromkeys([*(settings.train or ()), *value]))
             settings = msgspec.structs.replace(settings, **{name: value})
             first, *more = [value] if isinstance(value, str) else value
             flags.append(f"--{name} {first}" + f" and {len(more)} more" * bool(more))
