@@ -181,6 +181,12 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
             f"{_listed(drawing)} draws random numbers in evaluations too, because torch's exporter writes channel "
             "dropouts that way; export with edgeasync.torch.to_onnx"
         )
+    if kind == "onnxruntime" and (convolutions := _with_bias(prepared)):
+        found.append(
+            f"onnxruntime's optimizer folds batch norms into convolutions, such as {_listed(convolutions)}, which "
+            "then train without batch statistics; if they had batch norms, use the original file, before "
+            "onnxruntime optimized it"
+        )
     if kind in ("tf2onnx", "keras", "jax2tf"):
         if bare := _without_bias(prepared):
             found.append(
@@ -236,6 +242,17 @@ def folded_scalars(model: onnx.ModelProto, prepared: ForwardGraph) -> dict[str, 
         and entry.name in used
         and entry.name not in prepared.parameters
     }
+
+
+def _with_bias(prepared: ForwardGraph) -> list[str]:
+    """Return trained convolutions with a bias, which may be what is left of a batch norm."""
+    return [
+        node.inputs[1]
+        for node in prepared.nodes
+        if node.op in ("Conv", "ConvTranspose")
+        and node.inputs[1] in prepared.parameters
+        and any(node.inputs[2:])
+    ]
 
 
 def _without_bias(prepared: ForwardGraph) -> list[str]:

@@ -21,7 +21,7 @@ from tests.support.models.exported import (
     written,
 )
 from tests.support.models.followed import assert_trains, follow
-from tests.support.models.gradients import numbers
+from tests.support.models.gradients import forward, numbers
 
 
 @pytest.mark.parametrize(("make", "settings", "told"), FILES.values(), ids=FILES)
@@ -67,9 +67,8 @@ def test_patterns_name_what_an_exporter_computed_or_merged():
     for make in (dynamo, onnxruntime):
         data = make().SerializeToString()
         with pytest.raises(GraphError, match=r"train=\['\*'\]"):
-            build_training_graph(data, GraphSettings(freeze=("b",) if make is onnxruntime else ()))
-        more = {"freeze": ("w", "b", "s", "t")} if make is onnxruntime else {}
-        assert_trains(build_training_graph(data, GraphSettings(train=("*",), **more)))
+            build_training_graph(data, GraphSettings())
+        assert_trains(build_training_graph(data, GraphSettings(train=("*",))))
     shared = written(
         "a = Mul(x, s)\nb = MatMul(a, w)\nc = Tanh(b)\ny = Mul(c, s)",
         {"s": np.ones(4, np.float32), "w": numbers((4, 4), 1)},
@@ -208,6 +207,17 @@ def test_biases_and_batch_norms_that_tf2onnx_leaves_out():
     assert warnings(tf2onnx(), output="z", loss="bce_with_logits") == ()
     assert warnings(jax2tf(), output="z") == warnings(jax2tf(), output="z")
     assert ["no bias: v;" in said for said in warnings(jax2tf(), output="z")] == [True]
+
+
+def test_convolutions_that_onnxruntime_may_have_fused_with_batch_norms():
+    text = "y = com.microsoft.FusedConv<activation=\"Relu\">(x, w, b)"
+    data = forward(text, {"w": numbers((2, 3, 3), 1), "b": numbers((2,), 2)}, (3, 5))
+    proto = onnx.load_model_from_string(data)
+    assert warnings(proto, loss="mse") == ()
+    proto.producer_name = "onnxruntime.transformers"
+    (said,) = warnings(proto, loss="mse")
+    assert said.startswith("onnxruntime's optimizer folds batch norms into convolutions, such as w, which then")
+    assert warnings(proto, loss="mse", freeze=("w",)) == ()
 
 
 # -- one line, without the words of libraries in C++ -----------------------------------------------------------

@@ -15,11 +15,14 @@ from tests.support.models.small_models import DENSE, MSE, edited, model, names, 
 def test_a_foreign_operator():
     def foreign(proto):
         proto.graph.node[1].domain = "com.microsoft"
-        proto.graph.node[1].op_type = "Gelu"
+        proto.graph.node[1].op_type = "DynamicQuantizeMatMul"
+        proto.graph.node[1].input.extend(["q", "s"])
+        proto.graph.initializer.append(numpy_helper.from_array(np.eye(5, dtype=np.int8), "q"))
+        proto.graph.initializer.append(numpy_helper.from_array(np.float32(1), "s"))
         proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
     why = (
-        "no gradient for Gelu of the domain 'com.microsoft'; use the original file, before onnxruntime "
+        "no gradient for DynamicQuantizeMatMul of the domain 'com.microsoft'; use the original file, before onnxruntime "
         r"optimized or quantized it, or freeze the parameters before it: freeze=\['w1', 'b1'\]$"
     )
     refused(edited(model(), foreign), why)

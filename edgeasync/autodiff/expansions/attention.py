@@ -1,0 +1,218 @@
+"""Expansions of attention (Vaswani et al. 2017, arXiv:1706.03762) and of rotary embeddings."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgeasync.autodiff.expansions.registry import ReplacedStep, expands, expands_fused
+
+LOWEST = float(np.finfo(np.float32).min)
+"""Added to the score of a key that is hidden from a query. Its softmax is then exactly 0."""
+
+
+def _attend(
+    step: ReplacedStep,
+    tensors: Sequence[str],
+    biases: Sequence[str],
+    size: int,
+    *,
+    softcap: float = 0.0,
+) -> str:
+    """Return softmax(scale q k' + biases) v of the queries, keys and values in `tensors`.
+
+    They have the axes (batch, heads, positions, size of a head), and so has the result.
+    """
+    graph, op = step.graph, step.graph.op
+    query, key, value = tensors
+    scale = step.attribute("scale", 0.0) or 1 / math.sqrt(size)
+    scores = op("MatMul", op("Mul", query, graph.scalar(scale)), op("Transpose", key, perm=[0, 1, 3, 2]))
+    if softcap:
+        scores = op("Mul", op("Tanh", op("Div", scores, graph.scalar(softcap))), graph.scalar(softcap))
+    for bias in biases:
+        scores = op("Add", scores, bias)
+    return op("MatMul", op("Softmax", scores, axis=-1), value)
+
+
+def _split_heads(step: ReplacedStep, value: str, heads: int) -> str:
+    """Change the axes (batch, positions, features) to (batch, heads, positions, size of a head)."""
+    graph, op = step.graph, step.graph.op
+    return op("Transpose", op("Reshape", value, graph.ints(0, 0, heads, -1)), perm=[0, 2, 1, 3])
+
+
+def _join_heads(step: ReplacedStep, value: str) -> str:
+    graph, op = step.graph, step.graph.op
+    return op("Reshape", op("Transpose", value, perm=[0, 2, 1, 3]), graph.ints(0, 0, -1))
+
+
+def _causal_bias(step: ReplacedStep, queries: int, keys: int) -> str:
+    """Return a bias that hides from each query all keys at later positions."""
+    return step.graph.constant(np.triu(np.full((queries, keys), LOWEST, np.float32), 1))
+
+
+# -- of the standard -------------------------------------------------------------------------------------------
+
+
+@expands("Attention")
+def _attention(step: ReplacedStep) -> Sequence[str | None]:
+    """Expand attention of opset 23: over several heads, which may share keys and values in groups."""
+    step.refuse_inputs({4: "past keys", 5: "past values", 6: "lengths of padded keys"})
+    graph, wide = step.graph, step.rank(0) == 4
+    tensors, sizes = [step.input(position) for position in range(3)], []
+    heads = [int(step.attribute(f"{side}_num_heads", 0)) for side in ("q", "kv", "kv")]
+    for position in range(3):
+        if wide:
+            heads[position] = step.fixed(position, 1)
+            sizes.append(step.fixed(position, 3))
+        else:
+            tensors[position] = _split_heads(step, tensors[position], heads[position])
+            sizes.append(step.fixed(position, 2) // heads[position])
+    copies = heads[0] // heads[1]
+    if copies > 1:
+        tensors[1:] = [_repeat_heads(step, value, copies, heads[0]) for value in tensors[1:]]
+    queries, keys = (step.fixed(position, -2) for position in (0, 1))
+    biases = [_mask_bias(step, step.input(3))] if step.input(3) else []
+    if step.attribute("is_causal", 0):
+        biases.append(_causal_bias(step, queries, keys))
+    result = _attend(step, tensors, biases, sizes[0], softcap=step.attribute("softcap", 0.0))
+    return [result if wide else _join_heads(step, result)]
+
+
+def _repeat_heads(step: ReplacedStep, value: str, copies: int, heads: int) -> str:
+    """Repeat each head of keys or values for all queries of its group."""
+    graph, op = step.graph, step.graph.op
+    apart = op("Expand", op("Unsqueeze", value, graph.ints(2)), graph.ints(1, 1, copies, 1, 1))
+    # 0 keeps the size of the batch; -1 cannot, because the other axes may not be known here.
+    merged = op("Concat", graph.ints(0, heads), op("Slice", op("Shape", value), *map(graph.ints, (2, 4))), axis=0)
+    return op("Reshape", apart, merged)
+
+
+def _mask_bias(step: ReplacedStep, mask: str) -> str:
+    """Return a mask as a bias. A boolean mask is true at the keys that a query sees."""
+    graph = step.graph
+    if graph.dtypes[mask].kind != "b":
+        return mask
+    return graph.op("Where", mask, graph.scalar(0.0), graph.scalar(LOWEST))
+
+
+@expands("RotaryEmbedding")
+def _rotary_embedding(step: ReplacedStep) -> Sequence[str]:
+    """Rotate pairs of features by angles that depend on the position (arXiv:2104.09864)."""
+    graph, op, wide = step.graph, step.graph.op, step.rank(0) == 4
+    x = step.input(0)
+    if wide:
+        size = step.fixed(0, 3)
+    else:
+        heads = int(step.attribute("num_heads", 0))
+        size = step.fixed(0, 2) // heads
+        x = op("Reshape", x, graph.ints(0, 0, heads, size))
+    turned = int(step.attribute("rotary_embedding_dim", 0)) or size
+    rest = []
+    if turned < size:
+        x, *rest = graph.add("Split", x, graph.ints(turned, size - turned), outputs=2, axis=-1)
+    first, second = _pairs(step, x, turned)
+    cos, sin = [_angles(step, position, 1 if wide else 2) for position in (1, 2)]
+    real = op("Sub", op("Mul", first, cos), op("Mul", second, sin))
+    imaginary = op("Add", op("Mul", first, sin), op("Mul", second, cos))
+    if step.attribute("interleaved", 0):
+        pairs = [op("Unsqueeze", part, graph.ints(4)) for part in (real, imaginary)]
+        result = op("Reshape", op("Concat", *pairs, axis=-1), graph.ints(0, 0, 0, turned))
+    else:
+        result = op("Concat", real, imaginary, axis=-1)
+    if rest:
+        result = op("Concat", result, *rest, axis=-1)
+    return [result if wide else op("Reshape", result, graph.ints(0, 0, -1))]
+
+
+def _pairs(step: ReplacedStep, x: str, size: int) -> list[str]:
+    """Return the first and the second features of all pairs."""
+    graph = step.graph
+    if not step.attribute("interleaved", 0):
+        return graph.add("Split", x, graph.ints(size // 2, size // 2), outputs=2, axis=-1)
+    apart = graph.op("Reshape", x, graph.ints(0, 0, 0, size // 2, 2))
+    return [
+        graph.op("Squeeze", half, graph.ints(4))
+        for half in graph.add("Split", apart, graph.ints(1, 1), outputs=2, axis=-1)
+    ]
+
+
+def _angles(step: ReplacedStep, position: int, heads_axis: int) -> str:
+    """Return the cosines or sines, with an axis of size 1 for the heads."""
+    graph, values = step.graph, step.input(position)
+    if step.input(3):
+        values = graph.op("Gather", values, step.input(3))
+    return graph.op("Unsqueeze", values, graph.ints(heads_axis))
+
+
+# -- of onnxruntime's optimizer --------------------------------------------------------------------------------
+
+
+@expands_fused("Attention")
+def _fused_attention(step: ReplacedStep) -> Sequence[str | None]:
+    """Project the input to queries, keys and values by one matrix, and attend."""
+    step.refuse_inputs({4: "past keys and values", 6: "the length of the past"})
+    step.refuse_attributes(do_rotary=0, past_present_share_buffer=0)
+    graph, op, heads = step.graph, step.graph.op, int(step.attribute("num_heads", 0))
+    third = step.fixed(1, 1) // 3
+    sizes = [int(size) for size in step.attribute("qkv_hidden_sizes", [])] or [third] * 3
+    projected = op("MatMul", step.input(0), step.input(1))
+    if step.input(2):
+        projected = op("Add", projected, step.input(2))
+    parts = graph.add("Split", projected, graph.ints(*sizes), outputs=3, axis=-1)
+    tensors = [_split_heads(step, part, heads) for part in parts]
+    length = step.fixed(0, 1)
+    biases = _fused_biases(step, (3, 5), length, length)
+    return [_join_heads(step, _attend(step, tensors, biases, sizes[0] // heads))]
+
+
+@expands_fused("MultiHeadAttention")
+def _multi_head_attention(step: ReplacedStep) -> Sequence[str | None]:
+    """Add the bias, if there is one, to separate queries, keys and values, and attend."""
+    step.refuse_inputs({6: "past keys", 7: "past values", 8: "the length of the past", 9: "beams"})
+    graph, op, heads = step.graph, step.graph.op, int(step.attribute("num_heads", 0))
+    if not (step.input(1) and step.input(2)) or any(step.rank(position) != 3 for position in range(3)):
+        raise step.refused(
+            "it needs query, key and value as tensors of (batch, positions, features); use the original file, "
+            "before onnxruntime optimized it"
+        )
+    tensors = [step.input(position) for position in range(3)]
+    sizes = [step.fixed(position, 2) for position in range(3)]
+    if step.input(3):
+        parts = graph.add("Split", step.input(3), graph.ints(*sizes), outputs=3, axis=0)
+        tensors = [op("Add", *pair) for pair in zip(tensors, parts, strict=True)]
+    tensors = [_split_heads(step, value, heads) for value in tensors]
+    biases = _fused_biases(step, (4, 5), step.fixed(0, 1), step.fixed(1, 1))
+    return [_join_heads(step, _attend(step, tensors, biases, sizes[0] // heads))]
+
+
+def _fused_biases(step: ReplacedStep, positions: tuple[int, int], queries: int, keys: int) -> list[str]:
+    """Return the padding mask and the bias at these inputs, and the attribute `unidirectional`."""
+    mask, bias = (step.input(position) for position in positions)
+    biases = [_padding_bias(step, positions[0], keys)] if mask else []
+    if bias:
+        biases.append(bias)
+    if step.attribute("unidirectional", 0):
+        biases.append(_causal_bias(step, queries, keys))
+    return biases
+
+
+def _padding_bias(step: ReplacedStep, position: int, keys: int) -> str:
+    """Return a bias that hides padding.
+
+    The mask is positive at the keys to use, of shape (batch, keys) or (batch, queries, keys). Or it
+    is the number of keys to use, of shape (batch,).
+    """
+    graph, op, mask, rank = step.graph, step.graph.op, step.input(position), step.rank(position)
+    kind = graph.dtypes[mask]
+    if rank > 3 or (rank == 1 and (step.node.op != "Attention" or step.shape(position)[0] != step.shape(0)[0])):
+        raise step.refused(
+            f"the shape of its mask is {step.shape(position)}; use the original file, before onnxruntime optimized it"
+        )
+    if rank == 1:
+        places = graph.constant(np.arange(keys, dtype=kind))
+        kept = op("Less", places, op("Unsqueeze", mask, graph.ints(1)))
+    else:
+        kept = op("Greater", mask, graph.constant(np.array(0, kind)))
+    hidden = graph.scalar(step.attribute("mask_filter_value", -10000.0))
+    bias = op("Where", kept, graph.scalar(0.0), hidden)
+    return op("Unsqueeze", bias, graph.ints(*([1] if rank == 3 else [1, 2])))
