@@ -249,9 +249,7 @@ def _with_bias(prepared: ForwardGraph) -> list[str]:
     return [
         node.inputs[1]
         for node in prepared.nodes
-        if node.op in ("Conv", "ConvTranspose")
-        and node.inputs[1] in prepared.parameters
-        and any(node.inputs[2:])
+        if node.op in ("Conv", "ConvTranspose") and node.inputs[1] in prepared.parameters and any(node.inputs[2:])
     ]
 
 

@@ -6,7 +6,7 @@ size.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 import onnx
@@ -78,7 +78,7 @@ class ForwardGraph(Graph):
 def prepare(
     model: onnx.ModelProto,
     output: str,
-    trained: Iterable[str],
+    trained: Collection[str],
     statistics: Iterable[str],
     *,
     prediction: str | None = None,

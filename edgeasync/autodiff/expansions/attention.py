@@ -8,30 +8,13 @@ import numpy as np
 from edgeasync.autodiff.expansions.registry import ReplacedStep, expands, expands_fused
 
 LOWEST = float(np.finfo(np.float32).min)
-"""Added to the score of a key that is hidden from a query. Its softmax is then exactly 0."""
+"""The number that onnxruntime adds to the score of a key that is hidden from a query."""
 
 
-def _attend(
-    step: ReplacedStep,
-    tensors: Sequence[str],
-    biases: Sequence[str],
-    size: int,
-    *,
-    softcap: float = 0.0,
-) -> str:
-    """Return softmax(scale q k' + biases) v of the queries, keys and values in `tensors`.
-
-    They have the axes (batch, heads, positions, size of a head), and so has the result.
-    """
-    graph, op = step.graph, step.graph.op
-    query, key, value = tensors
-    scale = step.attribute("scale", 0.0) or 1 / math.sqrt(size)
-    scores = op("MatMul", op("Mul", query, graph.scalar(scale)), op("Transpose", key, perm=[0, 1, 3, 2]))
-    if softcap:
-        scores = op("Mul", op("Tanh", op("Div", scores, graph.scalar(softcap))), graph.scalar(softcap))
-    for bias in biases:
-        scores = op("Add", scores, bias)
-    return op("MatMul", op("Softmax", scores, axis=-1), value)
+def _scores(step: ReplacedStep, query: str, key: str, size: int) -> str:
+    """Return the scaled products of queries and keys, both of (batch, heads, positions, size)."""
+    op, scale = step.graph.op, step.attribute("scale", 0.0) or 1 / math.sqrt(size)
+    return op("MatMul", op("Mul", query, step.graph.scalar(scale)), op("Transpose", key, perm=[0, 1, 3, 2]))
 
 
 def _split_heads(step: ReplacedStep, value: str, heads: int) -> str:
@@ -45,11 +28,6 @@ def _join_heads(step: ReplacedStep, value: str) -> str:
     return op("Reshape", op("Transpose", value, perm=[0, 2, 1, 3]), graph.ints(0, 0, -1))
 
 
-def _causal_bias(step: ReplacedStep, queries: int, keys: int) -> str:
-    """Return a bias that hides from each query all keys at later positions."""
-    return step.graph.constant(np.triu(np.full((queries, keys), LOWEST, np.float32), 1))
-
-
 # -- of the standard -------------------------------------------------------------------------------------------
 
 
@@ -57,7 +35,7 @@ def _causal_bias(step: ReplacedStep, queries: int, keys: int) -> str:
 def _attention(step: ReplacedStep) -> Sequence[str | None]:
     """Expand attention of opset 23: over several heads, which may share keys and values in groups."""
     step.refuse_inputs({4: "past keys", 5: "past values", 6: "lengths of padded keys"})
-    graph, wide = step.graph, step.rank(0) == 4
+    graph, op, wide = step.graph, step.graph.op, step.rank(0) == 4
     tensors, sizes = [step.input(position) for position in range(3)], []
     heads = [int(step.attribute(f"{side}_num_heads", 0)) for side in ("q", "kv", "kv")]
     for position in range(3):
@@ -71,11 +49,38 @@ def _attention(step: ReplacedStep) -> Sequence[str | None]:
     if copies > 1:
         tensors[1:] = [_repeat_heads(step, value, copies, heads[0]) for value in tensors[1:]]
     queries, keys = (step.fixed(position, -2) for position in (0, 1))
-    biases = [_mask_bias(step, step.input(3))] if step.input(3) else []
-    if step.attribute("is_causal", 0):
-        biases.append(_causal_bias(step, queries, keys))
-    result = _attend(step, tensors, biases, sizes[0], softcap=step.attribute("softcap", 0.0))
+    scores = _scores(step, tensors[0], tensors[1], sizes[0])
+    if cap := step.attribute("softcap", 0.0):
+        scores = op("Mul", op("Tanh", op("Div", scores, graph.scalar(cap))), graph.scalar(cap))
+    weights = _weights(step, scores, queries, keys)
+    result = op("MatMul", weights, tensors[2])
     return [result if wide else _join_heads(step, result)]
+
+
+def _weights(step: ReplacedStep, scores: str, queries: int, keys: int) -> str:
+    """Return the softmax of scores over the keys that a query sees. If it sees none, return 0.
+
+    A key is hidden by a boolean mask that is false, by a float mask that is -inf or the lowest
+    float32, as in onnxruntime, or by `is_causal`.
+    """
+    graph, op, mask, seen = step.graph, step.graph.op, step.input(3), ""
+    if mask and graph.dtypes[mask].kind == "b":
+        seen = mask
+    elif mask:
+        scores = op("Add", scores, mask)
+        seen = op("Greater", mask, graph.scalar(LOWEST))
+    if step.attribute("is_causal", 0):
+        before = graph.constant(np.tri(queries, keys, dtype=np.bool_))
+        seen = op("And", seen, before) if seen else before
+    if not seen:
+        return op("Softmax", scores, axis=-1)
+    if not mask:  # all queries see the first key
+        return op("Softmax", op("Where", seen, scores, graph.scalar(-np.inf)), axis=-1)
+    # A softmax of -inf only would be NaN.
+    some = op("ReduceMax", op("Cast", seen, to=1), graph.ints(-1), keepdims=1)
+    hidden = op("Where", op("Greater", some, graph.scalar(0.0)), graph.scalar(-np.inf), graph.scalar(0.0))
+    weights = op("Softmax", op("Where", seen, scores, hidden), axis=-1)
+    return op("Where", seen, weights, graph.scalar(0.0))
 
 
 def _repeat_heads(step: ReplacedStep, value: str, copies: int, heads: int) -> str:
@@ -85,14 +90,6 @@ def _repeat_heads(step: ReplacedStep, value: str, copies: int, heads: int) -> st
     # 0 keeps the size of the batch; -1 cannot, because the other axes may not be known here.
     merged = op("Concat", graph.ints(0, heads), op("Slice", op("Shape", value), *map(graph.ints, (2, 4))), axis=0)
     return op("Reshape", apart, merged)
-
-
-def _mask_bias(step: ReplacedStep, mask: str) -> str:
-    """Return a mask as a bias. A boolean mask is true at the keys that a query sees."""
-    graph = step.graph
-    if graph.dtypes[mask].kind != "b":
-        return mask
-    return graph.op("Where", mask, graph.scalar(0.0), graph.scalar(LOWEST))
 
 
 @expands("RotaryEmbedding")
@@ -151,25 +148,24 @@ def _angles(step: ReplacedStep, position: int, heads_axis: int) -> str:
 def _fused_attention(step: ReplacedStep) -> Sequence[str | None]:
     """Project the input to queries, keys and values by one matrix, and attend."""
     step.refuse_inputs({4: "past keys and values", 6: "the length of the past"})
-    step.refuse_attributes(do_rotary=0, past_present_share_buffer=0)
-    graph, op, heads = step.graph, step.graph.op, int(step.attribute("num_heads", 0))
+    if step.attribute("do_rotary", 0):
+        raise step.refused("do_rotary=1 is not supported; use the original file, before onnxruntime optimized it")
+    graph, op = step.graph, step.graph.op
     third = step.fixed(1, 1) // 3
     sizes = [int(size) for size in step.attribute("qkv_hidden_sizes", [])] or [third] * 3
     projected = op("MatMul", step.input(0), step.input(1))
     if step.input(2):
         projected = op("Add", projected, step.input(2))
-    parts = graph.add("Split", projected, graph.ints(*sizes), outputs=3, axis=-1)
-    tensors = [_split_heads(step, part, heads) for part in parts]
+    tensors = graph.add("Split", projected, graph.ints(*sizes), outputs=3, axis=-1)
     length = step.fixed(0, 1)
-    biases = _fused_biases(step, (3, 5), length, length)
-    return [_join_heads(step, _attend(step, tensors, biases, sizes[0] // heads))]
+    return [_attend(step, tensors, sizes[0], (length, length), (3, 5))]
 
 
 @expands_fused("MultiHeadAttention")
 def _multi_head_attention(step: ReplacedStep) -> Sequence[str | None]:
     """Add the bias, if there is one, to separate queries, keys and values, and attend."""
     step.refuse_inputs({6: "past keys", 7: "past values", 8: "the length of the past", 9: "beams"})
-    graph, op, heads = step.graph, step.graph.op, int(step.attribute("num_heads", 0))
+    graph, op = step.graph, step.graph.op
     if not (step.input(1) and step.input(2)) or any(step.rank(position) != 3 for position in range(3)):
         raise step.refused(
             "it needs query, key and value as tensors of (batch, positions, features); use the original file, "
@@ -180,20 +176,29 @@ def _multi_head_attention(step: ReplacedStep) -> Sequence[str | None]:
     if step.input(3):
         parts = graph.add("Split", step.input(3), graph.ints(*sizes), outputs=3, axis=0)
         tensors = [op("Add", *pair) for pair in zip(tensors, parts, strict=True)]
-    tensors = [_split_heads(step, value, heads) for value in tensors]
-    biases = _fused_biases(step, (4, 5), step.fixed(0, 1), step.fixed(1, 1))
-    return [_join_heads(step, _attend(step, tensors, biases, sizes[0] // heads))]
+    return [_attend(step, tensors, sizes[0], (step.fixed(0, 1), step.fixed(1, 1)), (4, 5))]
 
 
-def _fused_biases(step: ReplacedStep, positions: tuple[int, int], queries: int, keys: int) -> list[str]:
-    """Return the padding mask and the bias at these inputs, and the attribute `unidirectional`."""
-    mask, bias = (step.input(position) for position in positions)
-    biases = [_padding_bias(step, positions[0], keys)] if mask else []
+def _attend(
+    step: ReplacedStep, tensors: Sequence[str], width: int, lengths: tuple[int, int], inputs: tuple[int, int]
+) -> str:
+    """Return softmax(scale q k' + biases) v, for `tensors` of (batch, positions, features).
+
+    `width` is the number of features of queries and keys, and `lengths` their numbers of positions.
+    The biases are a padding mask and a bias at `inputs`, and the attribute `unidirectional`.
+    """
+    graph, op, heads = step.graph, step.graph.op, int(step.attribute("num_heads", 0))
+    query, key, value = (_split_heads(step, tensor, heads) for tensor in tensors)
+    scores = _scores(step, query, key, width // heads)
+    mask, bias = (step.input(position) for position in inputs)
+    if mask:
+        scores = op("Add", scores, _padding_bias(step, inputs[0], lengths[1]))
     if bias:
-        biases.append(bias)
+        scores = op("Add", scores, bias)
     if step.attribute("unidirectional", 0):
-        biases.append(_causal_bias(step, queries, keys))
-    return biases
+        later = np.triu(np.full(lengths, LOWEST, np.float32), 1)
+        scores = op("Add", scores, graph.constant(later))
+    return _join_heads(step, op("MatMul", op("Softmax", scores, axis=-1), value))
 
 
 def _padding_bias(step: ReplacedStep, position: int, keys: int) -> str:
@@ -206,7 +211,8 @@ def _padding_bias(step: ReplacedStep, position: int, keys: int) -> str:
     kind = graph.dtypes[mask]
     if rank > 3 or (rank == 1 and (step.node.op != "Attention" or step.shape(position)[0] != step.shape(0)[0])):
         raise step.refused(
-            f"the shape of its mask is {step.shape(position)}; use the original file, before onnxruntime optimized it"
+            f"the shape of its mask is {step.shape(position)}; use the original file, before onnxruntime optimized "
+            "it"
         )
     if rank == 1:
         places = graph.constant(np.arange(keys, dtype=kind))

@@ -56,8 +56,8 @@ def _replace(step: ReplacedStep, expansion: Expansion, read: Collection[str]) ->
     for name in node.outputs:
         if name and graph.dtypes[name].kind == "f" and graph.dtypes[name] != FLOAT:
             raise GraphError(
-                f"{node.where} computes in {graph.dtypes[name]}, but only float32 can be trained; export the model "
-                "in float32"
+                f"{node.where} computes in {graph.dtypes[name]}, but only float32 can be trained; export the "
+                "model in float32"
             )
     graph.enter(f"expanded/{node.name or node.outputs[0]}")
     begin = len(graph.nodes)

@@ -33,9 +33,7 @@ def _fused_gemm(step: ReplacedStep) -> Sequence[str]:
     own = {"activation", "activation_alpha", "activation_beta", "activation_gamma"}
     given = {name: value for name, value in step.node.attributes.items() if name not in own}
     result = step.graph.op("Gemm", *[name for name in step.node.inputs if name], **given)
-    parameters = [
-        step.attribute(f"activation_{name}", None) for name in ("alpha", "beta", "gamma")
-    ]
+    parameters = [step.attribute(f"activation_{name}", None) for name in ("alpha", "beta", "gamma")]
     return [_activated(step, result, [value for value in parameters if value is not None])]
 
 

@@ -27,20 +27,16 @@ def _rms_normalization(step: ReplacedStep) -> Sequence[str]:
 def _group_normalization(step: ReplacedStep) -> Sequence[str]:
     """Normalize groups of channels (Wu and He 2018, arXiv:1803.08494).
 
-    Scale and bias are per group before opset 21, and per channel from then on.
+    Scale and bias are per channel, as from opset 21 on. onnx accepts no older opset.
     """
     graph, op = step.graph, step.graph.op
     channels, groups = step.fixed(0, 1), int(step.attribute("num_groups", 0))
-    by_channel = step.opset >= 21
-    unit = [graph.constant(np.full(groups, value, np.float32)) for value in (1.0, 0.0)]
-    scale, bias = unit if by_channel else (step.input(1), step.input(2))
+    one, zero = (graph.constant(np.full(groups, value, np.float32)) for value in (1.0, 0.0))
     apart = op("Reshape", step.input(0), graph.ints(0, groups, -1))
-    normal = op("InstanceNormalization", apart, scale, bias, epsilon=step.attribute("epsilon", 1e-5))
-    if by_channel:
-        normal = op("Reshape", normal, graph.ints(0, channels, -1))
-        normal = op("Mul", normal, op("Unsqueeze", step.input(1), graph.ints(1)))
-        normal = op("Add", normal, op("Unsqueeze", step.input(2), graph.ints(1)))
-    return [graph.reshape_like(normal, step.input(0))]
+    normal = op("InstanceNormalization", apart, one, zero, epsilon=step.attribute("epsilon", 1e-5))
+    normal = op("Reshape", normal, graph.ints(0, channels, -1))
+    scale, bias = (op("Unsqueeze", step.input(position), graph.ints(1)) for position in (1, 2))
+    return [graph.reshape_like(op("Add", op("Mul", normal, scale), bias), step.input(0))]
 
 
 @expands("MeanVarianceNormalization")

@@ -6,7 +6,6 @@ Attention's meaning depends on the version of onnx. onnx has no bodies for onnxr
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from edgeasync.autodiff.graph import Node
 from edgeasync.autodiff.reading import ONNXRUNTIME
@@ -34,7 +33,8 @@ class ReplacedStep(Step):
         size = self.shape(position)[axis]
         if size is None:
             raise self.refused(
-                f"axis {axis} of its input {position} depends on the batch size; export the model with a fixed size"
+                f"axis {axis} of its input {position} depends on the batch size; export the model with a "
+                "fixed size"
             )
         return size
 
@@ -43,12 +43,6 @@ class ReplacedStep(Step):
         for position, name in names.items():
             if self.input(position):
                 raise self.refused(f"it has {name} as input {position}; export the model without")
-
-    def refuse_attributes(self, **supported: Any) -> None:
-        """Raise `GraphError` if an attribute has another value than the supported one."""
-        for name, value in supported.items():
-            if (found := self.attribute(name, value)) != value:
-                raise self.refused(f"only {name}={value!r} is supported, not {found!r}; export the model with that")
 
     def refused(self, why: str) -> GraphError:
         """Return the error that reports why this node cannot be replaced, and what to do."""

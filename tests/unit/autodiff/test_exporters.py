@@ -210,7 +210,7 @@ def test_biases_and_batch_norms_that_tf2onnx_leaves_out():
 
 
 def test_convolutions_that_onnxruntime_may_have_fused_with_batch_norms():
-    text = "y = com.microsoft.FusedConv<activation=\"Relu\">(x, w, b)"
+    text = 'y = com.microsoft.FusedConv<activation="Relu">(x, w, b)'
     data = forward(text, {"w": numbers((2, 3, 3), 1), "b": numbers((2,), 2)}, (3, 5))
     proto = onnx.load_model_from_string(data)
     assert warnings(proto, loss="mse") == ()

@@ -22,8 +22,8 @@ def test_a_foreign_operator():
         proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
     why = (
-        "no gradient for DynamicQuantizeMatMul of the domain 'com.microsoft'; use the original file, before onnxruntime "
-        r"optimized or quantized it, or freeze the parameters before it: freeze=\['w1', 'b1'\]$"
+        "no gradient for DynamicQuantizeMatMul of the domain 'com.microsoft'; use the original file, before "
+        r"onnxruntime optimized or quantized it, or freeze the parameters before it: freeze=\['w1', 'b1'\]$"
     )
     refused(edited(model(), foreign), why)
     before, after = {"output": "h", "loss": "mse"}, {"freeze": ("?1",)}

@@ -81,11 +81,16 @@ def test_attention(case, groups, wide):
     check(text, (LENGTH, 8), parameters, opset=23, reference=formula)
 
 
-def test_a_query_that_sees_no_key():
+@pytest.mark.parametrize("is_causal", [0, 1])
+@pytest.mark.parametrize("kind", [None, -np.inf, float(np.finfo(np.float32).min), -1e38, -1e9])
+def test_a_query_that_sees_no_key(kind, is_causal):
+    """Its result is 0, but not if the keys were hidden by numbers that are not the lowest."""
     mask = np.array([[1, 1, 0], [0, 0, 0], [0, 1, 1]], np.bool_)
-    text = "h = Mul(x, p)\ny = Attention<q_num_heads=2, kv_num_heads=2>(h, h, h, mask)"
+    if kind is not None:
+        mask = np.where(mask, 0, kind).astype(np.float32)
+    text = f"h = Mul(x, p)\ny = Attention<q_num_heads=2, kv_num_heads=2, is_causal={is_causal}>(h, h, h, mask)"
     model = forward(text, {"p": numbers((1, 3, 4)), "mask": mask}, (3, 4), opset=23)
-    assert_same_values(model, numbers((2, 3, 4), 1))
+    assert_same_values(model, numbers((2, 3, 4), 1), train=("p",))
 
 
 @pytest.mark.parametrize(
@@ -96,9 +101,15 @@ def test_a_query_that_sees_no_key():
     ],
 )
 def test_a_cache_is_refused(text, why):
-    parameters = {"p": numbers((1, 2, 3, 4), 1), "w": numbers((4,), 2)} | ({"past": numbers((2, 2, 3, 4), 3)} if "past" in text else {})
+    parameters = {"p": numbers((1, 2, 3, 4), 1), "w": numbers((4,), 2)} | (
+        {"past": numbers((2, 2, 3, 4), 3)} if "past" in text else {}
+    )
     model = forward(f"h = Mul(x, p)\n{text}", parameters, (2, 3, 4), opset=23, batch=2)
-    refused(model, rf"Attention that computes '\w' cannot be written .*: {why}", freeze=("past",) if "past" in text else ())
+    refused(
+        model,
+        rf"Attention that computes '\w' cannot be written .*: {why}",
+        freeze=("past",) if "past" in text else (),
+    )
 
 
 @pytest.mark.parametrize("wide", [True, False], ids=["four axes", "three axes"])
@@ -148,45 +159,51 @@ def rotated(x, cosines, sines, interleaved, size):
 
 # -- of onnxruntime's optimizer --------------------------------------------------------------------------------
 
-SEEN = "first = Gather<axis=2>(x, number)\n"
+CAST = "mask = Cast<to=6>(seen)\n"
+SEEN = "first = Gather<axis=2>(x, number)\nnear = Add(first, far)\n"
 MASKS = {
-    "none": ("", lambda _: 0.0),
+    "none": ("", lambda *_: 0.0),
     "keys": (
-        f"{SEEN}seen = Greater(first, zero)\nmask = Cast<to=6>(seen)\n",
-        lambda first: np.where(first > 0, 0, HIDDEN)[:, None, None],
+        f"{SEEN}seen = Greater(near, zero)\n{CAST}",
+        lambda _, near: np.where(near > 0, 0, HIDDEN)[:, None, None],
     ),
     "queries and keys": (
-        f"{SEEN}a1 = Unsqueeze(first, one)\na2 = Unsqueeze(first, two)\na3 = Add(a1, a2)\n"
-        "seen = Greater(a3, zero)\nmask = Cast<to=6>(seen)\n",
-        lambda first: np.where(first[:, None] + first[:, :, None] > 0, 0, HIDDEN)[:, None],
+        f"{SEEN}a = Unsqueeze(near, one)\nb = Unsqueeze(first, two)\nc = Add(a, b)\nseen = Greater(c, zero)\n{CAST}",
+        lambda first, near: np.where(near[:, None] + first[:, :, None] > 0, 0, HIDDEN)[:, None],
     ),
     "lengths": (
-        f"{SEEN}seen = Greater(first, zero)\nkept = Cast<to=6>(seen)\nmask = ReduceSum<keepdims=0>(kept, one)\n",
-        lambda first: np.where(np.arange(LENGTH) < (first > 0).sum(1)[:, None], 0, HIDDEN)[:, None, None],
+        f"{SEEN}seen = Greater(near, zero)\nkept = Cast<to=6>(seen)\nmask = ReduceSum<keepdims=0>(kept, one)\n",
+        lambda _, near: np.where(np.arange(LENGTH) < (near > 0).sum(1)[:, None], 0, HIDDEN)[:, None, None],
     ),
 }  # fmt: skip
-"""Masks, which are computed from the first feature of the input. Some hide all keys."""
+"""Masks, which are computed from the first feature of the input. Each query sees the first key."""
 
 INDICES = {"number": np.int64(0), "zero": np.float32(0), "one": np.array([1]), "two": np.array([2])}
+FAR = np.float32([10, 0, 0])
+
+
+def hidden_by(mask, x):
+    """Return the bias that a mask makes of the input."""
+    return MASKS[mask][1](x[:, :, 0], x[:, :, 0] + FAR)
 
 
 @pytest.mark.parametrize("causal_mask", [0, 1])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("biased", [True, False], ids=["bias", ""])
 def test_attention_with_one_matrix(mask, causal_mask, biased):
-    begin, hides = MASKS[mask]
-    parameters = INDICES | {"w": numbers((6, 4 + 4 + 6), 3), "b": numbers((14,), 4)}
+    begin, _ = MASKS[mask]
+    parameters = INDICES | {"far": FAR} | {"w": numbers((6, 4 + 4 + 6), 3), "b": numbers((14,), 4)}
     parameters |= {"bias": numbers((1, 2, LENGTH, LENGTH), 5)} if biased else {}
     given = f"h, w, b, {'mask' if begin else ''}" + (", , bias" if biased else "")
     attributes = f"num_heads=2, qkv_hidden_sizes=[4, 4, 6], unidirectional={causal_mask}"
 
     def formula(x, values):
         query, key, value = np.split((x * values["p"]) @ values["w"] + values["b"], [4, 8], 2)
-        bias = hides(x[:, :, 0]) + (values["bias"] if biased else 0) + causal(LENGTH, LENGTH) * causal_mask
+        bias = hidden_by(mask, x) + (values["bias"] if biased else 0) + causal(LENGTH, LENGTH) * causal_mask
         return joined(attend(heads(query, 2), heads(key, 2), heads(value, 2), bias))
 
     graph = check(f"{begin}y = com.microsoft.Attention<{attributes}>({given})", (LENGTH, 6), parameters,
-                  reference=formula)  # fmt: skip
+                  reference=formula, freeze=("far",) * bool(begin))  # fmt: skip
     assert names(graph) == ["p", "w", "b", *(["bias"] if biased else [])]
 
 
@@ -195,19 +212,20 @@ def test_attention_of_equal_thirds_with_a_scale_and_a_filter():
 
     def formula(x, values):
         query, key, value = np.split((x * values["p"]) @ values["w"] + values["b"], 3, 2)
-        bias = np.where(x[:, :, 0] > 0, 0, -2.0)[:, None, None]
+        bias = hidden_by("keys", x) * 2e-4
         return joined(attend(heads(query, 2), heads(key, 2), heads(value, 2), bias, scale=0.3))
 
     check(f"{begin}y = com.microsoft.Attention<num_heads=2, scale=0.3, mask_filter_value=-2.0>(h, w, b, mask)",
-          (LENGTH, 6), INDICES | {"w": numbers((6, 12), 3), "b": numbers((12,), 4)}, reference=formula)  # fmt: skip
+          (LENGTH, 6), INDICES | {"far": FAR, "w": numbers((6, 12), 3), "b": numbers((12,), 4)},
+          reference=formula, freeze=("far",))  # fmt: skip
 
 
 @pytest.mark.parametrize("causal_mask", [0, 1])
 @pytest.mark.parametrize("mask", [name for name in MASKS if name != "lengths"])
 @pytest.mark.parametrize("biased", [True, False], ids=["biases", ""])
 def test_attention_with_separate_matrices(mask, causal_mask, biased):
-    begin, hides = MASKS[mask]
-    parameters = INDICES | {"wk": numbers((6, 6), 3), "wv": numbers((6, 8), 4)}
+    begin, _ = MASKS[mask]
+    parameters = INDICES | {"far": FAR} | {"wk": numbers((6, 6), 3), "wv": numbers((6, 8), 4)}
     parameters |= {"b": numbers((20,), 5), "bias": numbers((1, 2, LENGTH, LENGTH), 6)} if biased else {}
     given = f"h, k, v, {'b' if biased else ''}, {'mask' if begin else ''}, {'bias' if biased else ''}"
 
@@ -216,20 +234,34 @@ def test_attention_with_separate_matrices(mask, causal_mask, biased):
         parts = [h, h @ values["wk"], h @ values["wv"]]
         if biased:
             parts = [part + b for part, b in zip(parts, np.split(values["b"], [6, 12]), strict=True)]
-        bias = hides(x[:, :, 0]) + (values["bias"] if biased else 0) + causal(LENGTH, LENGTH) * causal_mask
+        bias = hidden_by(mask, x) + (values["bias"] if biased else 0) + causal(LENGTH, LENGTH) * causal_mask
         return joined(attend(*[heads(part, 2) for part in parts], bias))
 
     check(f"{begin}k = MatMul(h, wk)\nv = MatMul(h, wv)\n"
           f"y = com.microsoft.MultiHeadAttention<num_heads=2, unidirectional={causal_mask}>({given})",
-          (LENGTH, 6), parameters, reference=formula)  # fmt: skip
+          (LENGTH, 6), parameters, reference=formula, freeze=("far",) * bool(begin))  # fmt: skip
+
+
+@pytest.mark.parametrize("causal_mask", [0, 1])
+def test_padding_everywhere(causal_mask):
+    text = ("h = Mul(x, p)\nfirst = Gather<axis=2>(x, number)\nseen = Greater(first, zero)\n"
+            f"{CAST}y = com.microsoft.Attention<num_heads=2, unidirectional={causal_mask}>(h, w, b, mask)")  # fmt: skip
+    parameters = {"p": np.ones((1, 3, 4), np.float32), "w": numbers((4, 12), 1), "b": numbers((12,), 2)}
+    known = {name: INDICES[name] for name in ("number", "zero")}
+    assert_same_values(forward(text, parameters | known, (3, 4)), -np.ones((2, 3, 4), np.float32))
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("y = com.microsoft.Attention<num_heads=2, do_rotary=1>(h, w)", "only do_rotary=0 is supported, not 1"),
-        ("y = com.microsoft.Attention<num_heads=2>(h, w, , ends)", r"the shape of its mask is \(4,\); use the orig"),
-        ("y = com.microsoft.MultiHeadAttention<num_heads=2>(h, five)", "it needs query, key and value as tensors"),
+        (
+            "y = com.microsoft.Attention<num_heads=2>(h, w, , ends)",
+            r"the shape of its mask is \(4,\); use the orig",
+        ),
+        (
+            "y = com.microsoft.MultiHeadAttention<num_heads=2>(h, four, four)",
+            "it needs query, key and value as tensors",
+        ),
         (
             "y, k, v = com.microsoft.MultiHeadAttention<num_heads=2>(h, h, h, , , , past, past)",
             "it has past keys as input 6; export the model without",
@@ -238,7 +270,7 @@ def test_attention_with_separate_matrices(mask, causal_mask, biased):
 )
 def test_what_has_no_exact_equivalent_is_refused(text, why):
     known = {"w": numbers((6, 18), 2), "ends": np.array([3, 3, 0, 0], np.int32), "b": numbers((18,), 3),
-             "five": numbers((2, LENGTH, 2, 2, 3), 4), "past": numbers((2, 2, LENGTH, 3), 5)}  # fmt: skip
+             "four": numbers((2, 2, LENGTH, 3), 4), "past": numbers((2, 2, LENGTH, 3), 5)}  # fmt: skip
     used = {name: value for name, value in known.items() if name in text.partition("(")[2]}
     model = forward(f"h = Mul(x, p)\n{text}", {"p": numbers((1, LENGTH, 6))} | used, (LENGTH, 6), batch=2)
     refused(model, f"Attention that computes 'y' cannot be written with operators that have a gradient: {why}")

@@ -37,9 +37,7 @@ FORMULAS = {
     "com.microsoft.QuickGelu": lambda x: x / (1 + np.exp(-1.702 * x)),
     "com.microsoft.QuickGelu<alpha=1.0>": lambda x: x / (1 + np.exp(-x)),
     "com.microsoft.Gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2,
-    "com.microsoft.FastGelu": lambda x: (
-        x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
-    ),
+    "com.microsoft.FastGelu": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
 }
 
 

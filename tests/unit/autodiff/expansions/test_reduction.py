@@ -22,7 +22,9 @@ def test_a_division_by_a_norm(p, axis):
 
     check(f"a = LpNormalization<p={p}, axis={axis}>(h)\ny = Mul(a, w)", (3, 4), {"w": numbers((3, 4), 5)},
           reference=formula)  # fmt: skip
-    model = forward(f"h = Mul(x, p)\ny = LpNormalization<p={p}, axis={axis}>(h)", {"p": numbers((1, 3, 4))}, (3, 4))
+    model = forward(
+        f"h = Mul(x, p)\ny = LpNormalization<p={p}, axis={axis}>(h)", {"p": numbers((1, 3, 4))}, (3, 4)
+    )
     assert_same_values(model, np.zeros((2, 3, 4), np.float32))
 
 
