@@ -57,27 +57,27 @@ class Activated(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv, self.norm, self.slope = nn.Conv2d(2, 6, 3), nn.GroupNorm(3, 6), nn.PReLU(6)
-        self.middle, self.rms, self.last = nn.Linear(6 * 16, 8), nn.RMSNorm(8), nn.Linear(8, 3)
+        self.middle, self.last = nn.Linear(6 * 16, 8), nn.Linear(8, 3)
 
     def forward(self, x):
         h = F.softsign(F.mish(self.slope(self.norm(self.conv(x)))))
-        return self.last(F.celu(F.selu(self.rms(self.middle(h.flatten(1)))), 0.5))
+        return self.last(F.celu(F.selu(self.middle(h.flatten(1))), 0.5))
 
 
 class Attentive(nn.Module):
-    """Grouped attention with a causal mask, as torch exports it from opset 23 on."""
+    """Grouped attention with a causal mask, which has an operator from opset 23 on."""
 
     def __init__(self):
         super().__init__()
         self.query, self.key, self.value = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
-        self.last = nn.Linear(8, 3)
+        self.norm, self.last = nn.RMSNorm(8), nn.Linear(8, 3)
 
     def forward(self, x):
         length = x.shape[1]
         query, key, value = (layer(x).unflatten(2, (-1, 2)).transpose(1, 2)
                              for layer in (self.query, self.key, self.value))  # fmt: skip
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        return self.last(mixed.transpose(1, 2).reshape(-1, length, 8)[:, -1])
+        return self.last(self.norm(mixed.transpose(1, 2).reshape(-1, length, 8)[:, -1]))
 
 
 MODELS = {"activations": (Activated, (5, 2, 6, 6)), "attention": (Attentive, (5, 4, 8))}

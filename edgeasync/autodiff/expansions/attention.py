@@ -209,7 +209,7 @@ def _padding_bias(step: ReplacedStep, position: int, keys: int) -> str:
     """
     graph, op, mask, rank = step.graph, step.graph.op, step.input(position), step.rank(position)
     kind = graph.dtypes[mask]
-    if rank > 3 or (rank == 1 and (step.node.op != "Attention" or step.shape(position)[0] != step.shape(0)[0])):
+    if rank > 3 or (rank == 1 and step.shape(position)[0] != step.shape(0)[0]):
         raise step.refused(
             f"the shape of its mask is {step.shape(position)}; use the original file, before onnxruntime optimized "
             "it"
