@@ -13,6 +13,9 @@ from edgeasync.errors import GraphError, argument, native_reason
 OPSET_MIN, OPSET_MAX = 18, 23
 """The supported range of opsets. Models with an older opset are converted to the first one."""
 
+LAYER_NORM_MIN = 17
+"""The first opset with LayerNormalization."""
+
 _STANDARD = ("", "ai.onnx")
 
 ONNXRUNTIME = "com.microsoft"
@@ -40,10 +43,35 @@ def load(data: bytes) -> onnx.ModelProto:
         if entry.type.HasField("tensor_type"):
             entry.type.tensor_type.shape.SetInParent()  # onnx requires a shape; all shapes are measured later
     try:
-        onnx.checker.check_model(model)
+        check(model)
     except Exception as error:
         raise GraphError(f"not a readable ONNX model: {native_reason(error)}; export the model again") from error
     return model
+
+
+def check(model: onnx.ModelProto) -> None:
+    """Check a model with onnx. Raises onnx's error if the model is invalid."""
+    early = _hide_early_norms(model)
+    try:
+        onnx.checker.check_model(model)
+    finally:
+        for node in early:
+            node.domain = ""
+
+
+def _hide_early_norms(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Move LayerNormalization of opsets that lack it to onnxruntime's domain. Return these nodes.
+
+    onnxruntime's optimizer writes it to files of any opset, but onnx knows it from opset 17 on.
+    """
+    early = [
+        node
+        for node in model.graph.node
+        if node.op_type == "LayerNormalization" and node.domain in _STANDARD and opset_of(model) < LAYER_NORM_MIN
+    ]
+    for node in early:
+        node.domain = ONNXRUNTIME
+    return early
 
 
 def read(data: bytes) -> onnx.ModelProto:
@@ -117,12 +145,16 @@ def parse(data: bytes) -> onnx.ModelProto:
         if model.functions:
             model = inliner.inline_local_functions(model)
         if opset < OPSET_MIN:
+            _hide_early_norms(model)
             model = version_converter.convert_version(model, OPSET_MIN)
     except Exception as error:
         raise GraphError(
             f"the model has opset {opset}, and onnx cannot convert it ({native_reason(error)}); "
             f"{producer_of(model).opset}"
         ) from error
+    for node in model.graph.node:
+        if node.op_type == "LayerNormalization":
+            node.domain = ""
     return model
 
 

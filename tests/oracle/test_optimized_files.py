@@ -103,8 +103,9 @@ CASES = {
 """Opsets, levels of onnxruntime's own optimizer, whether attention has several matrices, and what is fused."""
 
 
-@pytest.mark.parametrize(("opset", "level", "separate", "operators"), CASES.values(), ids=CASES)
-def test_gradients(bert, tmp_path, opset, level, separate, operators):
+@pytest.mark.parametrize("case", CASES)
+def test_gradients(bert, tmp_path, case):
+    opset, level, separate, operators = CASES[case]
     data, own = fused(bert, tmp_path / "bert.onnx", opset, level, separate=separate)
     graph = build_training_graph(data, GraphSettings())
     check_graph(graph.model, bytes_max=1 << 20)

@@ -211,8 +211,8 @@ def _padding_bias(step: ReplacedStep, position: int, keys: int) -> str:
     kind = graph.dtypes[mask]
     if rank > 3 or (rank == 1 and step.shape(position)[0] != step.shape(0)[0]):
         raise step.refused(
-            f"the shape of its mask is {step.shape(position)}; use the original file, before onnxruntime optimized "
-            "it"
+            f"the shape of its mask is {step.shape(position)}; use the original file, before onnxruntime "
+            "optimized it"
         )
     if rank == 1:
         places = graph.constant(np.arange(keys, dtype=kind))

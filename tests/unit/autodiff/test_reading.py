@@ -6,9 +6,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.training.graph_check import check_graph
-from tests.support.models.gradients import check, numbers, run
+from tests.support.models.gradients import assert_same_values, check, numbers, run
 from tests.support.models.small_models import DENSE, MSE, edited, model, names, refused
 
 
@@ -137,3 +138,15 @@ def test_a_file_that_does_not_say_the_shape_of_its_output():
         proto.graph.output[0].type.tensor_type.ClearField("shape")
 
     assert build_training_graph(edited(model(), unshaped), MSE).spec.trained_length
+
+
+@pytest.mark.parametrize("opset", [11, 16])
+def test_a_layer_norm_in_an_opset_that_does_not_have_it(opset):
+    """onnxruntime's optimizer writes it to files of any opset, and onnxruntime runs them."""
+    parameters = {"g": numbers((4,), 1), "b": numbers((4,), 2), "p": numbers((1, 4), 3)}
+    data = model("h = Mul(x, p)\ny = LayerNormalization<axis=-1, epsilon=0.001>(h, g, b)", parameters, opset=opset)
+    data = edited(data, lambda proto: proto.opset_import.append(helper.make_opsetid("com.microsoft", 1)))
+    graph = assert_same_values(data, numbers((3, 4), 4))
+    values = graph.spec.views(graph.initial + np.float32(1))
+    moved = onnx.load_model_from_string(export_model(data, values))
+    assert [node.domain for node in moved.graph.node] == ["", ""]

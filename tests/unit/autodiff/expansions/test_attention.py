@@ -159,16 +159,16 @@ def rotated(x, cosines, sines, interleaved, size):
 
 # -- of onnxruntime's optimizer --------------------------------------------------------------------------------
 
-CAST = "mask = Cast<to=6>(seen)\n"
+CAST, LARGE = "mask = Cast<to=6>(seen)\n", "seen = Greater({}, zero)\n"
 SEEN = "first = Gather<axis=2>(x, number)\nnear = Add(first, far)\n"
 MASKS = {
     "none": ("", lambda *_: 0.0),
     "keys": (
-        f"{SEEN}seen = Greater(near, zero)\n{CAST}",
+        SEEN + LARGE.format("near") + CAST,
         lambda _, near: np.where(near > 0, 0, HIDDEN)[:, None, None],
     ),
     "queries and keys": (
-        f"{SEEN}d = Unsqueeze(near, one)\ne = Unsqueeze(first, two)\nf = Add(d, e)\nseen = Greater(f, zero)\n{CAST}",
+        f"{SEEN}d = Unsqueeze(near, one)\ne = Unsqueeze(first, two)\nf = Add(d, e)\n" + LARGE.format("f") + CAST,
         lambda first, near: np.where(near[:, None] + first[:, :, None] > 0, 0, HIDDEN)[:, None],
     ),
     "lengths": (
@@ -244,8 +244,8 @@ def test_attention_with_separate_matrices(mask, causal_mask, biased):
 
 @pytest.mark.parametrize("causal_mask", [0, 1])
 def test_padding_everywhere(causal_mask):
-    text = ("h = Mul(x, p)\nfirst = Gather<axis=2>(x, number)\nseen = Greater(first, zero)\n"
-            f"{CAST}y = com.microsoft.Attention<num_heads=2, unidirectional={causal_mask}>(h, w, b, mask)")  # fmt: skip
+    text = ("h = Mul(x, p)\nfirst = Gather<axis=2>(x, number)\n" + LARGE.format("first") + CAST +
+            f"y = com.microsoft.Attention<num_heads=2, unidirectional={causal_mask}>(h, w, b, mask)")  # fmt: skip
     parameters = {"p": np.ones((1, 3, 4), np.float32), "w": numbers((4, 12), 1), "b": numbers((12,), 2)}
     known = {name: INDICES[name] for name in ("number", "zero")}
     assert_same_values(forward(text, parameters | known, (3, 4)), -np.ones((2, 3, 4), np.float32))

@@ -11,9 +11,8 @@ from edgeasync.training.graph_check import check_graph
 from tests.support.models.gradients import assert_same_values, forward, numbers
 from tests.support.models.small_models import names, refused
 
-NORMS = "a, , , s = com.microsoft.SkipLayerNormalization(x, x, g)\nh = Mul(s, p)\n" + (
-    "b = Mish(a)\nc = Add(b, h)\ny = Mish(c)"
-)
+NORM = "a, , , s = com.microsoft.SkipLayerNormalization(x, x, g)"
+NORMS = f"{NORM}\nh = Mul(s, p)\nb = Mish(a)\nc = Add(b, h)\ny = Mish(c)"
 PARAMETERS = {"g": numbers((4,), 1), "p": numbers((4,), 2)}
 
 
