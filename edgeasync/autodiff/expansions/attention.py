@@ -64,6 +64,8 @@ def _weights(step: ReplacedStep, scores: str, queries: int, keys: int) -> str:
     float32, as in onnxruntime, or by `is_causal`.
     """
     graph, op, mask, seen = step.graph, step.graph.op, step.input(3), ""
+    if mask and step.shape(3)[-1] != keys:  # opset 24 pads it
+        raise step.refused(f"the last axis of its mask {mask!r} has not the size {keys}; export it with that size")
     if mask and graph.dtypes[mask].kind == "b":
         seen = mask
     elif mask:

@@ -17,7 +17,7 @@ def _divided_by_rms(step: ReplacedStep, x: str, axes: Sequence[int], scale: str)
     return op("Mul", op("Div", x, root), scale)
 
 
-@expands("RMSNormalization")
+@expands("RMSNormalization", "SimplifiedLayerNormalization")
 def _rms_normalization(step: ReplacedStep) -> Sequence[str]:
     axes = range(step.axis(), step.rank(0))
     return [_divided_by_rms(step, step.input(0), axes, step.input(1))]

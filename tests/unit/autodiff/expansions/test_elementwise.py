@@ -34,6 +34,8 @@ FORMULAS = {
     "Shrink": shrink,
     "Shrink<lambd=0.25, bias=0.1>": lambda x: shrink(x, 0.25, 0.1),
     "Shrink<lambd=0.5, bias=0.5>": lambda x: shrink(x, 0.5, 0.5),
+    "Swish": lambda x: x / (1 + np.exp(-x)),
+    "Swish<alpha=0.5>": lambda x: x / (1 + np.exp(-0.5 * x)),
     "com.microsoft.QuickGelu": lambda x: x / (1 + np.exp(-1.702 * x)),
     "com.microsoft.QuickGelu<alpha=1.0>": lambda x: x / (1 + np.exp(-x)),
     "com.microsoft.Gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2,
@@ -45,14 +47,15 @@ FORMULAS = {
 def test_one_operand(op):
     name, _, attributes = op.partition("<")
     text = f"a = {name}{'<' + attributes if attributes else ''}(h)\ny = Mul(a, w)"
-    check(text, (7,), {"w": numbers((7,), 5)},
+    check(text, (7,), {"w": numbers((7,), 5)}, opset=24 if name == "Swish" else 18,
           reference=lambda x, parameters: FORMULAS[op](x * parameters["p"]) * parameters["w"])  # fmt: skip
 
 
-@pytest.mark.parametrize("opset", [18, 22])
+@pytest.mark.parametrize("opset", [18, 24])
 @pytest.mark.parametrize("op", FORMULAS)
 def test_edges(op, opset):
     name, _, attributes = op.partition("<")
+    opset = 24 if name == "Swish" else opset
     text = f"h = Mul(x, p)\ny = {name}{'<' + attributes if attributes else ''}(h)"
     model = forward(text, {"p": np.ones(EDGES.shape, np.float32)}, EDGES.shape[1:], opset=opset)
     assert_same_values(model, EDGES)

@@ -13,6 +13,12 @@ def test_the_logarithm_of_a_sum(axes, keepdims):
     check(f"y = ReduceLogSum<keepdims={keepdims}>(h{', axes' if given else ''})", (2, 3), given, positive=True)
 
 
+def test_the_logarithm_of_no_sum():
+    axes = {"axes": np.zeros(0, np.int64)}
+    check("y = ReduceLogSum<noop_with_empty_axes=1>(h, axes)", (3,), axes, positive=True,
+          reference=lambda x, parameters: np.log(x * parameters["p"]))  # fmt: skip
+
+
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("axis", [-1, 1])
 def test_a_division_by_a_norm(p, axis):
