@@ -188,16 +188,7 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
             "onnxruntime optimized it"
         )
     if kind in ("tf2onnx", "keras", "jax2tf"):
-        if bare := _without_bias(prepared):
-            found.append(
-                f"tf2onnx drops biases whose values are all 0, and these layers have no bias: {_listed(bare)}; if "
-                "a layer has one, set it to a small number such as 1e-6 before the conversion"
-            )
-        if folded := [name for name in prepared.parameters if "_weights_fused_bn" in name]:
-            found.append(
-                f"tf2onnx folded batch norms into {_listed(folded)}, so they train without batch statistics; to "
-                "keep the batch norms, train the model in TensorFlow, or write it with edgeasync.nn"
-            )
+        found += _warnings_of_tf2onnx(prepared)
     if kind == "torchscript":
         # If `to_onnx` has restored the module's own statistics, it has marked them as buffers.
         noted = kinds_of_inputs(model)
@@ -226,6 +217,21 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
                 f"torch's exporter ran the model in training mode, so the running statistics of {_listed(norms)} "
                 "include the example batch; to keep the module's own, export with dynamo=True, optimize=False"
             )
+    return found
+
+
+def _warnings_of_tf2onnx(prepared: ForwardGraph) -> list[str]:
+    found = []
+    if bare := _without_bias(prepared):
+        found.append(
+            f"tf2onnx drops biases whose values are all 0, and these layers have no bias: {_listed(bare)}; if "
+            "a layer has one, set it to a small number such as 1e-6 before the conversion"
+        )
+    if folded := [name for name in prepared.parameters if "_weights_fused_bn" in name]:
+        found.append(
+            f"tf2onnx folded batch norms into {_listed(folded)}, so they train without batch statistics; to "
+            "keep the batch norms, train the model in TensorFlow, or write it with edgeasync.nn"
+        )
     return found
 
 
