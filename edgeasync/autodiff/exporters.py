@@ -5,7 +5,7 @@ then look like parameters. The checks were developed with torch 2.13 and skl2onn
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -37,6 +37,8 @@ def check_export(
     if model.producer_name == "pytorch":
         _check_folds(prepared, advice)
         _check_origins(prepared, _said(model, _FOLDED_FROM), settings, advice)
+    if kind_of_producer(model) == "onnxruntime":
+        _check_copies(prepared, settings, advice)
     if not any(entry.key == CHECKED for entry in model.metadata_props):
         _check_identity(prepared, statistics, settings, advice)
     _check_statistics(prepared, statistics, advice)
@@ -142,6 +144,40 @@ def _has_twin(prepared: ForwardGraph, name: str, value: Array) -> bool:
         other != name and twin.size == value.size and np.array_equal(np.sort(twin, axis=None), values)
         for other, twin in prepared.parameters.items()
     )
+
+
+def _check_copies(prepared: ForwardGraph, settings: GraphSettings, advice: str) -> None:
+    """Reject weights that are copies of other trained weights.
+
+    If layers share their parameters, as in ALBERT, onnxruntime's optimizer may pack them once for
+    each layer. Then the copies would be trained separately.
+    """
+    trained = {
+        name: value
+        for name, value in prepared.parameters.items()
+        if value.ndim in (1, 2) and not reading.is_uniform(value)
+    }
+    for other, name in _copies(trained):
+        if not settings.names(name):
+            raise GraphError(
+                f"onnxruntime's optimizer copied parameter {other!r} into {name!r}, so they would be trained "
+                f"separately; {advice}, or set {argument('freeze', other, name)} or {argument('train', '*')}"
+            )
+
+
+def _copies(arrays: Mapping[str, Array]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of names: an array, and one that contains it or has the same values."""
+    alike: dict[tuple[int, float, float], str] = {}
+    for name, value in arrays.items():
+        twin = alike.setdefault((value.size, float(value.min()), float(value.max())), name)
+        if twin != name and np.array_equal(np.sort(value, axis=None), np.sort(arrays[twin], axis=None)):
+            yield twin, name
+        for other, part in arrays.items():
+            width, whole = part.shape[-1], value.shape[-1]
+            if value.shape[:-1] == part.shape[:-1] and width < whole:
+                parts = [value[..., begin : begin + width] for begin in range(0, whole, width)]
+                if any(np.array_equal(each, part) for each in parts):
+                    yield other, name
 
 
 def _check_statistics(prepared: ForwardGraph, live: set[str], advice: str) -> None:

@@ -209,6 +209,34 @@ def test_biases_and_batch_norms_that_tf2onnx_leaves_out():
     assert ["no bias: v;" in said for said in warnings(jax2tf(), output="z")] == [True]
 
 
+def test_weights_of_shared_layers_that_onnxruntime_packed_once():
+    """In ALBERT, all layers share their parameters."""
+    weights, biases = [numbers((4, 4), place) for place in range(3)], [numbers((4,), place) for place in range(3)]
+    text = (
+        "q = Gemm(x, wq, bq)\nk = Unsqueeze(q, one)\nz = com.microsoft.Attention<num_heads=2>(k, w, b)\n"
+        "y = Squeeze(z, one)"
+    )
+    parameters = {"wq": weights[1], "bq": biases[0], "w": np.hstack(weights), "b": np.hstack(biases),
+                  "one": np.array([1])}  # fmt: skip
+    proto = onnx.load_model_from_string(forward(text, parameters, (4,)))
+    assert_trains(build_training_graph(proto.SerializeToString(), GraphSettings(loss="mse")), rate=0.001)
+    proto.producer_name = "onnxruntime.transformers"
+    told = (
+        r"onnxruntime's optimizer copied parameter 'wq' into 'w', .* optimized it, or set freeze=\['wq', 'w'\] or "
+        r"train=\['\*'\]; after that: .* copied parameter 'bq' into 'b', .*"
+    )
+    with pytest.raises(GraphError, match=told):
+        build_training_graph(proto.SerializeToString(), GraphSettings(loss="mse"))
+    for settings in ({"train": ("*",)}, {"freeze": ("w", "b")}, {"freeze": ("wq", "bq")}):
+        build_training_graph(proto.SerializeToString(), GraphSettings(loss="mse", **settings))
+    tied = onnx.load_model_from_string(
+        forward("h = MatMul(x, v)\ng = Tanh(h)\ny = MatMul(g, vt)", {"v": weights[0], "vt": weights[0].T}, (4,))
+    )
+    tied.producer_name = proto.producer_name
+    with pytest.raises(GraphError, match="copied parameter 'v' into 'vt'"):
+        build_training_graph(tied.SerializeToString(), GraphSettings(loss="mse"))
+
+
 def test_convolutions_that_onnxruntime_may_have_fused_with_batch_norms():
     text = 'y = com.microsoft.FusedConv<activation="Relu">(x, w, b)'
     data = forward(text, {"w": numbers((2, 3, 3), 1), "b": numbers((2,), 2)}, (3, 5))
