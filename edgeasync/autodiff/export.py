@@ -35,7 +35,7 @@ def export_model(model: bytes, trained: Mapping[str, Array], metadata: Mapping[s
     if metadata:
         helper.set_model_props(proto, {entry.key: entry.value for entry in proto.metadata_props} | dict(metadata))
     try:
-        onnx.checker.check_model(proto)
+        reading.check(proto)
     except onnx.checker.ValidationError as error:
         raise GraphError(f"the exported model is not valid: {native_reason(error)}") from error
     return bytes(proto.SerializeToString())

@@ -6,13 +6,14 @@ size.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
+from edgeasync.autodiff.expansions import expand
 from edgeasync.autodiff.graph import (
     Array,
     Graph,
@@ -77,7 +78,7 @@ class ForwardGraph(Graph):
 def prepare(
     model: onnx.ModelProto,
     output: str,
-    trained: Iterable[str],
+    trained: Collection[str],
     statistics: Iterable[str],
     *,
     prediction: str | None = None,
@@ -102,7 +103,21 @@ def prepare(
             _read_input(forward, entry, symbols, producer_of(model).sizes)
     if not forward.inputs:
         raise GraphError(f"output {output!r} does not depend on any input of the model; choose another output")
-    first, second = _measure(forward, nodes, producer_of(model), symbolic=bool(symbols))
+    producer, symbolic = producer_of(model), bool(symbols)
+    first, second = _measure(forward, nodes, producer, symbolic=symbolic)
+    _set_shapes(forward, first, second)
+    expanded = expand(forward, nodes, trained, (forward.output, forward.prediction), opset=forward.opset)
+    if expanded != nodes:
+        nodes = expanded
+        first, second = _measure(forward, nodes, producer, symbolic=symbolic)
+        _set_shapes(forward, first, second)
+    forward.output_sample = first[forward.output].shape
+    _fold(forward, nodes, first, second)
+    return forward
+
+
+def _set_shapes(forward: ForwardGraph, first: Mapping[str, Array], second: Mapping[str, Array]) -> None:
+    """Set the shapes and dtypes of all tensors, which were computed at two batch sizes."""
     for name, value in first.items():
         measured: object = value
         if isinstance(measured, list):
@@ -119,9 +134,6 @@ def prepare(
             )
         forward.shapes[name] = tuple([a if a == b else None for a, b in zip(shape, other, strict=True)])
         forward.dtypes[name] = value.dtype
-    forward.output_sample = first[forward.output].shape
-    _fold(forward, nodes, first, second)
-    return forward
 
 
 def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[str], advice: str) -> None:

@@ -45,6 +45,9 @@ class Node(msgspec.Struct):
 class Graph:
     """Nodes in topological order, constants by name, and the known shapes and dtypes of tensors."""
 
+    constants_prefix = ""
+    """Prefix of the names of new constants."""
+
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.constants: dict[str, Array] = {}
@@ -83,7 +86,7 @@ class Graph:
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._shared:
             self._count += 1
-            self._shared[key] = name = f"::constant_{self._count}"
+            self._shared[key] = name = f"{self.constants_prefix}::constant_{self._count}"
             self.constants[name] = array
             self.shapes[name], self.dtypes[name] = array.shape, array.dtype
         return self._shared[key]

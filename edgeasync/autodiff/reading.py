@@ -1,5 +1,6 @@
 """Reads a model file and normalizes its opset, input types, output and initial values."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,8 +11,11 @@ from edgeasync.autodiff.graph import Array, needed, read_nodes
 from edgeasync.autodiff.producers import producer_of
 from edgeasync.errors import GraphError, argument, native_reason
 
-OPSET_MIN, OPSET_MAX = 18, 23
+OPSET_MIN, OPSET_MAX = 18, 24
 """The supported range of opsets. Models with an older opset are converted to the first one."""
+
+_NORMS = {"LayerNormalization": 17, "SimplifiedLayerNormalization": sys.maxsize}
+"""Operators that onnxruntime has in all opsets, and the first opset of onnx that has them."""
 
 _STANDARD = ("", "ai.onnx")
 
@@ -40,10 +44,35 @@ def load(data: bytes) -> onnx.ModelProto:
         if entry.type.HasField("tensor_type"):
             entry.type.tensor_type.shape.SetInParent()  # onnx requires a shape; all shapes are measured later
     try:
-        onnx.checker.check_model(model)
+        check(model)
     except Exception as error:
         raise GraphError(f"not a readable ONNX model: {native_reason(error)}; export the model again") from error
     return model
+
+
+def check(model: onnx.ModelProto) -> None:
+    """Check a model with onnx. Raises onnx's error if the model is invalid."""
+    unknown = _hide_unknown_norms(model)
+    try:
+        onnx.checker.check_model(model)
+    finally:
+        for node in unknown:
+            node.domain = ""
+
+
+def _hide_unknown_norms(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Move nodes that onnx does not know to onnxruntime's domain. Return these nodes.
+
+    onnxruntime's optimizer writes some operators to the standard domain that the model's opset does
+    not have.
+    """
+    opset = opset_of(model)
+    unknown = [
+        node for node in model.graph.node if node.domain in _STANDARD and opset < _NORMS.get(node.op_type, opset)
+    ]
+    for node in unknown:
+        node.domain = ONNXRUNTIME
+    return unknown
 
 
 def read(data: bytes) -> onnx.ModelProto:
@@ -117,12 +146,16 @@ def parse(data: bytes) -> onnx.ModelProto:
         if model.functions:
             model = inliner.inline_local_functions(model)
         if opset < OPSET_MIN:
+            _hide_unknown_norms(model)
             model = version_converter.convert_version(model, OPSET_MIN)
     except Exception as error:
         raise GraphError(
             f"the model has opset {opset}, and onnx cannot convert it ({native_reason(error)}); "
             f"{producer_of(model).opset}"
         ) from error
+    for node in model.graph.node:
+        if node.op_type in _NORMS:
+            node.domain = ""
     return model
 
 

@@ -290,7 +290,7 @@ FILES = {
     "torchscript": (torchscript, {}, {}),
     "dynamo": (dynamo, {}, {"freeze": ("val_3", "val_7")}),
     "dynamo, folded": (dynamo_folded, {}, {"freeze": ("k1", "k2")}),
-    "onnxruntime": (onnxruntime, {}, {"freeze": ("s", "t", "w", "b")}),
+    "onnxruntime": (onnxruntime, {}, {"freeze": ("s", "t")}),
     "nbits": (nbits, {"loss": "mse", "train": ("lora_*",)}, {"freeze": ("lora_a0", "lora_b0")}),
     "onnxruntime, quantized": (quantize_dynamic, {}, {}),
 }

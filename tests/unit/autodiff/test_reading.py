@@ -6,21 +6,25 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.training.graph_check import check_graph
-from tests.support.models.gradients import check, numbers, run
+from tests.support.models.gradients import assert_same_values, check, numbers, run
 from tests.support.models.small_models import DENSE, MSE, edited, model, names, refused
 
 
 def test_a_foreign_operator():
     def foreign(proto):
         proto.graph.node[1].domain = "com.microsoft"
-        proto.graph.node[1].op_type = "Gelu"
+        proto.graph.node[1].op_type = "DynamicQuantizeMatMul"
+        proto.graph.node[1].input.extend(["q", "s"])
+        proto.graph.initializer.append(numpy_helper.from_array(np.eye(5, dtype=np.int8), "q"))
+        proto.graph.initializer.append(numpy_helper.from_array(np.float32(1), "s"))
         proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
     why = (
-        "no gradient for Gelu of the domain 'com.microsoft'; use the original file, before onnxruntime "
-        r"optimized or quantized it, or freeze the parameters before it: freeze=\['w1', 'b1'\]$"
+        "no gradient for DynamicQuantizeMatMul of the domain 'com.microsoft'; use the original file, before "
+        r"onnxruntime optimized or quantized it, or freeze the parameters before it: freeze=\['w1', 'b1'\]$"
     )
     refused(edited(model(), foreign), why)
     before, after = {"output": "h", "loss": "mse"}, {"freeze": ("?1",)}
@@ -56,14 +60,14 @@ def test_outputs_that_are_unclear_or_missing():
 
 def test_an_opset_that_is_too_new():
     def newer(proto):
-        proto.opset_import[0].version = 24
+        proto.opset_import[0].version = 25
 
     refused(
-        edited(model(), newer), "the model has opset 24, but the newest supported is 23; export it with opset 18"
+        edited(model(), newer), "the model has opset 25, but the newest supported is 24; export it with opset 18"
     )
 
 
-@pytest.mark.parametrize("opset", [9, 11, 13, 15, 17, 18, 19, 20, 21, 22, 23])
+@pytest.mark.parametrize("opset", [9, 11, 13, 15, 17, 18, 19, 20, 21, 22, 23, 24])
 def test_every_opset_that_is_read(opset):
     """Converted where it is old: the parameters keep their names, and the gradients are the same."""
     check("a = Conv<pads=[1, 1]>(h, k)\nb = Relu(a)\nc = MaxPool<kernel_shape=[2], strides=[2]>(b)\n"
@@ -134,3 +138,16 @@ def test_a_file_that_does_not_say_the_shape_of_its_output():
         proto.graph.output[0].type.tensor_type.ClearField("shape")
 
     assert build_training_graph(edited(model(), unshaped), MSE).spec.trained_length
+
+
+@pytest.mark.parametrize("opset", [11, 16, 20])
+@pytest.mark.parametrize("op", ["LayerNormalization", "SimplifiedLayerNormalization"])
+def test_norms_that_onnx_does_not_have(op, opset):
+    """onnxruntime's optimizer writes them to files of any opset, and onnxruntime runs them."""
+    parameters = {"g": numbers((4,), 1), "p": numbers((1, 4), 3)}
+    data = model(f"h = Mul(x, p)\ny = {op}<axis=-1, epsilon=0.001>(h, g)", parameters, opset=opset)
+    data = edited(data, lambda proto: proto.opset_import.append(helper.make_opsetid("com.microsoft", 1)))
+    graph = assert_same_values(data, numbers((3, 4), 4))
+    values = graph.spec.views(graph.initial + np.float32(1))
+    moved = onnx.load_model_from_string(export_model(data, values))
+    assert [node.domain for node in moved.graph.node] == ["", ""]
