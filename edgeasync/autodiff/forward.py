@@ -25,7 +25,8 @@ from edgeasync.autodiff.graph import (
     value_info,
 )
 from edgeasync.autodiff.producers import Producer, producer_of
-from edgeasync.autodiff.reading import array_of, initial_values, opset_of, stops_gradient
+from edgeasync.autodiff.reading import array_of, initial_values, opset_of, read_instead, stops_gradient
+from edgeasync.autodiff.unrolling import unroll
 from edgeasync.errors import GraphError, native_reason
 
 PROBES = (2, 3)
@@ -84,7 +85,7 @@ def prepare(
 ) -> ForwardGraph:
     """Return the part of the model that `output` depends on.
 
-    Shapes are measured and constants are folded.
+    Shapes are measured, constants are folded, and loops are unrolled.
 
     `trained` and `statistics` name the initializers that stay variable. All other initializers
     become constants. Raises `GraphError` if the model does not run, contains operators of unknown
@@ -102,7 +103,16 @@ def prepare(
             _read_input(forward, entry, symbols, producer_of(model).sizes)
     if not forward.inputs:
         raise GraphError(f"output {output!r} does not depend on any input of the model; choose another output")
-    first, second = _measure(forward, nodes, producer_of(model), symbolic=bool(symbols))
+    _measure_and_fold(forward, nodes, producer_of(model), symbolic=bool(symbols))
+    while any(node.op == "Loop" for node in forward.nodes):  # nested loops appear one after the other
+        nodes = _resolve(unroll(forward.nodes, forward.constants), forward, model)
+        _measure_and_fold(forward, nodes, producer_of(model), symbolic=bool(symbols))
+    return forward
+
+
+def _measure_and_fold(forward: ForwardGraph, nodes: list[Node], producer: Producer, *, symbolic: bool) -> None:
+    """Record the shape and dtype of each tensor, and fold constants."""
+    first, second = _measure(forward, nodes, producer, symbolic=symbolic)
     for name, value in first.items():
         measured: object = value
         if isinstance(measured, list):
@@ -121,7 +131,6 @@ def prepare(
         forward.dtypes[name] = value.dtype
     forward.output_sample = first[forward.output].shape
     _fold(forward, nodes, first, second)
-    return forward
 
 
 def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[str], advice: str) -> None:
@@ -164,6 +173,7 @@ def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -
     sequences: dict[str, list[str]] = {}
     for node in nodes:
         node.inputs = [same.get(name, name) for name in node.inputs]
+        _read_in_bodies(node, same)
         if node.op == "Constant":
             if node.outputs[0] not in forward.parameters:
                 forward.constants[node.outputs[0]] = _constant_value(node)
@@ -178,6 +188,8 @@ def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -
             sequences[node.outputs[0]] = parts
         elif node.op == "SequenceAt" and (part := _part_at(node, sequences, forward)) is not None:
             same[node.outputs[0]] = part
+        elif node.op == "Bernoulli":
+            kept += _coins(node)
         elif node.op != "Identity" or node.outputs[0] in stops:
             kept.append(node)
         elif node.outputs[0] not in forward.parameters and node.outputs[0] not in forward.constants:
@@ -185,6 +197,30 @@ def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -
     forward.output = same.get(forward.output, forward.output)
     forward.prediction = same.get(forward.prediction, forward.prediction)
     return kept
+
+
+def _read_in_bodies(node: Node, same: Mapping[str, str]) -> None:
+    """Rename the inputs of nodes in loops and branches."""
+    for body in node.attributes.values():
+        if isinstance(body, onnx.GraphProto):
+            read_instead(same, body)
+    if node.op == "Loop":  # onnxruntime crashes if a loop omits an output before one that it has
+        made = [*node.outputs]
+        node.outputs = [name or f"{'::'.join(made)}::{place}" for place, name in enumerate(made)]
+
+
+def _coins(node: Node) -> list[Node]:
+    """Return nodes that draw 1 with given probabilities, because devices do not support Bernoulli."""
+    odds, (made,) = node.inputs[0], node.outputs
+    seed = {name: value for name, value in node.attributes.items() if name == "seed"}
+    kind = {"to": node.attributes["dtype"]} if "dtype" in node.attributes else None
+    return [
+        Node("RandomUniformLike", [odds], [f"{made}::uniform"], seed, node.name and f"{node.name}::uniform"),
+        Node("Less", [f"{made}::uniform", odds], [f"{made}::below"], {}, node.name and f"{node.name}::below"),
+        Node("Cast", [f"{made}::below"], [made], kind, node.name)
+        if kind
+        else Node("CastLike", [f"{made}::below", odds], [made], {}, node.name),
+    ]
 
 
 def _part_at(node: Node, sequences: Mapping[str, list[str]], forward: ForwardGraph) -> str | None:
@@ -295,7 +331,7 @@ def _fold(
 
     The results of all other nodes become constants.
     """
-    shape_like, varying = set(forward.constants), set[str]()
+    forward.nodes, shape_like, varying = [], set(forward.constants), set[str]()
     for node in nodes:
         if node.op == "CastLike":
             kind = helper.np_dtype_to_tensor_dtype(forward.dtypes[node.outputs[0]])
