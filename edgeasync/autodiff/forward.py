@@ -7,6 +7,7 @@ size.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 
 import numpy as np
 import onnx
@@ -171,7 +172,7 @@ def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -
     stops = {node.output[0] for node in model.graph.node if stops_gradient(node)}
     kept = []
     sequences: dict[str, list[str]] = {}
-    for node in nodes:
+    for node in chain.from_iterable(map(_supported, nodes)):
         node.inputs = [same.get(name, name) for name in node.inputs]
         _read_in_bodies(node, same)
         if node.op == "Constant":
@@ -188,8 +189,6 @@ def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -
             sequences[node.outputs[0]] = parts
         elif node.op == "SequenceAt" and (part := _part_at(node, sequences, forward)) is not None:
             same[node.outputs[0]] = part
-        elif node.op == "Bernoulli":
-            kept += _coins(node)
         elif node.op != "Identity" or node.outputs[0] in stops:
             kept.append(node)
         elif node.outputs[0] not in forward.parameters and node.outputs[0] not in forward.constants:
@@ -204,13 +203,12 @@ def _read_in_bodies(node: Node, same: Mapping[str, str]) -> None:
     for body in node.attributes.values():
         if isinstance(body, onnx.GraphProto):
             read_instead(same, body)
-    if node.op == "Loop":  # onnxruntime crashes if a loop omits an output before one that it has
-        made = [*node.outputs]
-        node.outputs = [name or f"{'::'.join(made)}::{place}" for place, name in enumerate(made)]
 
 
-def _coins(node: Node) -> list[Node]:
-    """Return nodes that draw 1 with given probabilities, because devices do not support Bernoulli."""
+def _supported(node: Node) -> list[Node]:
+    """Return a node, or several instead of Bernoulli, which devices do not support."""
+    if node.op != "Bernoulli":
+        return [node]
     odds, (made,) = node.inputs[0], node.outputs
     seed = {name: value for name, value in node.attributes.items() if name == "seed"}
     kind = {"to": node.attributes["dtype"]} if "dtype" in node.attributes else None

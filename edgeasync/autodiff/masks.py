@@ -56,10 +56,10 @@ class _Search:
         for data, mask in ((first, second), (second, first)):
             if node.op_type == "Mul" and mask in self._masks and (kept := self._kept(data, self._masks[mask])):
                 return helper.make_node("Identity", [kept], list(node.output), node.name)
-        if node.op_type == "RandomUniformLike" and not any(
-            entry.name in ("low", "high") for entry in node.attribute
-        ):
-            self._shifts[node.output[0]] = 0.0
+        if node.op_type == "RandomUniformLike":
+            bounds = {entry.name: entry.f for entry in node.attribute}
+            if bounds.get("low", 0.0) == 0.0 and bounds.get("high", 1.0) == 1.0:
+                self._shifts[node.output[0]] = 0.0
         elif node.op_type == "Bernoulli" and (odds := self._number(first)) is not None:
             self._masks[node.output[0]] = _Mask(odds)
         elif (mask_ := self._mask(node.op_type, first, second)) is not None:
@@ -104,7 +104,10 @@ class _Search:
         elif maker.op_type in _SAME:
             return self._number(maker.input[0])
         elif maker.op_type in ("Constant", "ConstantOfShape"):
-            tensor = next((entry.t for entry in maker.attribute if entry.name == "value"), None)
+            held = {entry.name: entry for entry in maker.attribute}
+            if "value_float" in held:
+                return float(held["value_float"].f)
+            tensor = held["value"].t if "value" in held else None
         else:
             return None
         if tensor is None:

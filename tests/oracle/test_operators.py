@@ -115,7 +115,13 @@ ROWS = {
     "a turned image": (IMAGE, turned, (6,)),
     "rows of the batch": ((4, 5), lambda m, h: h[h.sum(1).argsort()]),
 }  # fmt: skip
-CASES = RESIZES | PADS | EINSUMS | ROWS
+OPERATORS = RESIZES | PADS | EINSUMS | ROWS
+NOT_BY_THE_OLDER = {"antialiased", "antialiased, cubic", "nearest-exact", "sinh", "cosh", "asinh", "atanh",
+                    "acosh", "local responses", "a turned image"}  # fmt: skip
+CASES = [(name, "old, training") for name in OPERATORS if name not in NOT_BY_THE_OLDER]
+CASES += [
+    (name, "new") for name in OPERATORS if name not in RESIZES or ("ed," not in name and ", to " not in name)
+]
 
 
 def compare(model, x, data):
@@ -133,11 +139,10 @@ def compare(model, x, data):
             assert distance(gradients[f"{key}.grad"], expected, 0) <= limit, (key, threads)
 
 
-@pytest.mark.parametrize("way", ["old, training", "new"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "way"), CASES)
 def test_gradients_of_an_operator(name, way):
     torch.manual_seed(3)
-    shape, function, *weights = CASES[name]
+    shape, function, *weights = OPERATORS[name]
     x = torch.randn(shape)
     parts = {"w": nn.Parameter(torch.randn(weights[0]))} if weights else {}
     model = Between(function, x, **parts)

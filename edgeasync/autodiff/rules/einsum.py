@@ -34,9 +34,7 @@ def _read(step: Step) -> _Equation:
     left, arrow, output = text.partition("->")
     operands = left.split(",")
     free = [letter for letter in string.ascii_letters if letter not in text]
-    counts = [
-        len(step.shape(place)) - len(letters.replace("...", "")) for place, letters in enumerate(operands)
-    ]
+    counts = [len(step.shape(place)) - len(letters.replace("...", "")) for place, letters in enumerate(operands)]
     dots = "".join(free[: max(counts)])  # all ellipses have the same number of axes
     if not arrow:
         seen = Counter(left)
@@ -52,7 +50,7 @@ def _gradient_of(step: Step, equation: _Equation, place: int) -> str:
     An operand's repeated letter selects a diagonal, outside of which the gradient is 0. Axes of
     size 1 that were broadcast are summed.
     """
-    graph, op = step.graph, step.graph.op
+    op = step.graph.op
     names, terms = list[str](), list[str]()
     for other in range(len(equation.operands)):
         if other != place:
@@ -62,6 +60,23 @@ def _gradient_of(step: Step, equation: _Equation, place: int) -> str:
     if equation.output:
         names.append(step.gradient)
         terms.append(equation.output)
+    own = _own_letters(step, equation, place, names, terms)
+    kept = "".join([letter for letter in own if letter in "".join(terms)])
+    found = op("Einsum", *names, equation=f"{','.join(terms)}->{kept}") if names else step.gradient
+    if names and not equation.output:
+        found = op("Mul", found, step.gradient)
+    if missing := [axis for axis, letter in enumerate(own) if not letter or letter not in kept]:
+        found = op("Unsqueeze", found, step.graph.ints(*missing))
+    if any(own[axis] for axis in missing):
+        found = op("Expand", found, op("Shape", step.input(place)))
+    return found
+
+
+def _own_letters(step: Step, equation: _Equation, place: int, names: list[str], terms: list[str]) -> list[str]:
+    """Return different letters for the axes of an operand, and "" for axes that were broadcast.
+
+    For each repeated letter, an identity matrix is added to the product.
+    """
     unused, broadcast, own = equation.unused(), _broadcast(step, equation, place), list[str]()
     for axis, (letter, size) in enumerate(zip(equation.operands[place], step.shape(place), strict=True)):
         if axis in broadcast:
@@ -72,17 +87,9 @@ def _gradient_of(step: Step, equation: _Equation, place: int) -> str:
             raise step.refused(f"its equation repeats the letter {letter!r} for the batch axis")
         else:
             own.append(unused.pop())
-            names.append(graph.constant(np.eye(size, dtype=np.float32)))
+            names.append(step.graph.constant(np.eye(size, dtype=np.float32)))
             terms.append(letter + own[-1])
-    kept = "".join([letter for letter in own if letter in "".join(terms)])
-    found = op("Einsum", *names, equation=f"{','.join(terms)}->{kept}") if names else step.gradient
-    if names and not equation.output:
-        found = op("Mul", found, step.gradient)
-    if missing := [axis for axis, letter in enumerate(own) if not letter or letter not in kept]:
-        found = op("Unsqueeze", found, graph.ints(*missing))
-    if any(own[axis] for axis in missing):
-        found = op("Expand", found, op("Shape", step.input(place)))
-    return found
+    return own
 
 
 def _broadcast(step: Step, equation: _Equation, place: int) -> list[int]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgeasync.autodiff.graph import Graph
+from edgeasync.autodiff.graph import Graph, Shape
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 from edgeasync.autodiff.rules.resampling import sum_padding
 
@@ -277,8 +277,8 @@ def _gather_nd(step: Step) -> Gradients:
     apart, depth = step.attribute("batch_dims", 0), step.shape(1)[-1]
     if depth is None:
         raise step.refused("the number of its indices depends on the batch size")
-    indices, inner = step.input(1), [_fixed(step, 0, axis) for axis in range(apart + 1, len(step.shape(0)))]
-    steps = [math.prod(inner[axis : depth - 1]) for axis in range(depth)]
+    indices, inner = step.input(1), [_fixed(step, 0, axis) for axis in range(apart + 1, apart + depth)]
+    steps = [math.prod(inner[axis:]) for axis in range(depth)]
     sizes = op("Slice", op("Shape", step.input(0)), graph.ints(apart), graph.ints(apart + depth))
     indices = op("Where", op("Less", indices, graph.constant(np.int64(0))), op("Add", indices, sizes), indices)
     rows = op("ReduceSum", op("Mul", indices, graph.ints(*steps)), graph.ints(-1), keepdims=0)
@@ -289,11 +289,18 @@ def _gather_nd(step: Step) -> Gradients:
                    graph.constant(np.int64(_fixed(step, 0, apart) * steps[0])))  # fmt: skip
         below = math.prod(_fixed(step, 1, axis) for axis in range(apart, len(step.shape(1)) - 1))
         rows = op("Add", op("Reshape", rows, graph.ints(-1, below)), op("Unsqueeze", first, graph.ints(1)))
-    width = math.prod(inner[depth - 1 :])
-    base = op("Reshape", op("ConstantOfShape", op("Shape", step.input(0))), graph.ints(-1, width))
-    flat = op("Reshape", step.gradient, graph.ints(-1, width))
+    base = _table(step, op("ConstantOfShape", op("Shape", step.input(0))), step.shape(0), apart + depth)
+    flat = _table(step, step.gradient, step.output_shape, len(step.shape(1)) - 1)
     spread = op("Expand", op("Reshape", rows, graph.ints(-1, 1)), op("Shape", flat))
     return [graph.reshape_like(op("ScatterElements", base, spread, flat, axis=0, reduction="add"), step.input(0))]
+
+
+def _table(step: Step, value: str, shape: Shape, axes: int) -> str:
+    """Flatten the first `axes` axes of a tensor of `shape` into rows, and all others into columns."""
+    sizes = [-1 if None in part else math.prod(dim or 0 for dim in part) for part in (shape[:axes], shape[axes:])]
+    if sizes == [-1, -1]:
+        raise step.refused("both its rows and its columns depend on the batch size")
+    return step.graph.op("Reshape", value, step.graph.ints(*sizes))
 
 
 @rule("ScatterND", "ScatterElements")

@@ -24,7 +24,8 @@ MASKS = {
     "not below": DRAWN + "b = GreaterOrEqual(u, rest)\nm = CastLike(b, keep)\nk = Div(m, keep)\ny = Mul(k, h)",
     "floor, data divided": DRAWN + "a = Add(keep, u)\nm = Floor(a)\nd = Div(h, keep)\ny = Mul(d, m)",
     "data multiplied": DRAWN + "b = Less(u, keep)\nm = Cast<to=1>(b)\nd = Mul(h, inverse)\ny = Mul(m, d)",
-    "a draw of its own": SHAPE.replace("e = ConstantOfShape(t)\n", "") + "q = Expand(keep, t)\nm = Bernoulli(q)\nk = Div(m, keep)\ny = Mul(h, k)",
+    "a draw of its own": SHAPE.replace("e = ConstantOfShape(t)\n", "")
+    + "q = Expand(keep, t)\nm = Bernoulli(q)\nk = Div(m, keep)\ny = Mul(h, k)",
 }
 
 

@@ -95,7 +95,7 @@ def test_a_loop_that_collects_its_states():
     """The first axis of what it collects is the iteration."""
     body = loop(CELL, ["stay", "next", "next"])
     after = "t = Transpose<perm=[1, 0, 2]>(all)\ny = Flatten(t)"
-    looped = model_of(body, "h = Mul(x, p)", after, PARAMETERS, outputs=("", "all"))
+    looped = model_of(body, "h = Mul(x, p)", after, PARAMETERS, outputs=("unread", "all"))
     assert_alike(looped, plain(f"{UNROLLED}\ny = Concat<axis=1>(h1, h2, h3)"))
 
 
@@ -147,7 +147,7 @@ REFUSED = {
     "an end that depends on data": (ENDING, {"limit": np.float32(99)}, {}, "a condition ends it"),
     "a condition that is false": (CELL, {"yes": np.array(False)}, {}, "a condition ends it"),
     "no number": (ENDING, {"limit": np.float32(-99)}, {"inputs": ("", "yes", "h")}, "a condition ends it"),
-    "the batch": (CELL, {}, {"inputs": ("rows", "yes", "h")}, "its number of iterations depends on the batch size"),
+    "the batch": (CELL, {}, {"inputs": ("rows", "yes", "h")}, "its number of iterations depends on the batch"),
 }  # fmt: skip
 
 

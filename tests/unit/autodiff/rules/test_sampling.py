@@ -34,6 +34,7 @@ def test_sampled_images(padding, corners):
         m = MatMul(t, w)
         g = Reshape(m, grid)
         y = GridSample<mode="linear", padding_mode="{padding}", align_corners={corners}>(r, g)"""
+
     def formula(x, parameters):
         h = x * parameters["p"]
         grid = (np.tanh(h) @ parameters["w"]).reshape(-1, 4, 5, 2)

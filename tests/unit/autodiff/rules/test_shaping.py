@@ -423,13 +423,19 @@ def test_values_by_several_indices_of_each_example(shape, batch_dims):
         np.testing.assert_allclose(found["p.grad"][0], (expected * x).sum(0), rtol=1e-4, atol=1e-7)
 
 
+def test_values_by_an_index_before_the_batch():
+    """As torch's newer exporter writes a linear interpolation: the indexed axis is moved to the front."""
+    check("t = Transpose<perm=[1, 0, 2]>(h)\na = GatherND(t, i)\nb = Mul(a, a)\ny = Transpose<perm=[1, 0, 2]>(b)",
+          (4, 2), {"i": np.array([[3], [0], [-1], [1], [3]])})  # fmt: skip
+
+
 def test_the_largest_value_of_each_example_by_several_indices():
     check("t, i = TopK<axis=1>(h, k)\ny = GatherND<batch_dims=1>(h, i)", (5,), {"k": ints(1)})
 
 
 def test_examples_in_an_order_that_the_graph_computes():
     """Backwards, along the batch axis. Constant indices would select fixed examples."""
-    order = "s = Shape<start=0, end=1>(x)\nn = Squeeze(s)\nm = Sub(n, one)\nr = Range(m, low, low)"
-    constants = {"one": np.int64(1), "low": np.int64(-1)}
+    order = "s = Shape<start=0, end=1>(x)\nn = Squeeze(s)\nm = Sub(n, one)\nq = Range(zero, n, one)\nr = Sub(m, q)"
+    constants = {"zero": np.int64(0), "one": np.int64(1)}
     check(f"{order}\na = Gather(h, r)\ny = Mul(a, a)", (3,), constants)
     check(f"{order}\nt = Transpose(h)\na = Gather<axis=1>(t, r)\nb = Mul(a, a)\ny = Transpose(b)", (3,), constants)
