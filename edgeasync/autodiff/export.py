@@ -9,6 +9,7 @@ from onnx import helper, numpy_helper
 
 from edgeasync.autodiff import contract, reading
 from edgeasync.autodiff.graph import Array
+from edgeasync.autodiff.masks import without_masks
 from edgeasync.errors import GraphError, ModelMismatchError, native_reason
 
 
@@ -31,7 +32,7 @@ def export_model(model: bytes, trained: Mapping[str, Array], metadata: Mapping[s
     _settle(proto.graph)
     for function in proto.functions:
         _settle(function)
-    _remove_unread(proto.graph, before - _read_names(proto.graph))
+    _remove_unread(proto.graph, before)
     if metadata:
         helper.set_model_props(proto, {entry.key: entry.value for entry in proto.metadata_props} | dict(metadata))
     try:
@@ -83,7 +84,7 @@ def _settle(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
     """Switch every node to inference mode."""
     read = _read_names(graph)
     nodes = []
-    for node in graph.node:
+    for node in without_masks(graph.node, getattr(graph, "initializer", ())):
         nodes.append(node)
         for attribute in node.attribute:
             if attribute.HasField("g"):
@@ -98,9 +99,14 @@ def _settle(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
     _refill(graph.node, nodes)
 
 
-def _remove_unread(graph: onnx.GraphProto, names: set[str]) -> None:
-    """Remove the constants in `names`, which were used only in training mode."""
-    _refill(graph.node, [node for node in graph.node if node.op_type != "Constant" or node.output[0] not in names])
+def _remove_unread(graph: onnx.GraphProto, before: set[str]) -> None:
+    """Remove nodes and constants that were read `before`, but only in training mode."""
+    while True:
+        names = before - _read_names(graph)
+        nodes = [node for node in graph.node if not names.issuperset(filter(None, node.output))]
+        if len(nodes) == len(graph.node):
+            break
+        _refill(graph.node, nodes)
     _refill(graph.initializer, [entry for entry in graph.initializer if entry.name not in names])
     there = {name for node in graph.node for name in node.output}
     there.update(entry.name for entry in graph.initializer)  # value_info records the kind of each initializer

@@ -12,7 +12,8 @@ import onnx
 
 from edgeasync.autodiff import reading
 from edgeasync.autodiff.forward import ForwardGraph
-from edgeasync.autodiff.graph import Array, Node, free_inputs
+from edgeasync.autodiff.graph import Array, Node, free_inputs, needed, read_nodes
+from edgeasync.autodiff.masks import without_masks
 from edgeasync.autodiff.producers import kind_of_producer, producer_of
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, argument
@@ -212,8 +213,9 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
             "random numbers, and the exported model always does so; to evaluate, load the trained values into the "
             "module"
         )
-    drawing = [node.where for node in prepared.nodes if node.op == "RandomUniformLike"]
-    if kind == "dynamo" and drawing and not any(entry.key == CHECKED for entry in model.metadata_props):
+    drawing = _drawing(model, prepared)
+    checked = any(entry.key == CHECKED for entry in model.metadata_props)
+    if kind in ("dynamo", "torchscript") and drawing and not checked:
         found.append(
             f"{_listed(drawing)} draws random numbers in evaluations too, because torch's exporter writes channel "
             "dropouts that way; export with edgeasync.torch.to_onnx"
@@ -270,6 +272,13 @@ def _warnings_of_tf2onnx(prepared: ForwardGraph) -> list[str]:
             "keep the batch norms, train the model in TensorFlow, or write it with edgeasync.nn"
         )
     return found
+
+
+def _drawing(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
+    """Return nodes that still draw random numbers in an exported model."""
+    nodes = read_nodes(without_masks(model.graph.node, model.graph.initializer))
+    left = {name for node in needed(nodes, [entry.name for entry in model.graph.output]) for name in node.inputs}
+    return [node.where for node in prepared.nodes if node.op == "RandomUniformLike" and node.outputs[0] in left]
 
 
 def folded_scalars(model: onnx.ModelProto, prepared: ForwardGraph) -> dict[str, str]:

@@ -7,6 +7,7 @@ size.
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 
 import numpy as np
 import onnx
@@ -26,7 +27,8 @@ from edgeasync.autodiff.graph import (
     value_info,
 )
 from edgeasync.autodiff.producers import Producer, producer_of
-from edgeasync.autodiff.reading import array_of, initial_values, opset_of, stops_gradient
+from edgeasync.autodiff.reading import array_of, initial_values, opset_of, read_instead, stops_gradient
+from edgeasync.autodiff.unrolling import unroll
 from edgeasync.errors import GraphError, native_reason
 
 PROBES = (2, 3)
@@ -85,7 +87,7 @@ def prepare(
 ) -> ForwardGraph:
     """Return the part of the model that `output` depends on.
 
-    Shapes are measured and constants are folded.
+    Shapes are measured, constants are folded, and loops are unrolled.
 
     `trained` and `statistics` name the initializers that stay variable. All other initializers
     become constants. Raises `GraphError` if the model does not run, contains operators of unknown
@@ -104,20 +106,19 @@ def prepare(
     if not forward.inputs:
         raise GraphError(f"output {output!r} does not depend on any input of the model; choose another output")
     producer, symbolic = producer_of(model), bool(symbols)
-    first, second = _measure(forward, nodes, producer, symbolic=symbolic)
-    _set_shapes(forward, first, second)
-    expanded = expand(forward, nodes, trained, (forward.output, forward.prediction), opset=forward.opset)
-    if expanded != nodes:
-        nodes = expanded
-        first, second = _measure(forward, nodes, producer, symbolic=symbolic)
-        _set_shapes(forward, first, second)
-    forward.output_sample = first[forward.output].shape
-    _fold(forward, nodes, first, second)
+    _measure_and_fold(forward, nodes, producer, symbolic=symbolic)
+    while any(node.op == "Loop" for node in forward.nodes):  # nested loops appear one after the other
+        nodes = _resolve(unroll(forward.nodes, forward.constants), forward, model)
+        _measure_and_fold(forward, nodes, producer, symbolic=symbolic)
+    nodes = expand(forward, forward.nodes, trained, (forward.output, forward.prediction), opset=forward.opset)
+    if nodes != forward.nodes:
+        _measure_and_fold(forward, nodes, producer, symbolic=symbolic)
     return forward
 
 
-def _set_shapes(forward: ForwardGraph, first: Mapping[str, Array], second: Mapping[str, Array]) -> None:
-    """Set the shapes and dtypes of all tensors, which were computed at two batch sizes."""
+def _measure_and_fold(forward: ForwardGraph, nodes: list[Node], producer: Producer, *, symbolic: bool) -> None:
+    """Record the shape and dtype of each tensor, and fold constants."""
+    first, second = _measure(forward, nodes, producer, symbolic=symbolic)
     for name, value in first.items():
         measured: object = value
         if isinstance(measured, list):
@@ -134,6 +135,8 @@ def _set_shapes(forward: ForwardGraph, first: Mapping[str, Array], second: Mappi
             )
         forward.shapes[name] = tuple([a if a == b else None for a, b in zip(shape, other, strict=True)])
         forward.dtypes[name] = value.dtype
+    forward.output_sample = first[forward.output].shape
+    _fold(forward, nodes, first, second)
 
 
 def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[str], advice: str) -> None:
@@ -174,8 +177,9 @@ def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -
     stops = {node.output[0] for node in model.graph.node if stops_gradient(node)}
     kept = []
     sequences: dict[str, list[str]] = {}
-    for node in nodes:
+    for node in chain.from_iterable(map(_supported, nodes)):
         node.inputs = [same.get(name, name) for name in node.inputs]
+        _read_in_bodies(node, same)
         if node.op == "Constant":
             if node.outputs[0] not in forward.parameters:
                 forward.constants[node.outputs[0]] = _constant_value(node)
@@ -197,6 +201,29 @@ def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -
     forward.output = same.get(forward.output, forward.output)
     forward.prediction = same.get(forward.prediction, forward.prediction)
     return kept
+
+
+def _read_in_bodies(node: Node, same: Mapping[str, str]) -> None:
+    """Rename the inputs of nodes in loops and branches."""
+    for body in node.attributes.values():
+        if isinstance(body, onnx.GraphProto):
+            read_instead(same, body)
+
+
+def _supported(node: Node) -> list[Node]:
+    """Return a node, or several instead of Bernoulli, which devices do not support."""
+    if node.op != "Bernoulli":
+        return [node]
+    odds, (made,) = node.inputs[0], node.outputs
+    seed = {name: value for name, value in node.attributes.items() if name == "seed"}
+    kind = {"to": node.attributes["dtype"]} if "dtype" in node.attributes else None
+    return [
+        Node("RandomUniformLike", [odds], [f"{made}::uniform"], seed, node.name and f"{node.name}::uniform"),
+        Node("Less", [f"{made}::uniform", odds], [f"{made}::below"], {}, node.name and f"{node.name}::below"),
+        Node("Cast", [f"{made}::below"], [made], kind, node.name)
+        if kind
+        else Node("CastLike", [f"{made}::below", odds], [made], {}, node.name),
+    ]
 
 
 def _part_at(node: Node, sequences: Mapping[str, list[str]], forward: ForwardGraph) -> str | None:
@@ -307,7 +334,7 @@ def _fold(
 
     The results of all other nodes become constants.
     """
-    shape_like, varying = set(forward.constants), set[str]()
+    forward.nodes, shape_like, varying = [], set(forward.constants), set[str]()
     for node in nodes:
         if node.op == "CastLike":
             kind = helper.np_dtype_to_tensor_dtype(forward.dtypes[node.outputs[0]])

@@ -174,19 +174,19 @@ def widen_inputs(model: onnx.ModelProto) -> None:
             entry.type.tensor_type.elem_type = _WIDER[kind]
     if not casts:
         return
-    _read_instead({name: cast.output[0] for name, cast in casts.items()}, graph)
+    read_instead({name: cast.output[0] for name, cast in casts.items()}, graph)
     nodes = [*casts.values(), *graph.node]
     del graph.node[:]
     graph.node.extend(nodes)
 
 
-def _read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:
+def read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:
     """Rename inputs of all nodes, including nodes in loops and branches."""
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                _read_instead(names, attribute.g)
+                read_instead(names, attribute.g)
 
 
 def opset_of(model: onnx.ModelProto) -> int:

@@ -130,13 +130,7 @@ def rule(*operators: str, forward: ForwardRule | None = None) -> Callable[[Gradi
     return register
 
 
-INSTEAD = {
-    "CumSum": "h @ torch.ones(n, n).triu()",
-    "Einsum": "@, torch.bmm and transpose",
-    "RNN": "nn.GRU",
-    "Tan": "torch.sin(h) / torch.cos(h)",
-    "Trilu": "h * torch.ones(n, n).tril()",
-}
+INSTEAD: dict[str, str] = {}
 """Equivalent torch code, for error messages about operators without a gradient rule."""
 
 STOPPING = frozenset(

@@ -102,7 +102,7 @@ class Reference:
                 )
             )
         del proto.graph.initializer[:]
-        self._evaluator = None if formula else ReferenceEvaluator(proto, new_ops=[Erf])
+        self._evaluator = None if formula else ReferenceEvaluator(proto, new_ops=[Erf])  # it lacks some operators
 
     def __call__(self, x, moved=None):
         x = x.astype(np.float64) if x.dtype == np.float32 else x
