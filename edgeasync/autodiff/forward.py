@@ -54,6 +54,11 @@ either batch size rounds to 1.
 """
 
 
+def is_picked(node: Node) -> bool:
+    """Return whether a node's result may be independent of the batch size although an input is not."""
+    return node.op in _PICKING
+
+
 class ForwardGraph(Graph):
     """A prepared forward model: inputs, trainable parameters, constants, nodes and one output.
 
@@ -305,7 +310,7 @@ def _fold(
         if free:
             shape_like.update(node.outputs)
         alike = all(_same(first[name], second[name]) for name in node.outputs if name)
-        if free and (not alike or (node.op not in _PICKING and not varying.isdisjoint(inputs))):
+        if free and (not alike or (not is_picked(node) and not varying.isdisjoint(inputs))):
             varying.update(node.outputs)
             alike = False
         if free and alike:
