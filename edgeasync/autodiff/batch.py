@@ -19,7 +19,7 @@ from edgeasync.autodiff.reading import replace_nodes
 from edgeasync.errors import native_reason
 
 EXAMPLES = 3
-"""Number of examples in the batch that verifies a model."""
+"""Number of examples in the batch that verifies a model, or one more if the file fixes this number."""
 
 TOLERANCE = 1e-4
 """Maximum difference from runs with one example each, relative to a tensor's largest value. It
@@ -56,6 +56,7 @@ def free_batch(model: onnx.ModelProto, original: onnx.ModelProto) -> tuple[onnx.
         return model, None
     try:
         first = run_all(model, examples(model, 1), size)
+        first |= {entry.name: numpy_helper.to_array(entry) for entry in model.graph.initializer}
     except Exception as error:  # noqa: BLE001 - of onnxruntime
         return model, f"it does not run: {native_reason(error)}"
     reason = None
@@ -102,29 +103,41 @@ class _Freeing:
         replace_nodes(self._graph, self._nodes)
 
     def _free(self, node: onnx.NodeProto) -> None:
-        shape = self._shape(node.output[0])
-        if node.op_type == "Reshape" and self._is_constant(node.input[1]):
-            if shape and 0 not in shape[1:] and (self._every or shape[0] == self._size):
-                self._set(node, 1, np.array([-1, *shape[1:]], np.int64))
-                kept = [entry for entry in node.attribute if entry.name != "allowzero"]
-                del node.attribute[:]
-                node.attribute.extend(kept)
-        elif node.op_type == "Expand" and self._is_constant(node.input[1]):
-            sizes = self._first[node.input[1]]
-            if sizes.size and sizes[0] == self._size and self._shape(node.input[0])[:1] == (self._size,):
-                self._set(node, 1, np.array([1, *sizes[1:]], np.int64))
-        elif node.op_type == "Resize" and len(node.input) > 3 and self._is_constant(node.input[3]):
-            before = self._shape(node.input[0])
-            if shape[:1] == before[:1] == (self._size,) and len(shape) == len(before):
-                self._set(node, 2, np.array(shape, np.float32) / np.array(before, np.float32))
-                del node.input[3:]
-        elif node.op_type == "Slice":
-            self._free_slice(node)
-        elif node.op_type == "Concat":
-            self._free_concat(node)
+        found = {
+            "Reshape": self._free_reshape,
+            "Expand": self._free_expand,
+            "Resize": self._free_resize,
+            "Slice": self._free_slice,
+            "Concat": self._free_concat,
+        }.get(node.op_type)
+        if found is not None:
+            found(node)
         elif node.op_type in _RECURRENT:
             for place in (5, 6):
                 self._expand(node, place, 1)
+
+    def _free_reshape(self, node: onnx.NodeProto) -> None:
+        shape = self._shape(node.output[0])
+        if not self._is_constant(node.input[1]) or not shape or 0 in shape[1:]:
+            return
+        if self._every or shape[0] == self._size:
+            self._set(node, 1, np.array([-1, *shape[1:]], np.int64))
+            kept = [entry for entry in node.attribute if entry.name != "allowzero"]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+
+    def _free_expand(self, node: onnx.NodeProto) -> None:
+        if self._is_constant(node.input[1]) and self._shape(node.input[0])[:1] == (self._size,):
+            sizes = self._first[node.input[1]]
+            if len(sizes) == len(self._shape(node.input[0])):
+                self._set(node, 1, np.array([1, *sizes[1:]], np.int64))
+
+    def _free_resize(self, node: onnx.NodeProto) -> None:
+        """Replace sizes by the same scales."""
+        before, after = self._shape(node.input[0]), self._shape(node.output[0])
+        if len(node.input) > 3 and self._is_constant(node.input[3]) and before[:1] == after[:1] == (self._size,):
+            self._set(node, 2, np.array(after, np.float32) / np.array(before, np.float32))
+            del node.input[3:]
 
     def _free_slice(self, node: onnx.NodeProto) -> None:
         """Replace an end that is the batch size by the largest number."""
@@ -198,8 +211,9 @@ def difference(original: onnx.ModelProto, changed: onnx.ModelProto) -> Differenc
 
     Return `None` if they give the same.
     """
-    feeds = examples(original, EXAMPLES)
     size = fixed_size(original) or 1
+    count = EXAMPLES + (size == EXAMPLES)
+    feeds = examples(original, count)
     settled = []
     for model in (original, changed):
         copied = onnx.ModelProto()
@@ -211,37 +225,37 @@ def difference(original: onnx.ModelProto, changed: onnx.ModelProto) -> Differenc
     except Exception as error:  # noqa: BLE001 - of onnxruntime
         return Difference(f"it does not run with another: {native_reason(error)}", ran=False)
     results = [entry.name for entry in changed.graph.output]
-    for place in range(EXAMPLES):
+    for place in range(count):
         one = {name: value[place : place + 1] for name, value in feeds.items()}
         try:
             single = run_all(settled[0], one, size)
         except Exception as error:  # noqa: BLE001 - of onnxruntime
             return Difference(f"it does not run: {native_reason(error)}", ran=False)
         for name in [*results, *[name for name in single if name not in results]]:
-            if name in batch and not _is_part(single[name], batch[name], place, size, exact=name in results):
+            if name not in batch or np.asarray(batch[name]).dtype.kind != "f":
+                continue  # shapes, indices and comparisons
+            if not _is_part(single[name], batch[name], place, (size, count), exact=name in results):
                 return Difference(
-                    f"the values of {name!r} for an example depend on the other examples of its batch, as in batch "
-                    "norms in training mode and in whatever else computes across the batch"
+                    f"the values of {name!r} for an example depend on the other examples of its batch, as if the "
+                    "model computed a mean over the batch"
                 )
     return None
 
 
-def _is_part(single: Array, batch: Array, place: int, size: int, *, exact: bool) -> bool:
+def _is_part(single: Array, batch: Array, place: int, sizes: tuple[int, int], *, exact: bool) -> bool:
     """Return whether an example's values, `single`, are those of example `place` in a batch.
 
-    `single` was computed with `size` copies of the example. The batch may be any axis, and may be
-    merged with the axis before or after it.
+    `sizes` are the batch sizes of both, where `single` contains copies of one example. The batch
+    may be any axis, and may be merged with the axis before or after it. `exact` refuses values
+    whose shapes do not tell.
     """
-    single, batch = np.asarray(single), np.asarray(batch)
-    if single.dtype.kind != "f":
-        return True  # shapes, indices and comparisons
-    if single.shape == batch.shape and size != EXAMPLES and not exact:
+    if single.shape == batch.shape and not exact:
         return _same(single, batch)
-    parts = list(_parts(single, batch, place, size))
+    parts = list(_parts(single, batch, place, sizes))
     return any(_same(one, other) for one, other in parts) or (not parts and not exact)
 
 
-def _parts(single: Array, batch: Array, place: int, size: int) -> Iterator[tuple[Array, Array]]:
+def _parts(single: Array, batch: Array, place: int, sizes: tuple[int, int]) -> Iterator[tuple[Array, Array]]:
     """Yield an example's values in `single` and `batch`, for each axis that may be the batch."""
     if single.ndim != batch.ndim:
         return
@@ -249,12 +263,12 @@ def _parts(single: Array, batch: Array, place: int, size: int) -> Iterator[tuple
         rest = [each for each in range(single.ndim) if each != axis]
         if any(single.shape[each] != batch.shape[each] for each in rest):
             continue
-        count, left = divmod(single.shape[axis], size)
-        if left or batch.shape[axis] != count * EXAMPLES:
+        count, left = divmod(single.shape[axis], sizes[0])
+        if left or batch.shape[axis] != count * sizes[1]:
             continue
         one, many = np.moveaxis(single, axis, 0), np.moveaxis(batch, axis, 0)
         yield one[:count], many[place * count : (place + 1) * count]
-        yield one[::size], many[place::EXAMPLES]
+        yield one[:: sizes[0]], many[place :: sizes[1]]
 
 
 def _same(one: Array, other: Array) -> bool:
@@ -277,7 +291,7 @@ def examples(model: onnx.ModelProto, count: int) -> dict[str, Array]:
 
 
 def run_all(model: onnx.ModelProto, feeds: Mapping[str, Array], copies: int = 1) -> dict[str, Array]:
-    """Run a model on `copies` copies of a batch, and return all tensors, also its constants."""
+    """Run a model on `copies` copies of a batch, and return all tensors that nodes compute."""
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
     graph = whole.graph
@@ -287,5 +301,4 @@ def run_all(model: onnx.ModelProto, feeds: Mapping[str, Array], copies: int = 1)
     graph.output.extend([onnx.ValueInfoProto(name=name) for name in names])
     session = open_session(whole.SerializeToString())
     fed = {name: np.concatenate([value] * copies) for name, value in feeds.items()}
-    found = dict(zip(names, session.run(names, fed), strict=True)) | fed
-    return found | {entry.name: numpy_helper.to_array(entry) for entry in graph.initializer}
+    return dict(zip(names, session.run(names, fed), strict=True)) | fed

@@ -44,7 +44,7 @@ def resolve_branches(model: onnx.ModelProto) -> tuple[Selection, ...]:
             if node.op_type == "If" and node.domain in ("", "ai.onnx") and _is_plain(node):
                 decided = _decided(model, node)
                 if decided is not None or opset_of(model) >= WHERE_SINCE:
-                    selected += _replace(model.graph, node, decided)
+                    selected += _replace(model.graph, node, decided=decided)
                     break
         else:
             break
@@ -61,7 +61,7 @@ def _is_plain(node: onnx.NodeProto) -> bool:
     return len(found) == 2 and not any(branch.sparse_initializer for branch in found.values())
 
 
-def _replace(graph: onnx.GraphProto, node: onnx.NodeProto, decided: bool | None) -> list[Selection]:
+def _replace(graph: onnx.GraphProto, node: onnx.NodeProto, *, decided: bool | None) -> list[Selection]:
     """Replace an If node. Return the results that the data selects."""
     place = list(graph.node).index(node)
     before, after = list(graph.node)[:place], list(graph.node)[place + 1 :]
@@ -197,7 +197,7 @@ def _runs(model: onnx.ModelProto, nodes: list[Node]) -> list[dict[str, Array]] |
             feeds = {}
             for entry in inputs:
                 kind = entry.type.tensor_type
-                sizes = [dim.dim_value or (None if axis else batch) for axis, dim in enumerate(kind.shape.dim)]
+                sizes = [dim.dim_value or (-1 if axis else batch) for axis, dim in enumerate(kind.shape.dim)]
                 feeds[entry.name] = np.zeros(sizes, helper.tensor_dtype_to_np_dtype(kind.elem_type))
             runs.append(dict(zip(names, session.run(names, feeds), strict=True)) | feeds)
     except Exception:  # noqa: BLE001 - numpy and onnxruntime raise errors of their own

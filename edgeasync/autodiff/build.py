@@ -77,10 +77,22 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
     if is_training_graph(model):
         raise GraphError("this is already a training graph; pass the forward model")
     found = published.read(model)
-    proto, remarks = found.model, [*found.remarks]
+    try:
+        return _build_published(found.model, found.remarks, settings)
+    except GraphError:
+        if found.fixed is None:
+            raise
+        try:  # some operators can only be trained with a fixed batch size
+            return _build_published(found.fixed, (), settings)
+        except GraphError:
+            pass
+        raise
+
+
+def _build_published(proto: onnx.ModelProto, remarks: tuple[str, ...], settings: GraphSettings) -> TrainingGraph:
     reading.widen_inputs(proto)
     chosen = choose_output(proto, settings.output)
-    remarks += [chosen.remark] if chosen.remark else []
+    remarks += (chosen.remark,) if chosen.remark else ()
     output = chosen.name
     selection = select(proto, reading.initial_values(proto), settings)
     loss = find_loss(settings.loss)
@@ -96,10 +108,8 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
         prepared = forward.prepare(proto, output, selection.trained, selection.statistics)
     _check_devices(proto, prepared)
     if (ending := check_ending(prepared, loss)) is not None:
-        remarks.append(
-            f"output {output!r} {ending.said}; {kind_of(loss)} trains the scores before it, {ending.scores!r}, and "
-            "exported models still return the output"
-        )
+        said = f"{kind_of(loss)} trains the scores before it, {ending.scores!r}"
+        remarks += (f"output {output!r} {ending.said}; {said}; exported models still return the output",)
         prepared = forward.prepare(proto, ending.scores, selection.trained, selection.statistics)
     if not isinstance(loss, OnnxLoss):
         sample = target_type(loss, prepared.output_sample)[1]

@@ -1,6 +1,6 @@
 """Chooses the output of a model that the loss uses."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import onnx
@@ -62,12 +62,10 @@ def _only(model: onnx.ModelProto, names: list[str]) -> Output:
     dictionaries = [node.input[0] for node in model.graph.node if node.op_type == "ZipMap"]
     if not candidates and len(dictionaries) == 1:
         return Output(dictionaries[0], f"trains {dictionaries[0]!r}, from which a ZipMap node makes dictionaries")
-    nodes = read_nodes(model.graph.node)
-    inputs, weights = {entry.name for entry in data_inputs(model)}, _weights(model)
-    trained = [name for name in candidates if _is_computed_from(nodes, name, inputs, weights)]
-    given = {*inputs, *weights}
-    scores = [name for name in trained if not any(_is_ending(nodes, other, name, given) for other in trained)]
-    last = [name for name in scores if all(_depends_on(nodes, name, other) for other in scores if other != name)]
+    way = _Way(model)
+    trained = [name for name in candidates if way.is_trained(name)]
+    scores = [name for name in trained if not any(way.is_ending(other, name) for other in trained)]
+    last = [name for name in scores if all(way.depends(name, other) for other in scores if other != name)]
     if len(last) == 1:
         reasons = ["no other output depends on the data and on weights"] if trained == last else []
         if made := [repr(name) for name in trained if name not in scores]:
@@ -86,36 +84,51 @@ def _only(model: onnx.ModelProto, names: list[str]) -> Output:
     )
 
 
-def _weights(model: onnx.ModelProto) -> set[str]:
-    """Return the floating-point arrays that may be parameters."""
-    return {name for name, value in initial_values(model).items() if value.dtype.kind == "f" and value.size > 1}
+class _Way:
+    """Follows the computation of outputs backwards, and ignores Identity nodes."""
 
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._same: dict[str, str] = {}
+        self._nodes: list[Node] = []
+        for node in read_nodes(model.graph.node):
+            node.inputs = [self._same.get(name, name) for name in node.inputs]
+            if node.op == "Identity":
+                self._same[node.outputs[0]] = node.inputs[0]
+            else:
+                self._nodes.append(node)
+        self._makers = {name: node for node in self._nodes for name in node.outputs}
+        self._inputs = {entry.name for entry in data_inputs(model)}
+        values = initial_values(model).items()
+        self._weights = {name for name, value in values if value.dtype.kind == "f" and value.size > 1}
 
-def _is_computed_from(nodes: list[Node], name: str, inputs: Collection[str], weights: Collection[str]) -> bool:
-    """Return whether a tensor depends on the data and on weights."""
-    used = {each for node in needed(nodes, [name]) for each in free_inputs(node)}
-    return not used.isdisjoint(inputs) and not used.isdisjoint(weights)
+    def _before(self, name: str) -> set[str]:
+        nodes = needed(self._nodes, [self._same.get(name, name)])
+        return {each for node in nodes for each in free_inputs(node)}
 
+    def is_trained(self, name: str) -> bool:
+        """Return whether a tensor depends on the data and on arrays that may be parameters."""
+        before = self._before(name)
+        return not before.isdisjoint(self._inputs) and not before.isdisjoint(self._weights)
 
-def _depends_on(nodes: list[Node], name: str, other: str) -> bool:
-    return any(other in free_inputs(node) for node in needed(nodes, [name]))
+    def depends(self, name: str, other: str) -> bool:
+        """Return whether a tensor is computed from another one."""
+        return self._same.get(other, other) in self._before(name)
 
-
-def _is_ending(nodes: list[Node], scores: str, name: str, given: Collection[str]) -> bool:
-    """Return whether a tensor is computed from `scores` alone, without the data and weights in `given`."""
-    makers = {made: node for node in nodes for made in node.outputs}
-    waiting, found = [name], False
-    while waiting and scores != name:
-        each = waiting.pop()
-        if each == scores:
-            found = True
-        elif each in given:
-            return False
-        elif (node := makers.get(each)) is not None and node.op != "Constant":
-            if node.op not in _ENDING:
+    def is_ending(self, scores: str, name: str) -> bool:
+        """Return whether a tensor is computed from `scores` alone, by operators without weights."""
+        scores, name = self._same.get(scores, scores), self._same.get(name, name)
+        waiting, found = [name], False
+        while waiting and scores != name:
+            each = waiting.pop()
+            if each == scores:
+                found = True
+            elif each in self._inputs or each in self._weights:
                 return False
-            waiting += node.inputs
-    return found
+            elif (node := self._makers.get(each)) is not None and node.op != "Constant":
+                if node.op not in _ENDING:
+                    return False
+                waiting += node.inputs
+        return found
 
 
 def _may_be_float(value: onnx.ValueInfoProto) -> bool:

@@ -6,6 +6,7 @@ import onnx
 from edgeasync.autodiff import reading
 from edgeasync.autodiff.batch import EXAMPLES, difference, examples, fixed_size, free_batch, run_all
 from edgeasync.autodiff.branches import Selection, resolve_branches
+from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.errors import GraphError
 
 
@@ -15,6 +16,8 @@ class Published(msgspec.Struct, frozen=True):
     model: onnx.ModelProto
     remarks: tuple[str, ...]
     """What was changed, one sentence each."""
+    fixed: onnx.ModelProto | None = None
+    """The model with the batch size of the file, if `model` has a dynamic one instead."""
 
 
 def read(data: bytes) -> Published:
@@ -24,6 +27,8 @@ def read(data: bytes) -> Published:
     stored in float32, and a fixed batch size becomes dynamic. Raises `GraphError` if the file is
     invalid, or if its branches cannot be trained.
     """
+    if is_training_graph(data):
+        raise GraphError("this is a training graph; pass the forward model that it was built from")
     original = reading.inline_functions(reading.load(data))
     model = original
     if fixed_size(original) is not None or any(node.op_type == "If" for node in original.graph.node):
@@ -32,17 +37,19 @@ def read(data: bytes) -> Published:
     selections = resolve_branches(model)
     model = reading.convert(model)
     reading.widen_weights(model)
-    size, remarks = fixed_size(model), []
+    size, remarks, fixed = fixed_size(model), [], None
     _check_selections(model, selections, size)
     if size is not None:
-        model, reason = free_batch(model, original)
+        freed, reason = free_batch(model, original)
+        fixed = model if reason is None else None
         remarks.append(
-            f"the file has the batch size {size}, but trains with any: {EXAMPLES} random examples at once give the "
-            "same as one by one"
+            f"the file has the batch size {size}, but trains with any, because random examples give the same "
+            "together as one by one"
             if reason is None
             else f"the batch size stays {size}, as in the file, because {reason}; to train with another, export "
             "the model with a dynamic batch size"
         )
+        model = freed
     elif selections and (found := difference(original, model)) is not None and found.ran:
         raise GraphError(
             f"{selections[0].where} chooses by the data, and cannot be computed for each example: {found.reason}; "
@@ -53,7 +60,7 @@ def read(data: bytes) -> Published:
         "that take it"
         for selection in selections
     ]
-    return Published(model, tuple(remarks))
+    return Published(model, tuple(remarks), fixed)
 
 
 def _check_selections(model: onnx.ModelProto, selections: tuple[Selection, ...], size: int | None) -> None:
@@ -68,6 +75,6 @@ def _check_selections(model: onnx.ModelProto, selections: tuple[Selection, ...],
         shapes = [found[name].shape for name in (selection.then, selection.other)]
         if shapes[0] != shapes[1]:
             raise GraphError(
-                f"{selection.where} chooses by the data between results of the shapes {shapes[0]} and {shapes[1]}; "
-                "write the model without a branch"
+                f"{selection.where} chooses by the data between results of the shapes {shapes[0]} and "
+                f"{shapes[1]}; write the model without a branch"
             )

@@ -1,6 +1,5 @@
 """Reads a model file and normalizes its opset, input types, output and initial values."""
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -31,6 +30,8 @@ _WIDER = {
 
 _PRECISIONS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 """Types of weights that are stored in float32, if the model casts them to it."""
+
+_MOVING = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 _MADE_OF = "pkg.torch.onnx.class_hierarchy"
 
@@ -146,31 +147,26 @@ def _unconverted(model: onnx.ModelProto, error: Exception) -> GraphError:
 def widen_weights(model: onnx.ModelProto, names: Collection[str] | None = None) -> None:
     """Store weights in float32 that the model stores in another precision and casts to float32.
 
-    The Cast nodes are removed, so that a weight keeps its name. If `names` is set, only these
-    weights change. A weight that other nodes read too stays as it is.
+    Between a weight and its Cast nodes, there may be nodes that only move values, such as a
+    Transpose. The Cast nodes are removed, so that a weight keeps its name. If `names` is set, only
+    these weights change. A weight that other nodes read too stays as it is.
     """
     graph = model.graph
-    readers = Counter(_read_names(graph))
-    casts: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        if node.op_type == "Cast" and any(entry.i == TensorProto.FLOAT for entry in node.attribute):
-            casts.setdefault(node.input[0], []).append(node)
     same: dict[str, str] = {}
+    wider = set[str]()
+    readers = _readers(graph)
     for name, tensor in _stored(graph):
-        own = casts.get(name, [])
-        if (
-            tensor.data_type in _PRECISIONS
-            and own
-            and len(own) == readers[name]
-            and (names is None or name in names)
-        ):
-            with np.errstate(over="ignore"):
-                value = array_of(tensor, f"tensor {name!r}").astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
-            same |= {node.output[0]: name for node in own}
-            for entry in graph.input:  # files before IR version 4 list their weights there, too
-                if entry.name == name:
-                    entry.type.tensor_type.elem_type = TensorProto.FLOAT
+        if tensor.data_type in _PRECISIONS and (names is None or name in names):
+            found = _casts_of(name, readers)
+            if found is not None:
+                with np.errstate(over="ignore"):
+                    value = array_of(tensor, f"tensor {name!r}").astype(np.float32)
+                tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+                same |= found
+                wider.update((name, *found.values()))
+    for entry in (*graph.input, *graph.value_info):
+        if entry.name in wider:
+            entry.type.tensor_type.elem_type = TensorProto.FLOAT
     results = {entry.name for entry in graph.output}
     kept = []
     for node in graph.node:
@@ -180,6 +176,39 @@ def widen_weights(model: onnx.ModelProto, names: Collection[str] | None = None) 
             kept.append(node)
     read_instead(same, graph)
     replace_nodes(graph, kept)
+
+
+def _casts_of(name: str, readers: Mapping[str, list[onnx.NodeProto | None]]) -> dict[str, str] | None:
+    """Return the results of the Cast nodes to float32 that read a tensor, with their inputs.
+
+    Return `None` if any other node computes with the tensor.
+    """
+    found: dict[str, str] = {}
+    waiting = [name]
+    while waiting:
+        for node in readers.get(each := waiting.pop(), []):
+            if node is None or node.input[0] != each:
+                return None
+            if node.op_type == "Cast" and any(entry.i == TensorProto.FLOAT for entry in node.attribute):
+                found[node.output[0]] = each
+            elif node.op_type in _MOVING:
+                waiting.append(node.output[0])
+            else:
+                return None
+    return found or None
+
+
+def _readers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto | None]]:
+    """Return the nodes that read each tensor, and `None` for nodes in loops and branches and outputs."""
+    found: dict[str, list[onnx.NodeProto | None]] = {entry.name: [None] for entry in graph.output}
+    for node in graph.node:
+        for name in node.input:
+            found.setdefault(name, []).append(node)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                for name in _read_names(attribute.g):
+                    found.setdefault(name, []).append(None)
+    return found
 
 
 def _stored(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:

@@ -10,6 +10,7 @@ from tests.support.models.gradients import forward, numbers, run, session, squar
 from tests.support.models.small_models import MSE
 
 TOKEN = {"t": numbers((1, 1, 4), 3), "w": numbers((4, 3), 1)}
+NEAREST = 'mode="nearest", nearest_mode="floor", coordinate_transformation_mode="asymmetric"'
 FREED = {
     "reshape": ("a = Reshape(x, s)\ny = MatMul(a, w)", {"s": np.array([1, 24]), "w": numbers((24, 3), 1)}, (6, 4)),
     "reshape, the rest inferred": (
@@ -33,8 +34,7 @@ FREED = {
     "expanded": ("k = MatMul(x, w)\na = Expand(k, s)\ny = ReduceMax<keepdims=0>(a, one)",
                  {"w": numbers((4, 3), 1), "s": np.array([1, 6, 3]), "one": np.array([1])}, (6, 4)),
     "resize": (
-        'k = Mul(x, w)\nr = Resize<mode="nearest", coordinate_transformation_mode="asymmetric", '
-        'nearest_mode="floor">(k, , , s)\ny = ReduceMean<keepdims=0>(r, three)',
+        f"k = Mul(x, w)\nr = Resize<{NEAREST}>(k, , , s)\ny = ReduceMean(r, three)",
         {"w": numbers((2, 1, 1), 1), "s": np.array([1, 2, 6, 8]), "three": np.array([3])}, (2, 3, 4)),
     "recurrent state": (
         "a = Transpose<perm=[1, 0, 2]>(x)\nq, h = GRU<hidden_size=3>(a, w, r, , , i)\ny = Squeeze(h, zero)",

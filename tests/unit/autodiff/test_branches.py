@@ -56,8 +56,7 @@ CONDITIONS = {
 def test_a_condition_that_never_changes_leaves_one_branch(condition, taken):
     before = f"h = MatMul(x, w)\n{CONDITIONS[condition].format(taken)}"
     parameters = W | ({"one": np.int64(1)} if condition == "shape" else {})
-    # `s` is a name of the model, too.
-    data = branching(before, branch("s2 = Tanh(h)\nr = Mul(s2, s2)"), branch("r = Sinh(h)"), parameters=parameters)
+    data = branching(before, branch("t = Tanh(h)\nr = Mul(t, t)"), branch("r = Sinh(h)"), parameters=parameters)
     if taken in (1, 4):
         graph = build_training_graph(data, MSE)
         assert not operators(graph) & {"If", "Where", "Sinh"}
@@ -70,13 +69,13 @@ def test_a_condition_that_never_changes_leaves_one_branch(condition, taken):
 
 
 def test_branches_use_the_same_names_and_contain_others_and_weights():
+    tanh = branch("t = Tanh(h)\nq = Mul(t, v)", result="q", weights={"v": numbers(3, 5)})
     inner = helper.make_graph(
-        [helper.make_node("If", ["c"], ["r"], then_branch=branch("t = Tanh(h)\nr = Mul(t, v)", weights={"v": numbers(3, 5)}),
-                          else_branch=branch("r = Neg(h)"))],
+        [helper.make_node("If", ["c"], ["r"], then_branch=tanh, else_branch=branch("q = Neg(h)", result="q"))],
         "inner", [], [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)],
     )  # fmt: skip
-    before = "t = MatMul(x, w)\nh = Sigmoid(t)\nk = Constant<value = bool {1}>()\nc = Identity(k)"
-    data = branching(before, inner, branch("r = Neg(h)"))
+    before = "s = MatMul(x, w)\nh = Sigmoid(s)\nk = Constant<value = bool {1}>()\nc = Identity(k)"
+    data = branching(before, inner, branch("t = Exp(h)\nr = Neg(t)"))
     graph = build_training_graph(data, MSE)
     assert names(graph) == ["w", "v"]
     x, target = numbers((5, 4), 2), numbers((5, 3), 3)
@@ -87,18 +86,18 @@ def test_branches_use_the_same_names_and_contain_others_and_weights():
     assert session(export_model(data, {"w": trained["w"]})).run(None, {"x": x})[0].shape == (5, 3)
 
 
-DATA = "h = MatMul(x, w)\np = ReduceMax(h, axes)\nc = Greater(p, zero)"
-DATA_PARAMETERS = W | {"axes": np.array([1]), "zero": np.float32(0), "v": numbers((3, 3), 5)}
+DATA = "h = MatMul(x, w)\np = ReduceMax(h, axes)\nc = Greater(p, one)"
+DATA_PARAMETERS = W | {"axes": np.array([1]), "one": np.float32(1), "v": numbers((3, 3), 5)}
 
 
 def test_a_condition_of_the_data_chooses_for_each_example():
     """As a second network that verifies the answer of the first; the file has a batch of one."""
     data = branching(DATA, branch("r = MatMul(h, v)"), branch("r = Tanh(h)"), parameters=DATA_PARAMETERS, batch=1)
-    graph = build_training_graph(data, GraphSettings(loss="mse", freeze=("zero",)))
+    graph = build_training_graph(data, MSE)
     assert ["node 'choice' (If) chooses by the data" in said for said in graph.warnings].count(True) == 1
     x, target = numbers((8, 4), 2), numbers((8, 3), 3)
     w, v = DATA_PARAMETERS["w"], DATA_PARAMETERS["v"]
-    taken = (x @ w).max(axis=1) > 0
+    taken = (x @ w).max(axis=1) > 1
     assert 0 < taken.sum() < 8
     found = run(graph, {"x": x, "target": target})
     losses = [loss_of(data, x[[row]], target[[row]]) for row in range(8)]
@@ -110,8 +109,9 @@ def test_a_condition_of_the_data_chooses_for_each_example():
 
 
 def test_sigmoids_of_both_branches_have_common_scores():
-    data = branching(f"{DATA}\ns = Sigmoid(h)", branch("a = MatMul(h, v)\nr = Sigmoid(a)"), branch("r = Identity(s)"),
-                     parameters=DATA_PARAMETERS, batch=1)  # fmt: skip
+    then = branch("a = MatMul(h, v)\nr = Sigmoid(a)")
+    before = f"{DATA}\ns = Sigmoid(h)"
+    data = branching(before, then, branch("r = Identity(s)"), parameters=DATA_PARAMETERS, batch=1)
     graph = build_training_graph(data, GraphSettings(loss="bce_with_logits"))
     assert any("trains the scores before it, 'i::scores'" in said for said in graph.warnings)
     x = numbers((6, 4), 2)

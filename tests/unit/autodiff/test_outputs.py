@@ -27,7 +27,8 @@ def several(text, *outputs):
 
 CHOSEN = {
     "scores and probabilities": ("y = Softmax<axis=1>(z)", ("y", "z"), "'y' is computed from scores"),
-    "probabilities and a label": ("y = Softmax<axis=1>(z)\nl = ArgMax<axis=1>(z)", ("l", "y"), "comes from Softmax"),
+    "probabilities and a label": (
+        "y = Softmax<axis=1>(z)\nl = ArgMax<axis=1>(z)", ("l", "y"), "comes from Softmax"),
     "probabilities and the largest": (
         "y = Softmax<axis=1>(z)\nm = ReduceMax<keepdims=0>(y)", ("m", "y"), "'m' is computed from scores"),
     "an embedding beside": ("e = Identity(a)", ("e", "z"), "it is computed from 'e'"),

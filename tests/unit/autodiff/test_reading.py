@@ -51,7 +51,7 @@ def test_an_output_that_is_missing():
     build_training_graph(model(), GraphSettings(output="h", loss="mse"))
 
 
-HALF = "v = Cast<to=1>(w)\nt = Transpose(v)\na = MatMul(x, t)\ns = Cast<to=1>(b)\ny = Add(a, s)"
+HALF = "t = Transpose(w)\nv = Cast<to=1>(t)\na = MatMul(x, v)\ns = Cast<to=1>(b)\ny = Add(a, s)"
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float64])
@@ -84,7 +84,8 @@ def test_weights_that_are_cast_to_float32_are_parameters_by_their_own_names(kind
 
 
 def test_a_weight_that_is_read_in_its_own_precision_too_is_not_trained():
-    text = "v = Cast<to=1>(w)\na = MatMul(x, v)\nr = ReduceMax<keepdims=0>(w)\ns = Cast<to=1>(r)\nb = Mul(a, s)\ny = Mul(b, p)"
+    text = "v = Cast<to=1>(w)\na = MatMul(x, v)\nr = ReduceMax<keepdims=0>(w)\ns = Cast<to=1>(r)\n"
+    text += "b = Mul(a, s)\ny = Mul(b, p)"
     graph = build_training_graph(
         model(text, {"w": numbers((4, 3), 1).astype(np.float16), "p": numbers(3, 2)}), MSE
     )
