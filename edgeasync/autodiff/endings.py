@@ -200,9 +200,11 @@ class _Endings:
         sigmoid = "igmoid" in ending.maker
         if not sigmoid and not (classes and ending.axis == 1):
             return False
+        if self._makers[output].op in ("Sigmoid", "Softmax") and self._makers[output].inputs[0] == scores:
+            return True
         values = [(run[scores], run[output]) for run in self._tries.near if scores in run and output in run]
         if not values:
-            return self._makers[output].op in ("Sigmoid", "Softmax") and self._makers[output].inputs[0] == scores
+            return False
         formulas = [_sigmoid, _log_sigmoid] if sigmoid else [_softmax_along(1), _log_softmax_along(1)]
         return any(
             all(_same(formula(before.astype(np.float64)), after) for before, after in values)
@@ -450,7 +452,8 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _log_sigmoid(x: Array) -> Array:
-    return np.asarray(-np.logaddexp(0, -x))
+    with np.errstate(invalid="ignore"):  # of infinite values
+        return np.asarray(-np.logaddexp(0, -x))
 
 
 def _softmax_along(axis: int) -> Callable[[Array], Array]:
