@@ -198,7 +198,7 @@ class _Freeing:
 # -- verification ----------------------------------------------------------------------------------------------
 
 
-class Difference(msgspec.Struct, frozen=True):
+class BatchDifference(msgspec.Struct, frozen=True):
     """The reason why two models are not the same, as the end of a sentence."""
 
     reason: str
@@ -206,7 +206,7 @@ class Difference(msgspec.Struct, frozen=True):
     """Whether both models ran, so that their values differ."""
 
 
-def difference(original: onnx.ModelProto, changed: onnx.ModelProto) -> Difference | None:
+def difference(original: onnx.ModelProto, changed: onnx.ModelProto) -> BatchDifference | None:
     """Compare a batch of random examples with runs of `original` that have one example each.
 
     Return `None` if they give the same.
@@ -223,7 +223,7 @@ def difference(original: onnx.ModelProto, changed: onnx.ModelProto) -> Differenc
     try:
         batch = run_all(settled[1], feeds)
     except Exception as error:  # noqa: BLE001 - of onnxruntime
-        return Difference(f"it does not run with another: {native_reason(error)}", ran=False)
+        return BatchDifference(f"it does not run with another: {native_reason(error)}", ran=False)
     results = [entry.name for entry in changed.graph.output]
     shares = {node.output[0] for node in changed.graph.node if node.op_type in ("Sigmoid", "Softmax")}
     for place in range(count):
@@ -231,7 +231,7 @@ def difference(original: onnx.ModelProto, changed: onnx.ModelProto) -> Differenc
         try:
             single = run_all(settled[0], one, size)
         except Exception as error:  # noqa: BLE001 - of onnxruntime
-            return Difference(f"it does not run: {native_reason(error)}", ran=False)
+            return BatchDifference(f"it does not run: {native_reason(error)}", ran=False)
         for name in [*results, *[name for name in single if name not in results]]:
             if name not in batch or np.asarray(batch[name]).dtype.kind != "f":
                 continue  # shapes, indices and comparisons
@@ -239,7 +239,7 @@ def difference(original: onnx.ModelProto, changed: onnx.ModelProto) -> Differenc
             least = 1.0 if name in shares else 0.0
             parts = _parts(single[name], batch[name], place, (size, count), exact=name in results)
             if not any(_same(one, other, least) for one, other in parts):
-                return Difference(
+                return BatchDifference(
                     f"the values of {name!r} for an example depend on the other examples of its batch, as if the "
                     "model computed a mean over the batch"
                 )

@@ -24,7 +24,7 @@ WHERE_SINCE = 9
 """First opset with the operator Where."""
 
 
-class Selection(msgspec.Struct, frozen=True):
+class SelectedResult(msgspec.Struct, frozen=True):
     """A result of an If node that is selected by the data: `then` or `other`."""
 
     where: str
@@ -32,13 +32,13 @@ class Selection(msgspec.Struct, frozen=True):
     other: str
 
 
-def resolve_branches(model: onnx.ModelProto) -> tuple[Selection, ...]:
+def resolve_branches(model: onnx.ModelProto) -> tuple[SelectedResult, ...]:
     """Replace all If nodes that can be replaced. Return the results that the data selects.
 
     Names of tensors stay as they are unless both branches, or a branch and the model, use the same
     name.
     """
-    selected: list[Selection] = []
+    selected: list[SelectedResult] = []
     for _ in range(IFS_MAX):
         for node in model.graph.node:
             if node.op_type == "If" and node.domain in ("", "ai.onnx") and _is_plain(node):
@@ -61,7 +61,7 @@ def _is_plain(node: onnx.NodeProto) -> bool:
     return len(found) == 2 and not any(branch.sparse_initializer for branch in found.values())
 
 
-def _replace(graph: onnx.GraphProto, node: onnx.NodeProto, *, decided: bool | None) -> list[Selection]:
+def _replace(graph: onnx.GraphProto, node: onnx.NodeProto, *, decided: bool | None) -> list[SelectedResult]:
     """Replace an If node. Return the results that the data selects."""
     place = list(graph.node).index(node)
     before, after = list(graph.node)[:place], list(graph.node)[place + 1 :]
@@ -87,7 +87,7 @@ def _replace(graph: onnx.GraphProto, node: onnx.NodeProto, *, decided: bool | No
     replace_nodes(graph, [*before, *added, *after])
     if decided is not None:
         return []
-    return [Selection(where, then, other) for then, other in zip(results[True], results[False], strict=True)]
+    return [SelectedResult(where, then, other) for then, other in zip(results[True], results[False], strict=True)]
 
 
 def _insert(

@@ -5,7 +5,7 @@ import onnx
 
 from edgeasync.autodiff import reading
 from edgeasync.autodiff.batch import EXAMPLES, difference, examples, fixed_size, free_batch, run_all
-from edgeasync.autodiff.branches import Selection, resolve_branches
+from edgeasync.autodiff.branches import SelectedResult, resolve_branches
 from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.errors import GraphError
 
@@ -63,7 +63,7 @@ def read(data: bytes) -> Published:
     return Published(model, tuple(remarks), fixed)
 
 
-def _check_selections(model: onnx.ModelProto, selections: tuple[Selection, ...], size: int | None) -> None:
+def _check_selections(model: onnx.ModelProto, selections: tuple[SelectedResult, ...], size: int | None) -> None:
     """Raise `GraphError` if the results of two branches have different shapes."""
     if not selections:
         return
