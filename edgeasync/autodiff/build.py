@@ -109,6 +109,8 @@ def _build_published(proto: onnx.ModelProto, remarks: tuple[str, ...], settings:
     _check_devices(proto, prepared)
     if (ending := check_ending(prepared, loss)) is not None:
         said = f"{kind_of(loss)} trains the scores before it, {ending.scores!r}"
+        if isinstance(loss, CrossEntropy) and ending.axis is None:
+            said += f" (if several answers of an example may be yes, set {argument('loss', 'bce_with_logits')})"
         remarks += (f"output {output!r} {ending.said}; {said}; exported models still return the output",)
         prepared = forward.prepare(proto, ending.scores, selection.trained, selection.statistics)
     if not isinstance(loss, OnnxLoss):

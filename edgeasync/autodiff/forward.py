@@ -147,7 +147,8 @@ def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[
         if axis:
             raise GraphError(
                 f"input {entry.name!r} has the dynamic axis {axis} ({dim.dim_param!r}), but only axis 0, the "
-                f"batch, may be dynamic; {advice}"
+                "batch, may be dynamic; fix its size with python -m onnxruntime.tools.make_dynamic_shape_fixed, "
+                f"or {advice}"
             )
         symbols.add(dim.dim_param)
         dims.append(None)
