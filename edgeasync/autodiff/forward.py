@@ -26,6 +26,7 @@ from edgeasync.autodiff.graph import (
     tensor,
     value_info,
 )
+from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.producers import Producer, producer_of
 from edgeasync.autodiff.reading import array_of, initial_values, opset_of, read_instead, stops_gradient
 from edgeasync.autodiff.unrolling import unroll
@@ -55,6 +56,11 @@ _PICKING = SHAPE_OPERATORS | {"Gather", "Slice", "Split"}
 all other operators, equal results at both batch sizes may be a coincidence. For example, a third of
 either batch size rounds to 1.
 """
+
+
+def is_picked(node: Node) -> bool:
+    """Return whether a node's result may be independent of the batch size although an input is not."""
+    return node.op in _PICKING
 
 
 class ForwardGraph(Graph):
@@ -157,7 +163,8 @@ def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[
         if axis:
             raise GraphError(
                 f"input {entry.name!r} has the dynamic axis {axis} ({dim.dim_param!r}), but only axis 0, the "
-                f"batch, may be dynamic; {advice}"
+                "batch, may be dynamic; fix its size with python -m onnxruntime.tools.make_dynamic_shape_fixed, "
+                f"or {advice}"
             )
         symbols.add(dim.dim_param)
         dims.append(None)
@@ -318,15 +325,6 @@ SIZES_MAX = 16
 """Maximum number of batch sizes to try."""
 
 
-def open_session(model: bytes) -> onnxruntime.InferenceSession:
-    """Open an onnxruntime session for a model, without optimization and without log output."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
-
-
 def _fold(
     forward: ForwardGraph, nodes: list[Node], first: Mapping[str, Array], second: Mapping[str, Array]
 ) -> None:
@@ -344,7 +342,7 @@ def _fold(
         if free:
             shape_like.update(node.outputs)
         alike = all(_same(first[name], second[name]) for name in node.outputs if name)
-        if free and (not alike or (node.op not in _PICKING and not varying.isdisjoint(inputs))):
+        if free and (not alike or (not is_picked(node) and not varying.isdisjoint(inputs))):
             varying.update(node.outputs)
             alike = False
         if free and alike:

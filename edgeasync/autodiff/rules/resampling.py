@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from edgeasync.autodiff.forward import open_session
 from edgeasync.autodiff.graph import FLOAT, Array, Graph, Node, model_of, tensor
+from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
 MATRIX_MAX = 1 << 22

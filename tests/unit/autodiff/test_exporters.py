@@ -128,7 +128,7 @@ def test_constants_of_some_layers_are_named_in_a_warning_that_can_be_followed():
     ],
 )
 def test_a_weight_that_nothing_can_train_is_named_in_a_warning(value, what):
-    text = "h = Cast <to = 1> (w)\na = MatMul(x, h)\nb = MatMul(a, v)\ny = Add(b, mask)"
+    text = "k = Neg(w)\nh = Cast <to = 1> (w)\na = MatMul(x, h)\nb = MatMul(a, v)\ny = Add(b, mask)"
     rest = {"v": numbers((5, 3), 2), "mask": np.float32([0, -np.inf, 0])}
     (said,) = warnings(written(text, {"w": value} | rest), loss="mse")
     assert f"so these are not: w ({what}); to train them, export the model in float32" in said

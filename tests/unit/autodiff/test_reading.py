@@ -9,7 +9,7 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.training.graph_check import check_graph
-from tests.support.models.gradients import assert_same_values, check, numbers, run
+from tests.support.models.gradients import assert_same_values, check, numbers, run, session
 from tests.support.models.small_models import DENSE, MSE, edited, model, names, refused
 
 
@@ -49,13 +49,51 @@ def test_what_is_no_model(data):
     refused(data, "not a readable ONNX model")
 
 
-def test_outputs_that_are_unclear_or_missing():
-    def second(proto):
-        proto.graph.output.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, ["batch", 5]))
-
-    refused(edited(model(), second), r"the model has 2 outputs \(y, h\); choose the one to train: output='y'")
+def test_an_output_that_is_missing():
     refused(model(), "the model has no tensor 'z'; its outputs are y", output="z")
-    build_training_graph(edited(model(), second), GraphSettings(output="h", loss="mse"))
+    build_training_graph(model(), GraphSettings(output="h", loss="mse"))
+
+
+HALF = "t = Transpose(w)\nv = Cast<to=1>(t)\na = MatMul(x, v)\ns = Cast<to=1>(b)\ny = Add(a, s)"
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64])
+@pytest.mark.parametrize("held", ["initializers", "constants"])
+def test_weights_that_are_cast_to_float32_are_parameters_by_their_own_names(kind, held):
+    weights = {"w": numbers((3, 4), 1).astype(kind), "b": np.zeros(3, kind)}
+    data = model(HALF, weights)
+
+    def as_constants(proto):
+        nodes = [helper.make_node("Constant", [], [entry.name], value=entry) for entry in proto.graph.initializer]
+        nodes += proto.graph.node
+        del proto.graph.node[:], proto.graph.initializer[:]
+        proto.graph.node.extend(nodes)
+
+    data = edited(data, as_constants) if held == "constants" else data
+    graph = build_training_graph(data, MSE)
+    assert names(graph) == ["w", "b"]
+    assert not graph.warnings
+    plain = model("t = Transpose(w)\na = MatMul(x, t)\ny = Add(a, b)",
+                  {name: value.astype(np.float32) for name, value in weights.items()})  # fmt: skip
+    feeds = {"x": numbers((5, 4), 2), "target": numbers((5, 3), 3)}
+    found, expected = run(graph, feeds), run(build_training_graph(plain, MSE), feeds)
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name])
+    trained = {"w": numbers((3, 4), 5), "b": numbers(3, 6)}
+    (y,) = session(export_model(data, trained)).run(None, {"x": feeds["x"]})
+    np.testing.assert_allclose(y, feeds["x"] @ trained["w"].T + trained["b"], rtol=1e-5, atol=1e-6)
+    (part,) = session(export_model(data, {"w": trained["w"]})).run(None, {"x": feeds["x"]})
+    np.testing.assert_allclose(part, feeds["x"] @ trained["w"].T, rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_that_is_read_in_its_own_precision_too_is_not_trained():
+    text = "v = Cast<to=1>(w)\na = MatMul(x, v)\nr = ReduceMax<keepdims=0>(w)\ns = Cast<to=1>(r)\n"
+    text += "b = Mul(a, s)\ny = Mul(b, p)"
+    graph = build_training_graph(
+        model(text, {"w": numbers((4, 3), 1).astype(np.float16), "p": numbers(3, 2)}), MSE
+    )
+    assert names(graph) == ["p"]
+    assert any("w (float16)" in said for said in graph.warnings)
 
 
 def test_an_opset_that_is_too_new():
