@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.plot import plot
-from benchmarks.report import NEED_HARDWARE, UNFIT, Form, add_forms, make_parser
+from benchmarks.report import CONDITIONAL, UNFIT, Form, add_forms, make_parser
 from benchmarks.runner import run_all
 
 FOLDER = Path(__file__).parent
@@ -44,7 +44,7 @@ def run_benchmark(name: str, flags: list[str], *, quietly: bool) -> bool:
         text=True,
         check=False,
     )
-    unfit = name in NEED_HARDWARE and done.returncode == UNFIT
+    unfit = name in CONDITIONAL and done.returncode == UNFIT
     if done.returncode and quietly:
         print(done.stdout)
     print(f"{name:20} {time.perf_counter() - started_s:6.1f} s  exit code {done.returncode}", flush=True)

@@ -98,6 +98,7 @@ def _measured(record: Record, pictures: Sequence[str]) -> str:
         *(f"![{record.benchmark}: the figures below]({path})" for path in pictures),
         table(["ratio, higher is better", "measured", "target", ""], _ratio_rows(record)),
         *(_figure(title, rows) for title, rows in record.figures.items()),
+        *(_list_of(title, rows) for title, rows in record.lists.items()),
     ]
     return "\n\n".join(parts)
 
@@ -116,6 +117,13 @@ def _figure(title: str, rows: Table) -> str:
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     cells = ([name, *(number(row.get(column)) for column in columns)] for name, row in rows.items())
     return table([title, *columns], cells)
+
+
+def _list_of(title: str, rows: Mapping[str, Mapping[str, str]]) -> str:
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    return table(
+        [title, *columns], ([name, *(row.get(column, "") for column in columns)] for name, row in rows.items())
+    )
 
 
 def _list(records: Mapping[str, Record], docs: Path) -> str:

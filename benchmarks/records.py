@@ -33,6 +33,7 @@ class Record(msgspec.Struct, kw_only=True, frozen=True):
     ratios: dict[str, float | None]
     targets: dict[str, float]
     figures: dict[str, Table]
+    lists: dict[str, dict[str, dict[str, str]]] = {}
 
     def missed(self) -> list[str]:
         """Return the names of the ratios that miss their targets."""
@@ -45,7 +46,8 @@ def make_record(printed: dict[str, Any], **surroundings: Any) -> Record:
 
     Raises `msgspec.ValidationError` for a quick run.
     """
-    found = {name: printed.get(name) for name in ("form", "ratios", "targets", "figures")}
+    names = ("form", "ratios", "targets", "figures", "lists")
+    found = {name: printed[name] for name in names if name in printed}
     return msgspec.convert(surroundings | found, Record)
 
 

@@ -22,8 +22,8 @@ UNFIT = 2
 INTERRUPTED = 130
 """A shell's exit code for a command that Ctrl-C ended."""
 
-NEED_HARDWARE = ("gpu",)
-"""Benchmarks that may exit with `UNFIT`."""
+CONDITIONAL = ("gpu", "published_models")
+"""Benchmarks that may exit with `UNFIT`, because they need hardware or packages of their own."""
 
 BOUND = ": bound over measured"
 """Suffix in the name of a ratio that divides a bound by the figure."""
@@ -31,19 +31,31 @@ BOUND = ": bound over measured"
 Table = dict[str, dict[str, float]]
 """Row name -> column name -> number; rows may lack columns."""
 
+Words = dict[str, dict[str, str]]
+"""Row name -> column name -> words; rows may lack columns."""
+
 
 @dataclass
 class Results:
-    """Results of a benchmark: `figures` are tables by title, `targets` are minimum ratios."""
+    """Results of a benchmark.
+
+    `figures` are tables of numbers by title, `lists` are tables of words, and `targets` are minimum
+    ratios.
+    """
 
     ratios: dict[str, float] = field(default_factory=dict)
     figures: dict[str, Table] = field(default_factory=dict)
     targets: dict[str, float] = field(default_factory=dict)
+    lists: dict[str, Words] = field(default_factory=dict)
 
     def add(self, title: str, row: str, columns: Mapping[str, float], digits: int = 3) -> None:
         """Add rounded columns to a row of figures; create table and row if missing."""
         rounded = {name: round(float(value), digits) for name, value in columns.items()}
         self.figures.setdefault(title, {}).setdefault(row, {}).update(rounded)
+
+    def tell(self, title: str, row: str, columns: Mapping[str, str]) -> None:
+        """Add words to a row of a list; create list and row if missing."""
+        self.lists.setdefault(title, {}).setdefault(row, {}).update(columns)
 
     def ratio(self, name: str, value: float, target: float | None = None) -> None:
         """Add a ratio and, optionally, its target."""
@@ -136,6 +148,7 @@ def show_results(results: Results, arguments: argparse.Namespace) -> None:
             "ratios": results.ratios,
             "targets": results.targets,
             "figures": results.figures,
+            "lists": results.lists,
         }
         print(json.dumps(found, indent=1))
         return
@@ -144,6 +157,10 @@ def show_results(results: Results, arguments: argparse.Namespace) -> None:
     for title, table in results.figures.items():
         columns = list(dict.fromkeys(column for row in table.values() for column in row))
         rows = [[name, *(number(row.get(column)) for column in columns)] for name, row in table.items()]
+        _print_table([title, *columns], rows)
+    for title, words in results.lists.items():
+        columns = list(dict.fromkeys(column for row in words.values() for column in row))
+        rows = [[name, *(row.get(column, "") for column in columns)] for name, row in words.items()]
         _print_table([title, *columns], rows)
     targets = results.targets
     rows = [[name, f"{ratio:.2f}", number(targets.get(name))] for name, ratio in results.ratios.items()]

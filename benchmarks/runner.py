@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from benchmarks import surroundings
 from benchmarks.records import RESULTS, make_record, write_record
-from benchmarks.report import INTERRUPTED, NEED_HARDWARE, UNFIT, Form, show_progress
+from benchmarks.report import CONDITIONAL, INTERRUPTED, UNFIT, Form, show_progress
 
 GRACE_S = 20.0
 """How long an interrupted benchmark may take to end its processes and remove its files."""
@@ -59,7 +59,7 @@ def run_one(name: str, form: Form, folder: Path, root: Path) -> Outcome:
     started_s = time.monotonic()
     code, printed = _run(name, ["--json"] + [f"--{form}"] * (form != Form.FULL), root)
     seconds = round(time.monotonic() - started_s, 1)
-    if name in NEED_HARDWARE and code == UNFIT:
+    if name in CONDITIONAL and code == UNFIT:
         return "not for this machine"
     finished = code in {0, 1}  # 1 with a result means that a bound was missed
     try:

@@ -25,7 +25,7 @@ from edgeasync.errors import ConfigError, DataError, ModelMismatchError
 from edgeasync.graphs.evaluation import evaluation_graph, numpy_loss
 from edgeasync.graphs.graph_model import HubGraph, build_graph, load_graph
 from edgeasync.graphs.onnx_model import OnnxModel
-from edgeasync.losses import CrossEntropy, LossSetting, MeanSquaredError, OnnxLoss, check_loss, find_loss
+from edgeasync.losses import CrossEntropy, LossSetting, MeanSquaredError, OnnxLoss, check_loss, find_loss, kind_of
 from edgeasync.parameters import Vector
 from edgeasync.training.onnx_session import Provider, open_session
 from edgeasync.training.onnx_trainer import GraphGradient
@@ -84,7 +84,10 @@ class Network:
         provider: Provider = "auto",
     ) -> None:
         self._computing: dict[str, Any] = {"threads": threads, "provider": provider}
+        from edgeasync.autodiff.contract import read_output  # noqa: PLC0415 - needs onnx
+
         self._forward, built = _build(model, input_shape, seed)
+        self._output = read_output(built.graph)
         self.frozen = built.frozen
         """The checksum of the values that are not trained, or `None`."""
         self.spec = built.spec
@@ -123,10 +126,17 @@ class Network:
         batch's statistics and update their running statistics. Raises `DataError` for a batch that
         does not match the network.
         """
+        from edgeasync.autodiff.contract import read_output  # noqa: PLC0415 - needs onnx
+
         loss = find_loss(check_loss(loss, "gradient"))
         batch = Dataset.of(x, y, where="the batch")
         if loss not in self._gradients:
             graph = build_graph(self._forward, OnnxModel(file=FilePath(), loss=loss), "the model").graph
+            if (scores := read_output(graph)) != self._output:
+                raise ConfigError(
+                    f"the network returns {self._output!r}, but {kind_of(loss)} needs the scores before it, "
+                    f"{scores!r}; make {scores!r} the output of the model"
+                )
             made = GraphGradient(graph, self.spec, **self._computing)
             self._gradients[loss] = made, np.empty(self.spec.length, np.float32)
         gradient, out = self._gradients[loss]

@@ -7,18 +7,19 @@ import msgspec
 import numpy as np
 import onnx
 
-from edgeasync.autodiff import contract, differentiate, forward, reading, user_loss
+from edgeasync.autodiff import contract, differentiate, forward, published, reading, user_loss
 from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.endings import check_ending, classes_are_last
 from edgeasync.autodiff.exporters import check_export, folded_scalars, warnings_of
 from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import FLOAT, Array, Shape
 from edgeasync.autodiff.losses import TARGET, add_loss, target_type
+from edgeasync.autodiff.outputs import choose_output
 from edgeasync.autodiff.producers import producer_of
 from edgeasync.autodiff.selection import Selection, select
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, argument, arguments, native_reason
-from edgeasync.losses import CrossEntropy, Loss, OnnxLoss, find_loss
+from edgeasync.losses import CrossEntropy, Loss, OnnxLoss, find_loss, kind_of
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.protocol.operators import ALLOWED, ALLOWED_OWN
 
@@ -75,9 +76,24 @@ def _refusals(model: bytes, settings: GraphSettings, first: str) -> list[str]:
 def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
     if is_training_graph(model):
         raise GraphError("this is already a training graph; pass the forward model")
-    proto = reading.parse(model)
+    found = published.read(model)
+    try:
+        return _build_published(found.model, found.remarks, settings)
+    except GraphError:
+        if found.fixed is None:
+            raise
+        try:  # some operators can only be trained with a fixed batch size
+            return _build_published(found.fixed, (), settings)
+        except GraphError:
+            pass
+        raise
+
+
+def _build_published(proto: onnx.ModelProto, remarks: tuple[str, ...], settings: GraphSettings) -> TrainingGraph:
     reading.widen_inputs(proto)
-    output = reading.choose_output(proto, settings.output)
+    chosen = choose_output(proto, settings.output)
+    remarks += (chosen.remark,) if chosen.remark else ()
+    output = chosen.name
     selection = select(proto, reading.initial_values(proto), settings)
     loss = find_loss(settings.loss)
     sample: Shape
@@ -91,11 +107,17 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
     else:
         prepared = forward.prepare(proto, output, selection.trained, selection.statistics)
     _check_devices(proto, prepared)
-    check_ending(prepared, loss)
+    if (ending := check_ending(prepared, loss)) is not None:
+        said = f"{kind_of(loss)} trains the scores before it, {ending.scores!r}"
+        if isinstance(loss, CrossEntropy) and ending.axis is None:
+            said += f" (if several answers of an example may be yes, set {argument('loss', 'bce_with_logits')})"
+        remarks += (f"output {output!r} {ending.said}; {said}; exported models still return the output",)
+        prepared = forward.prepare(proto, ending.scores, selection.trained, selection.statistics)
     if not isinstance(loss, OnnxLoss):
         sample = target_type(loss, prepared.output_sample)[1]
     check_export(proto, prepared, selection.statistics, settings)
-    made = _assemble(prepared, settings, selection, _warnings(proto, prepared, selection, settings))
+    warnings = (*remarks, *_warnings(proto, prepared, selection, settings))
+    made = _assemble(prepared, settings, selection, warnings)
     _check_run(made, prepared, sample)
     return made
 
@@ -206,7 +228,7 @@ def _assemble(
 def _metadata(prepared: ForwardGraph, loss: Loss, settings: GraphSettings) -> dict[str, str]:
     found = {
         contract.CONTRACT: contract.CONTRACT_VERSION,
-        "edgeasync.output": prepared.prediction,
+        contract.OUTPUT: prepared.prediction,
         "edgeasync.target": settings.target,
         "edgeasync.loss": json.dumps({"kind": "onnx"})
         if isinstance(loss, OnnxLoss)

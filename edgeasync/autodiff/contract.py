@@ -23,6 +23,9 @@ CONTRACT = "edgeasync.contract"
 
 CONTRACT_VERSION = "2"
 
+OUTPUT = "edgeasync.output"
+"""Metadata key with the name of the forward model's tensor that the loss uses."""
+
 WEIGHT, GRADIENT, NEXT = "loss_weight", ".grad", ".new"
 
 _ENDINGS: tuple[tuple[Role, str], ...] = (("trained", GRADIENT), ("statistic", NEXT))
@@ -96,6 +99,12 @@ def is_training_graph(model: bytes) -> bool:
     except Exception:  # noqa: BLE001
         return False
     return any(entry.key == CONTRACT for entry in proto.metadata_props)
+
+
+def read_output(model: bytes) -> str | None:
+    """Return the forward model's tensor that a training graph's loss uses."""
+    entries = onnx.load_model_from_string(model).metadata_props
+    return next((entry.value for entry in entries if entry.key == OUTPUT), None)
 
 
 def read_spec(proto: onnx.ModelProto) -> ParameterSpec:

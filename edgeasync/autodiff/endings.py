@@ -78,11 +78,12 @@ class Ending(msgspec.Struct, frozen=True):
         return f"comes from the logarithm of {self.maker}" if of_it else f"comes from {self.maker}"
 
 
-def check_ending(prepared: ForwardGraph, loss: Loss) -> None:
-    """Raise `GraphError` if the loss needs raw scores, but the output contains probabilities.
+def check_ending(prepared: ForwardGraph, loss: Loss) -> Ending | None:
+    """Return the softmax or sigmoid at the end, if training can use the scores before it.
 
-    Also raises `GraphError` if the loss is for classification, but the output has a single score
-    per example.
+    Return `None` if the loss can use the output itself. Raises `GraphError` if the loss needs raw
+    scores, but the output contains other probabilities, or if the loss is for classification, but
+    the output has a single score per example.
     """
     output = prepared.output
     if prepared.dtypes[output] != FLOAT:
@@ -92,20 +93,26 @@ def check_ending(prepared: ForwardGraph, loss: Loss) -> None:
     if output not in {name for node in prepared.nodes for name in node.outputs}:
         raise GraphError(f"output {output!r} is an input of the model; nothing can be trained")
     if not isinstance(loss, CrossEntropy | BinaryCrossEntropy):
-        return
+        return None
     shape, classes = prepared.shapes[output], isinstance(loss, CrossEntropy)
     single = classes and _is_single(shape)
-    ending = _Endings(prepared, classes=classes and not single).of(output)
+    endings = _Endings(prepared, classes=classes and not single)
+    ending = endings.of(output)
     if single:
+        if ending is not None and endings.are_skipped(ending, classes=False):
+            advice = f"it {ending.said}: set {_YES_OR_NO}, with the labels 0 and 1"
+        else:
+            advice = _advice_for_one(prepared, ending)
         raise GraphError(
             f"output {output!r} of shape {shape} has one score per example, but cross_entropy needs one per class "
-            f"(its loss would always be 0); {_advice_for_one(prepared, ending)}"
+            f"(its loss would always be 0); {advice}"
         )
-    if ending is not None:
+    if ending is not None and not endings.are_skipped(ending, classes=classes):
         raise GraphError(
             f"output {output!r} {ending.said}, but this loss needs the scores before it; "
             f"{_advice(prepared, ending, classes=classes)}"
         )
+    return ending
 
 
 def classes_are_last(prepared: ForwardGraph) -> bool:
@@ -180,6 +187,29 @@ class _Endings:
             return None
         deeper = self.of(found.scores) if found.scores else None
         return found if deeper is None else msgspec.structs.replace(found, scores=deeper.scores)
+
+    def are_skipped(self, ending: Ending, *, classes: bool) -> bool:
+        """Return whether the output is exactly the softmax or sigmoid of scores of the same shape.
+
+        The class axis must be axis 1. For a loss that is not for classes, only a sigmoid counts.
+        The logarithms of both count, too.
+        """
+        prepared, output, scores = self._prepared, self._prepared.output, ending.scores
+        if not scores or prepared.shapes[scores] != prepared.shapes[output]:
+            return False
+        sigmoid = "igmoid" in ending.maker
+        if not sigmoid and not (classes and ending.axis == 1):
+            return False
+        if self._makers[output].op in ("Sigmoid", "Softmax") and self._makers[output].inputs[0] == scores:
+            return True
+        values = [(run[scores], run[output]) for run in self._tries.near if scores in run and output in run]
+        if not values:
+            return False
+        formulas = [_sigmoid, _log_sigmoid] if sigmoid else [_softmax_along(1), _log_softmax_along(1)]
+        return any(
+            all(_same(formula(before.astype(np.float64)), after) for before, after in values)
+            for formula in formulas
+        )
 
     def _on_the_way(self, output: str) -> Ending | None:
         """Find an operator whose probabilities are only moved, clipped or scaled afterwards.
@@ -398,10 +428,10 @@ def _by_values(prepared: ForwardGraph, name: str, makers: Mapping[str, Node], ru
     formulas: list[tuple[str, int | None, bool, Callable[[Array], Array]]] = []
     if all((value >= 0).all() and (value <= 1).all() for value in values):
         formulas += [("a softmax by arithmetic", axis, False, _softmax_along(axis)) for axis in shares]
-        formulas.append(("a sigmoid by arithmetic", None, False, lambda x: np.exp(-np.logaddexp(0, -x))))
+        formulas.append(("a sigmoid by arithmetic", None, False, _sigmoid))
     elif makers[name].op != "Log" and all((value <= 0).all() for value in values):
         formulas += [("LogSoftmax", axis, True, _log_softmax_along(axis)) for axis in axes]
-        formulas.append(("a sigmoid by arithmetic", None, True, lambda x: -np.logaddexp(0, -x)))
+        formulas.append(("a sigmoid by arithmetic", None, True, _log_sigmoid))
     earlier = list(_earlier(prepared, name, makers))
     for maker, axis, logarithm, formula in formulas:
         matches = [
@@ -415,6 +445,15 @@ def _by_values(prepared: ForwardGraph, name: str, makers: Mapping[str, Node], ru
         if matches:
             return Ending(maker, (plain or matches)[0], axis, logarithm)
     return Ending("rows that are positive and sum to 1", "", shares[0]) if shares else None
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(np.exp(_log_sigmoid(x)))
+
+
+def _log_sigmoid(x: Array) -> Array:
+    with np.errstate(invalid="ignore"):  # of infinite values
+        return np.asarray(-np.logaddexp(0, -x))
 
 
 def _softmax_along(axis: int) -> Callable[[Array], Array]:

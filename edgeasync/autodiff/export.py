@@ -8,7 +8,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edgeasync.autodiff import contract, reading
+from edgeasync.autodiff.branches import resolve_branches
 from edgeasync.autodiff.graph import Array
+from edgeasync.autodiff.masks import without_masks
 from edgeasync.errors import GraphError, ModelMismatchError, native_reason
 
 
@@ -17,28 +19,42 @@ def export_model(model: bytes, trained: Mapping[str, Array], metadata: Mapping[s
 
     `metadata` is added to the model's own metadata, and overrides entries with the same key. Batch
     norms use their running statistics, and dropouts are inactive, regardless of the mode in which
-    the model was exported. The opset and the IR version do not change. Raises `ModelMismatchError`
+    the model was exported. The opset and the IR version do not change. If a branch of an If
+    node contains a trained array, the nodes of the branches replace the node. Raises `ModelMismatchError`
     if the model lacks an array or the array differs in shape or dtype, and `GraphError` if the
     model is invalid or values are not finite.
     """
     if contract.is_training_graph(model):
         raise GraphError("this is a training graph; pass the forward model that it was built from")
     proto = reading.load(model)
-    values = reading.initial_values(proto)
-    _check_values(values, trained)
-    _replace_values(proto.graph, values, trained)
-    before = _read_names(proto.graph)
-    _settle(proto.graph)
-    for function in proto.functions:
-        _settle(function)
-    _remove_unread(proto.graph, before - _read_names(proto.graph))
+    if trained.keys() - reading.initial_values(proto).keys():  # some are in the branch of an If
+        proto = reading.inline_functions(proto)
+        resolve_branches(proto)
+    insert(proto, trained)
     if metadata:
         helper.set_model_props(proto, {entry.key: entry.value for entry in proto.metadata_props} | dict(metadata))
     try:
-        onnx.checker.check_model(proto)
+        reading.check(proto)
     except onnx.checker.ValidationError as error:
         raise GraphError(f"the exported model is not valid: {native_reason(error)}") from error
     return bytes(proto.SerializeToString())
+
+
+def insert(model: onnx.ModelProto, trained: Mapping[str, Array]) -> None:
+    """Replace arrays of a model by those of `trained`, and switch the model to inference mode.
+
+    A weight that the model stores in float16 or float64 and casts to float32 is replaced by its
+    trained values in float32, without the Cast. Raises the same errors as `export_model`.
+    """
+    reading.widen_weights(model, trained.keys())
+    values = reading.initial_values(model)
+    _check_values(values, trained)
+    _replace_values(model.graph, values, trained)
+    before = _read_names(model.graph)
+    settle(model.graph)
+    for function in model.functions:
+        settle(function)
+    _remove_unread(model.graph, before)
 
 
 def _check_values(values: Mapping[str, Array], trained: Mapping[str, Array]) -> None:
@@ -79,15 +95,15 @@ def _replace_values(graph: onnx.GraphProto, values: Mapping[str, Array], trained
     _refill(graph.node, nodes)
 
 
-def _settle(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
+def settle(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
     """Switch every node to inference mode."""
     read = _read_names(graph)
     nodes = []
-    for node in graph.node:
+    for node in without_masks(graph.node, getattr(graph, "initializer", ())):
         nodes.append(node)
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                _settle(attribute.g)
+                settle(attribute.g)
         if node.op_type == "Dropout":
             del node.input[1:]
         elif node.op_type == "BatchNormalization":
@@ -98,9 +114,14 @@ def _settle(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
     _refill(graph.node, nodes)
 
 
-def _remove_unread(graph: onnx.GraphProto, names: set[str]) -> None:
-    """Remove the constants in `names`, which were used only in training mode."""
-    _refill(graph.node, [node for node in graph.node if node.op_type != "Constant" or node.output[0] not in names])
+def _remove_unread(graph: onnx.GraphProto, before: set[str]) -> None:
+    """Remove nodes and constants that were read `before`, but only in training mode."""
+    while True:
+        names = before - _read_names(graph)
+        nodes = [node for node in graph.node if not names.issuperset(filter(None, node.output))]
+        if len(nodes) == len(graph.node):
+            break
+        _refill(graph.node, nodes)
     _refill(graph.initializer, [entry for entry in graph.initializer if entry.name not in names])
     there = {name for node in graph.node for name in node.output}
     there.update(entry.name for entry in graph.initializer)  # value_info records the kind of each initializer

@@ -5,14 +5,15 @@ then look like parameters. The checks were developed with torch 2.13 and skl2onn
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
 
 from edgeasync.autodiff import reading
 from edgeasync.autodiff.forward import ForwardGraph
-from edgeasync.autodiff.graph import Array, Node, free_inputs
+from edgeasync.autodiff.graph import Array, Node, free_inputs, needed, read_nodes
+from edgeasync.autodiff.masks import without_masks
 from edgeasync.autodiff.producers import kind_of_producer, producer_of
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, argument
@@ -35,8 +36,10 @@ def check_export(
     """
     advice = producer_of(model).plain
     if model.producer_name == "pytorch":
-        _check_folds(prepared, advice)
+        _check_folds(prepared, settings, advice)
         _check_origins(prepared, _said(model, _FOLDED_FROM), settings, advice)
+    if kind_of_producer(model) == "onnxruntime":
+        _check_copies(prepared, settings, advice)
     if not any(entry.key == CHECKED for entry in model.metadata_props):
         _check_identity(prepared, statistics, settings, advice)
     _check_statistics(prepared, statistics, advice)
@@ -72,25 +75,26 @@ def _check_identity(prepared: ForwardGraph, statistics: set[str], settings: Grap
 _FOLDED_INTO = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
-def _check_folds(prepared: ForwardGraph, advice: str) -> None:
-    """Reject weights into which torch's exporters have folded a batch norm.
+def _check_folds(prepared: ForwardGraph, settings: GraphSettings, advice: str) -> None:
+    """Reject unnamed weights into which torch's exporters have folded a batch norm.
 
     In evaluation mode, the older exporter gives the folded weight a numbered name. The newer
     exporter keeps the weight's name, but names the layer's output after an output of the batch
     norm.
     """
+    unnamed = {name for name in prepared.parameters if not settings.names(name)}
     folded = [
         node
         for node in prepared.nodes
         if node.op in _FOLDED_INTO
-        and prepared.parameters.keys() & node.inputs
+        and unnamed.intersection(node.inputs)
         and (node.inputs[1].startswith("onnx::Conv") or node.outputs[0].startswith("getitem"))
     ]
     if folded:
         names = [name for node in folded for name in node.inputs if name in prepared.parameters]
         raise GraphError(
             f"the exporter folded a batch norm into {folded[0].where}, which changes training; {advice}, or set "
-            f"{argument('freeze', *names)}"
+            f"{argument('freeze', *names)}, or {argument('train', '*')} to train it without a batch norm"
         )
 
 
@@ -144,6 +148,40 @@ def _has_twin(prepared: ForwardGraph, name: str, value: Array) -> bool:
     )
 
 
+def _check_copies(prepared: ForwardGraph, settings: GraphSettings, advice: str) -> None:
+    """Reject weights that are copies of other trained weights.
+
+    If layers share their parameters, as in ALBERT, onnxruntime's optimizer may pack them once for
+    each layer. Then the copies would be trained separately.
+    """
+    trained = {
+        name: value
+        for name, value in prepared.parameters.items()
+        if value.ndim in (1, 2) and not reading.is_uniform(value)
+    }
+    for other, name in _copies(trained):
+        if not settings.names(name):
+            raise GraphError(
+                f"onnxruntime's optimizer copied parameter {other!r} into {name!r}, so they would be trained "
+                f"separately; {advice}, or set {argument('freeze', other, name)} or {argument('train', '*')}"
+            )
+
+
+def _copies(arrays: Mapping[str, Array]) -> Iterator[tuple[str, str]]:
+    """Yield pairs of names: an array, and one that contains it or has the same values."""
+    alike: dict[tuple[int, float, float], str] = {}
+    for name, value in arrays.items():
+        twin = alike.setdefault((value.size, float(value.min()), float(value.max())), name)
+        if twin != name and np.array_equal(np.sort(value, axis=None), np.sort(arrays[twin], axis=None)):
+            yield twin, name
+        for other, part in arrays.items():
+            width, whole = part.shape[-1], value.shape[-1]
+            if value.shape[:-1] == part.shape[:-1] and width < whole:
+                parts = [value[..., begin : begin + width] for begin in range(0, whole, width)]
+                if any(np.array_equal(each, part) for each in parts):
+                    yield other, name
+
+
 def _check_statistics(prepared: ForwardGraph, live: set[str], advice: str) -> None:
     """Reject running statistics that an exporter merged with other tensors of equal values."""
     readers: dict[str, tuple[str, int, str]] = {}
@@ -175,23 +213,21 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
             "random numbers, and the exported model always does so; to evaluate, load the trained values into the "
             "module"
         )
-    drawing = [node.where for node in prepared.nodes if node.op == "RandomUniformLike"]
-    if kind == "dynamo" and drawing and not any(entry.key == CHECKED for entry in model.metadata_props):
+    drawing = _drawing(model, prepared)
+    checked = any(entry.key == CHECKED for entry in model.metadata_props)
+    if kind in ("dynamo", "torchscript") and drawing and not checked:
         found.append(
             f"{_listed(drawing)} draws random numbers in evaluations too, because torch's exporter writes channel "
             "dropouts that way; export with edgeasync.torch.to_onnx"
         )
+    if kind == "onnxruntime" and (convolutions := _with_bias(prepared)):
+        found.append(
+            f"onnxruntime's optimizer folds batch norms into convolutions, such as {_listed(convolutions)}, which "
+            "then train without batch statistics; if they had batch norms, use the original file, before "
+            "onnxruntime optimized it"
+        )
     if kind in ("tf2onnx", "keras", "jax2tf"):
-        if bare := _without_bias(prepared):
-            found.append(
-                f"tf2onnx drops biases whose values are all 0, and these layers have no bias: {_listed(bare)}; if "
-                "a layer has one, set it to a small number such as 1e-6 before the conversion"
-            )
-        if folded := [name for name in prepared.parameters if "_weights_fused_bn" in name]:
-            found.append(
-                f"tf2onnx folded batch norms into {_listed(folded)}, so they train without batch statistics; to "
-                "keep the batch norms, train the model in TensorFlow, or write it with edgeasync.nn"
-            )
+        found += _warnings_of_tf2onnx(prepared)
     if kind == "torchscript":
         # If `to_onnx` has restored the module's own statistics, it has marked them as buffers.
         noted = kinds_of_inputs(model)
@@ -223,6 +259,28 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
     return found
 
 
+def _warnings_of_tf2onnx(prepared: ForwardGraph) -> list[str]:
+    found = []
+    if bare := _without_bias(prepared):
+        found.append(
+            f"tf2onnx drops biases whose values are all 0, and these layers have no bias: {_listed(bare)}; if "
+            "a layer has one, set it to a small number such as 1e-6 before the conversion"
+        )
+    if folded := [name for name in prepared.parameters if "_weights_fused_bn" in name]:
+        found.append(
+            f"tf2onnx folded batch norms into {_listed(folded)}, so they train without batch statistics; to "
+            "keep the batch norms, train the model in TensorFlow, or write it with edgeasync.nn"
+        )
+    return found
+
+
+def _drawing(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
+    """Return nodes that still draw random numbers in an exported model."""
+    nodes = read_nodes(without_masks(model.graph.node, model.graph.initializer))
+    left = {name for node in needed(nodes, [entry.name for entry in model.graph.output]) for name in node.inputs}
+    return [node.where for node in prepared.nodes if node.op == "RandomUniformLike" and node.outputs[0] in left]
+
+
 def folded_scalars(model: onnx.ModelProto, prepared: ForwardGraph) -> dict[str, str]:
     """Return scalars that torch's newer exporter precomputed, according to its metadata."""
     folded = _said(model, _FOLDED_FROM)
@@ -236,6 +294,15 @@ def folded_scalars(model: onnx.ModelProto, prepared: ForwardGraph) -> dict[str, 
         and entry.name in used
         and entry.name not in prepared.parameters
     }
+
+
+def _with_bias(prepared: ForwardGraph) -> list[str]:
+    """Return trained convolutions with a bias, which may be what is left of a batch norm."""
+    return [
+        node.inputs[1]
+        for node in prepared.nodes
+        if node.op in ("Conv", "ConvTranspose") and node.inputs[1] in prepared.parameters and any(node.inputs[2:])
+    ]
 
 
 def _without_bias(prepared: ForwardGraph) -> list[str]:

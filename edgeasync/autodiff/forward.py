@@ -6,13 +6,15 @@ size.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 
 import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
+from edgeasync.autodiff.expansions import expand
 from edgeasync.autodiff.graph import (
     Array,
     Graph,
@@ -24,8 +26,10 @@ from edgeasync.autodiff.graph import (
     tensor,
     value_info,
 )
+from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.producers import Producer, producer_of
-from edgeasync.autodiff.reading import array_of, initial_values, opset_of, stops_gradient
+from edgeasync.autodiff.reading import array_of, initial_values, opset_of, read_instead, stops_gradient
+from edgeasync.autodiff.unrolling import unroll
 from edgeasync.errors import GraphError, native_reason
 
 PROBES = (2, 3)
@@ -54,6 +58,11 @@ either batch size rounds to 1.
 """
 
 
+def is_picked(node: Node) -> bool:
+    """Return whether a node's result may be independent of the batch size although an input is not."""
+    return node.op in _PICKING
+
+
 class ForwardGraph(Graph):
     """A prepared forward model: inputs, trainable parameters, constants, nodes and one output.
 
@@ -77,14 +86,14 @@ class ForwardGraph(Graph):
 def prepare(
     model: onnx.ModelProto,
     output: str,
-    trained: Iterable[str],
+    trained: Collection[str],
     statistics: Iterable[str],
     *,
     prediction: str | None = None,
 ) -> ForwardGraph:
     """Return the part of the model that `output` depends on.
 
-    Shapes are measured and constants are folded.
+    Shapes are measured, constants are folded, and loops are unrolled.
 
     `trained` and `statistics` name the initializers that stay variable. All other initializers
     become constants. Raises `GraphError` if the model does not run, contains operators of unknown
@@ -102,7 +111,20 @@ def prepare(
             _read_input(forward, entry, symbols, producer_of(model).sizes)
     if not forward.inputs:
         raise GraphError(f"output {output!r} does not depend on any input of the model; choose another output")
-    first, second = _measure(forward, nodes, producer_of(model), symbolic=bool(symbols))
+    producer, symbolic = producer_of(model), bool(symbols)
+    _measure_and_fold(forward, nodes, producer, symbolic=symbolic)
+    while any(node.op == "Loop" for node in forward.nodes):  # nested loops appear one after the other
+        nodes = _resolve(unroll(forward.nodes, forward.constants), forward, model)
+        _measure_and_fold(forward, nodes, producer, symbolic=symbolic)
+    nodes = expand(forward, forward.nodes, trained, (forward.output, forward.prediction), opset=forward.opset)
+    if nodes != forward.nodes:
+        _measure_and_fold(forward, nodes, producer, symbolic=symbolic)
+    return forward
+
+
+def _measure_and_fold(forward: ForwardGraph, nodes: list[Node], producer: Producer, *, symbolic: bool) -> None:
+    """Record the shape and dtype of each tensor, and fold constants."""
+    first, second = _measure(forward, nodes, producer, symbolic=symbolic)
     for name, value in first.items():
         measured: object = value
         if isinstance(measured, list):
@@ -121,7 +143,6 @@ def prepare(
         forward.dtypes[name] = value.dtype
     forward.output_sample = first[forward.output].shape
     _fold(forward, nodes, first, second)
-    return forward
 
 
 def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[str], advice: str) -> None:
@@ -142,7 +163,8 @@ def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[
         if axis:
             raise GraphError(
                 f"input {entry.name!r} has the dynamic axis {axis} ({dim.dim_param!r}), but only axis 0, the "
-                f"batch, may be dynamic; {advice}"
+                "batch, may be dynamic; fix its size with python -m onnxruntime.tools.make_dynamic_shape_fixed, "
+                f"or {advice}"
             )
         symbols.add(dim.dim_param)
         dims.append(None)
@@ -162,8 +184,9 @@ def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -
     stops = {node.output[0] for node in model.graph.node if stops_gradient(node)}
     kept = []
     sequences: dict[str, list[str]] = {}
-    for node in nodes:
+    for node in chain.from_iterable(map(_supported, nodes)):
         node.inputs = [same.get(name, name) for name in node.inputs]
+        _read_in_bodies(node, same)
         if node.op == "Constant":
             if node.outputs[0] not in forward.parameters:
                 forward.constants[node.outputs[0]] = _constant_value(node)
@@ -185,6 +208,29 @@ def _resolve(nodes: list[Node], forward: ForwardGraph, model: onnx.ModelProto) -
     forward.output = same.get(forward.output, forward.output)
     forward.prediction = same.get(forward.prediction, forward.prediction)
     return kept
+
+
+def _read_in_bodies(node: Node, same: Mapping[str, str]) -> None:
+    """Rename the inputs of nodes in loops and branches."""
+    for body in node.attributes.values():
+        if isinstance(body, onnx.GraphProto):
+            read_instead(same, body)
+
+
+def _supported(node: Node) -> list[Node]:
+    """Return a node, or several instead of Bernoulli, which devices do not support."""
+    if node.op != "Bernoulli":
+        return [node]
+    odds, (made,) = node.inputs[0], node.outputs
+    seed = {name: value for name, value in node.attributes.items() if name == "seed"}
+    kind = {"to": node.attributes["dtype"]} if "dtype" in node.attributes else None
+    return [
+        Node("RandomUniformLike", [odds], [f"{made}::uniform"], seed, node.name and f"{node.name}::uniform"),
+        Node("Less", [f"{made}::uniform", odds], [f"{made}::below"], {}, node.name and f"{node.name}::below"),
+        Node("Cast", [f"{made}::below"], [made], kind, node.name)
+        if kind
+        else Node("CastLike", [f"{made}::below", odds], [made], {}, node.name),
+    ]
 
 
 def _part_at(node: Node, sequences: Mapping[str, list[str]], forward: ForwardGraph) -> str | None:
@@ -279,15 +325,6 @@ SIZES_MAX = 16
 """Maximum number of batch sizes to try."""
 
 
-def open_session(model: bytes) -> onnxruntime.InferenceSession:
-    """Open an onnxruntime session for a model, without optimization and without log output."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
-
-
 def _fold(
     forward: ForwardGraph, nodes: list[Node], first: Mapping[str, Array], second: Mapping[str, Array]
 ) -> None:
@@ -295,7 +332,7 @@ def _fold(
 
     The results of all other nodes become constants.
     """
-    shape_like, varying = set(forward.constants), set[str]()
+    forward.nodes, shape_like, varying = [], set(forward.constants), set[str]()
     for node in nodes:
         if node.op == "CastLike":
             kind = helper.np_dtype_to_tensor_dtype(forward.dtypes[node.outputs[0]])
@@ -305,7 +342,7 @@ def _fold(
         if free:
             shape_like.update(node.outputs)
         alike = all(_same(first[name], second[name]) for name in node.outputs if name)
-        if free and (not alike or (node.op not in _PICKING and not varying.isdisjoint(inputs))):
+        if free and (not alike or (not is_picked(node) and not varying.isdisjoint(inputs))):
             varying.update(node.outputs)
             alike = False
         if free and alike:

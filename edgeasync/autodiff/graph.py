@@ -45,6 +45,9 @@ class Node(msgspec.Struct):
 class Graph:
     """Nodes in topological order, constants by name, and the known shapes and dtypes of tensors."""
 
+    constants_prefix = ""
+    """Prefix of the names of new constants."""
+
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.constants: dict[str, Array] = {}
@@ -83,7 +86,7 @@ class Graph:
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._shared:
             self._count += 1
-            self._shared[key] = name = f"::constant_{self._count}"
+            self._shared[key] = name = f"{self.constants_prefix}::constant_{self._count}"
             self.constants[name] = array
             self.shapes[name], self.dtypes[name] = array.shape, array.dtype
         return self._shared[key]
@@ -155,9 +158,17 @@ def free_inputs(node: Node) -> Iterator[str]:
     yield from (name for name in node.inputs if name)
     for value in node.attributes.values():
         if isinstance(value, onnx.GraphProto):
-            made = {output for inner in value.node for output in inner.output}
-            made.update(entry.name for entry in (*value.input, *value.initializer))
-            yield from (name for inner in value.node for name in inner.input if name and name not in made)
+            yield from _read_from_outside(value)
+
+
+def _read_from_outside(body: onnx.GraphProto) -> Iterator[str]:
+    """Yield the tensors that a subgraph, including those nested in it, reads from outside."""
+    made = {output for inner in body.node for output in inner.output}
+    made.update(entry.name for entry in (*body.input, *body.initializer))
+    for inner in body.node:
+        yield from (name for name in inner.input if name and name not in made)
+        nested = [entry.g for entry in inner.attribute if entry.HasField("g")]
+        yield from (name for graph in nested for name in _read_from_outside(graph) if name not in made)
 
 
 def read_nodes(nodes: Iterable[onnx.NodeProto]) -> list[Node]:

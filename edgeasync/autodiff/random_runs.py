@@ -7,8 +7,9 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper
 
-from edgeasync.autodiff.forward import ForwardGraph, open_session
+from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import FLOAT, Array, free_inputs, model_of, tensor, value_info
+from edgeasync.autodiff.probing import open_session
 from edgeasync.scores import SCALES, drawn
 
 DRAWS = (1.0, 4.0)
@@ -77,21 +78,26 @@ class RandomRuns:
         model = model_of(prepared.nodes, inputs, outputs, constants, opset=prepared.opset)
         return open_session(model.SerializeToString())
 
+    @cached_property
+    def _variances(self) -> set[str]:
+        """Running statistics, which must not become negative."""
+        nodes = self._prepared.nodes
+        return {name for node in nodes if node.op == "BatchNormalization" for name in node.inputs[3:]}
+
     def _near_feeds(self) -> Iterator[dict[str, Array]]:
         for number, scale in enumerate(DRAWS):
             generator = np.random.Generator(np.random.PCG64(number))
             yield self._inputs(generator, scale) | {
-                name: value + drawn(value, MOVED, generator) for name, value in self._prepared.parameters.items()
+                name: value if name in self._variances else value + drawn(value, MOVED, generator)
+                for name, value in self._prepared.parameters.items()
             }
 
     def _wide_feeds(self) -> Iterator[dict[str, Array]]:
         """Yield random inputs and random parameters. Running variances are not changed."""
-        nodes = self._prepared.nodes
-        variances = {name for node in nodes if node.op == "BatchNormalization" for name in node.inputs[3:]}
         for number, scale in enumerate(SCALES):
             generator = np.random.Generator(np.random.PCG64(number))
             yield self._inputs(generator, DRAWS[number % len(DRAWS)]) | {
-                name: value if name in variances else drawn(value, scale, generator)
+                name: value if name in self._variances else drawn(value, scale, generator)
                 for name, value in self._prepared.parameters.items()
             }
 

@@ -1,17 +1,22 @@
 """Reads a model file and normalizes its opset, input types, output and initial values."""
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper, version_converter
 
 from edgeasync.autodiff.graph import Array, needed, read_nodes
 from edgeasync.autodiff.producers import producer_of
-from edgeasync.errors import GraphError, argument, native_reason
+from edgeasync.errors import GraphError, native_reason
 
-OPSET_MIN, OPSET_MAX = 18, 23
+OPSET_MIN, OPSET_MAX = 18, 24
 """The supported range of opsets. Models with an older opset are converted to the first one."""
+
+_NORMS = {"LayerNormalization": 17, "SimplifiedLayerNormalization": sys.maxsize}
+"""Operators that onnxruntime has in all opsets, and the first opset of onnx that has them."""
 
 _STANDARD = ("", "ai.onnx")
 
@@ -27,6 +32,11 @@ _WIDER = {
 }
 """Unsupported input types, and the supported type that replaces each."""
 
+_PRECISIONS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+"""Types of weights that are stored in float32, if the model casts them to it."""
+
+_MOVING = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
 _MADE_OF = "pkg.torch.onnx.class_hierarchy"
 
 
@@ -40,10 +50,35 @@ def load(data: bytes) -> onnx.ModelProto:
         if entry.type.HasField("tensor_type"):
             entry.type.tensor_type.shape.SetInParent()  # onnx requires a shape; all shapes are measured later
     try:
-        onnx.checker.check_model(model)
+        check(model)
     except Exception as error:
         raise GraphError(f"not a readable ONNX model: {native_reason(error)}; export the model again") from error
     return model
+
+
+def check(model: onnx.ModelProto) -> None:
+    """Check a model with onnx. Raises onnx's error if the model is invalid."""
+    unknown = _hide_unknown_norms(model)
+    try:
+        onnx.checker.check_model(model)
+    finally:
+        for node in unknown:
+            node.domain = ""
+
+
+def _hide_unknown_norms(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """Move nodes that onnx does not know to onnxruntime's domain. Return these nodes.
+
+    onnxruntime's optimizer writes some operators to the standard domain that the model's opset does
+    not have.
+    """
+    opset = opset_of(model)
+    unknown = [
+        node for node in model.graph.node if node.domain in _STANDARD and opset < _NORMS.get(node.op_type, opset)
+    ]
+    for node in unknown:
+        node.domain = ONNXRUNTIME
+    return unknown
 
 
 def read(data: bytes) -> onnx.ModelProto:
@@ -105,25 +140,134 @@ def parse(data: bytes) -> onnx.ModelProto:
 
     Raises `GraphError`.
     """
-    model = load(data)
+    return convert(inline_functions(load(data)))
+
+
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace calls of the model's own functions by their nodes. Raises `GraphError`."""
     if not any(entry.domain in _STANDARD for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid("", OPSET_MIN))  # it has no standard operator
+    try:
+        return inliner.inline_local_functions(model) if model.functions else model
+    except Exception as error:
+        raise _unconverted(model, error) from error
+
+
+def convert(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Convert a model to a supported opset. Raises `GraphError`."""
     opset = opset_of(model)
     if opset > OPSET_MAX:
         raise GraphError(
             f"the model has opset {opset}, but the newest supported is {OPSET_MAX}; {producer_of(model).opset}"
         )
     try:
-        if model.functions:
-            model = inliner.inline_local_functions(model)
         if opset < OPSET_MIN:
+            _hide_unknown_norms(model)
             model = version_converter.convert_version(model, OPSET_MIN)
     except Exception as error:
-        raise GraphError(
-            f"the model has opset {opset}, and onnx cannot convert it ({native_reason(error)}); "
-            f"{producer_of(model).opset}"
-        ) from error
+        raise _unconverted(model, error) from error
+    for node in model.graph.node:
+        if node.op_type in _NORMS:
+            node.domain = ""
     return model
+
+
+def _unconverted(model: onnx.ModelProto, error: Exception) -> GraphError:
+    return GraphError(
+        f"the model has opset {opset_of(model)}, and onnx cannot convert it ({native_reason(error)}); "
+        f"{producer_of(model).opset}"
+    )
+
+
+def widen_weights(model: onnx.ModelProto, names: Collection[str] | None = None) -> None:
+    """Store weights in float32 that the model stores in another precision and casts to float32.
+
+    Between a weight and its Cast nodes, there may be nodes that only move values, such as a
+    Transpose. The Cast nodes are removed, so that a weight keeps its name. If `names` is set, only
+    these weights change. A weight that other nodes read too stays as it is.
+    """
+    graph = model.graph
+    same: dict[str, str] = {}
+    wider = set[str]()
+    readers = _readers(graph)
+    for name, tensor in _stored(graph):
+        if tensor.data_type in _PRECISIONS and (names is None or name in names):
+            found = _casts_of(name, readers)
+            if found is not None:
+                with np.errstate(over="ignore"):
+                    value = array_of(tensor, f"tensor {name!r}").astype(np.float32)
+                tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+                same |= found
+                wider.update((name, *found.values()))
+    for entry in (*graph.input, *graph.value_info):
+        if entry.name in wider:
+            entry.type.tensor_type.elem_type = TensorProto.FLOAT
+    results = {entry.name for entry in graph.output}
+    kept = []
+    for node in graph.node:
+        if node.output[0] in same and node.output[0] in results:
+            node.CopyFrom(helper.make_node("Identity", [same.pop(node.output[0])], node.output[:1]))
+        if node.output[0] not in same:
+            kept.append(node)
+    read_instead(same, graph)
+    replace_nodes(graph, kept)
+
+
+def _casts_of(name: str, readers: Mapping[str, list[onnx.NodeProto | None]]) -> dict[str, str] | None:
+    """Return the results of the Cast nodes to float32 that read a tensor, with their inputs.
+
+    Return `None` if any other node computes with the tensor.
+    """
+    found: dict[str, str] = {}
+    waiting = [name]
+    while waiting:
+        for node in readers.get(each := waiting.pop(), []):
+            if node is None or node.input[0] != each:
+                return None
+            if node.op_type == "Cast" and any(entry.i == TensorProto.FLOAT for entry in node.attribute):
+                found[node.output[0]] = each
+            elif node.op_type in _MOVING:
+                waiting.append(node.output[0])
+            else:
+                return None
+    return found or None
+
+
+def _readers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto | None]]:
+    """Return the nodes that read each tensor, and `None` for nodes in loops and branches and outputs."""
+    found: dict[str, list[onnx.NodeProto | None]] = {entry.name: [None] for entry in graph.output}
+    for node in graph.node:
+        for name in node.input:
+            found.setdefault(name, []).append(node)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                for name in _read_names(attribute.g):
+                    found.setdefault(name, []).append(None)
+    return found
+
+
+def _stored(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Yield the tensors in initializers and Constant nodes, with their names in the graph."""
+    yield from ((tensor.name, tensor) for tensor in graph.initializer)
+    for node in graph.node:
+        if node.op_type == "Constant":
+            yield from ((node.output[0], entry.t) for entry in node.attribute if entry.name == "value")
+
+
+def _read_names(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield the name of a tensor each time a node reads it, including nodes in loops and branches."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _read_names(attribute.g)
+
+
+def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Replace all nodes of a graph."""
+    nodes = [*nodes]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def widen_inputs(model: onnx.ModelProto) -> None:
@@ -141,19 +285,17 @@ def widen_inputs(model: onnx.ModelProto) -> None:
             entry.type.tensor_type.elem_type = _WIDER[kind]
     if not casts:
         return
-    _read_instead({name: cast.output[0] for name, cast in casts.items()}, graph)
-    nodes = [*casts.values(), *graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    read_instead({name: cast.output[0] for name, cast in casts.items()}, graph)
+    replace_nodes(graph, [*casts.values(), *graph.node])
 
 
-def _read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:
+def read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:
     """Rename inputs of all nodes, including nodes in loops and branches."""
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                _read_instead(names, attribute.g)
+                read_instead(names, attribute.g)
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -161,46 +303,14 @@ def opset_of(model: onnx.ModelProto) -> int:
     return next((int(entry.version) for entry in model.opset_import if entry.domain in _STANDARD), 1)
 
 
-def choose_output(model: onnx.ModelProto, output: str | None) -> str:
-    """Return the tensor that the loss uses: `output`, or else the only floating-point output.
-
-    Raises `GraphError` if the output is ambiguous, missing, or computed by operators that devices
-    do not support.
-    """
-    names = [str(value.name) for value in model.graph.output]
-    if not names:
-        raise GraphError("the model has no output; export the model again")
-    if output is None:
-        chosen = [str(value.name) for value in model.graph.output if _may_be_float(value)] if names[1:] else names
-        if len(chosen) != 1:
-            dictionaries = [node.input[0] for node in model.graph.node if node.op_type == "ZipMap"]
-            name = (*dictionaries, *chosen, *names)[0]
-            _check_domains(model, name)  # otherwise following the advice would fail again
-            raise GraphError(
-                f"the model has {len(names)} outputs ({', '.join(names)}); choose the one to train: "
-                f"{argument('output', name)}, "
-                + ("the input of the ZipMap node, which makes dictionaries" if dictionaries else "for example")
-            )
-        output = chosen[0]
-    elif output not in {made for node in model.graph.node for made in node.output}:
-        raise GraphError(f"the model has no tensor {output!r}; its outputs are {', '.join(names)}")
-    _check_domains(model, output)
-    return output
-
-
-def _check_domains(model: onnx.ModelProto, output: str) -> None:
+def check_domains(model: onnx.ModelProto, output: str) -> None:
+    """Raise `GraphError` if devices do not support an operator that computes `output`."""
     for node in needed(read_nodes(model.graph.node), [output]):
         if node.domain not in ("", ONNXRUNTIME):
             raise GraphError(
                 f"{node.where}: operators of the domain {node.domain!r} are not supported on devices; "
                 f"{producer_of(model).foreign}"
             )
-
-
-def _may_be_float(value: onnx.ValueInfoProto) -> bool:
-    """Return whether the type of an output permits its use by a loss."""
-    floats = (TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
-    return value.type.WhichOneof("value") in (None, "tensor_type") and value.type.tensor_type.elem_type in floats
 
 
 def initial_values(model: onnx.ModelProto) -> dict[str, Array]:

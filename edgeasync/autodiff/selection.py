@@ -158,7 +158,7 @@ def _fixed(model: onnx.ModelProto) -> set[str]:
     return found
 
 
-_FIXED_FROM = {"Clip": 1, "Dropout": 1, "Pad": 1, "Resize": 1, "Pow": 1, "OneHot": 0}
+_FIXED_FROM = {"Clip": 1, "Dropout": 1, "Pad": 1, "Resize": 1, "Pow": 1, "OneHot": 0, "RotaryEmbedding": 1}
 """For each operator, the position of its first input that is configuration instead of data."""
 
 

@@ -20,7 +20,7 @@ class GraphSettings(Section, frozen=True):
     trained, except those that the file marks as frozen and tensors that may not be parameters. A
     parameter that matches `train` is trained even if the exporter may have merged or precomputed
     it. `output` names the tensor that the loss uses; it may be omitted if the model has only one
-    floating-point output. With `target = "input"`, every example is its own target, as in an
+    output that can be meant. With `target = "input"`, every example is its own target, as in an
     autoencoder.
     """
 
@@ -35,7 +35,7 @@ class GraphSettings(Section, frozen=True):
     freeze: tuple[str, ...] = ()
     """Pattern for parameters that are not trained. It overrides `train`."""
     output: str | None = None
-    """Tensor that the loss uses; needed if the model has several floating-point outputs."""
+    """Tensor that the loss uses; needed if the model has several outputs that it may be."""
     target: Literal["label", "input"] = "label"
     """Target of the loss: the data's `y` (`label`), or the example itself (`input`). `input` makes
     an autoencoder.

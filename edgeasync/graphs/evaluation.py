@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -51,7 +52,10 @@ def make_evaluator(model: Model | OnnxModel, loaded: HubGraph | None, dataset: D
             f"{model.file}: a training graph cannot be evaluated on held-out data; use the forward "
             "model that it was built from, or no evaluation data"
         )
-    return OnnxEvaluator(loaded.forward, loaded.spec, model, dataset)
+    from edgeasync.autodiff.contract import read_output  # noqa: PLC0415 - not needed for numpy models
+
+    trained = msgspec.structs.replace(model, output=read_output(loaded.graph))
+    return OnnxEvaluator(loaded.forward, loaded.spec, trained, dataset)
 
 
 class OnnxEvaluator:
@@ -201,15 +205,20 @@ def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | No
     """
     from onnx import TensorProto, ValueInfoProto, helper  # noqa: PLC0415 - devices do not install onnx
 
-    from edgeasync.autodiff import reading  # noqa: PLC0415
-    from edgeasync.autodiff.export import export_model  # noqa: PLC0415
+    from edgeasync.autodiff import published, reading  # noqa: PLC0415
+    from edgeasync.autodiff.export import insert  # noqa: PLC0415
     from edgeasync.autodiff.graph import IR_VERSION, free_inputs, needed, read_nodes  # noqa: PLC0415
+    from edgeasync.autodiff.outputs import choose_output  # noqa: PLC0415
 
-    # The values do not matter, because the arrays become inputs below.
-    proto = reading.parse(export_model(forward_model, spec.views(np.zeros(spec.length, np.float32))))
+    proto = published.read(forward_model).model
     reading.widen_inputs(proto)
+    # The values do not matter, because the arrays become inputs below.
+    insert(proto, spec.views(np.zeros(spec.length, np.float32)))
     graph = proto.graph
-    output = reading.choose_output(proto, output)
+    made = {name for node in graph.node for name in node.output}
+    if output is not None and "::" in output and output not in made:
+        output = None  # a name that only the training graph uses, for a part of a sequence
+    output = choose_output(proto, output).name
     nodes = needed(read_nodes(graph.node), [output])
     made = {name for node in nodes for name in node.outputs if name}
     used = {name for node in nodes for name in free_inputs(node)}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeasync.autodiff.exporters import CHECKED, EVALUATED, KIND, kinds_of_inputs
-from edgeasync.autodiff.forward import open_session
+from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.reading import stops_gradient
 from edgeasync.autodiff.selection import FROZEN
 from edgeasync.errors import ConfigError, EdgeAsyncError, GraphError

@@ -12,7 +12,7 @@ from edgeasync.autodiff.build import TrainingGraph, build_training_graph
 from edgeasync.autodiff.chance import without_chance
 from edgeasync.autodiff.contract import GRADIENT, NEXT, parameter_of
 from edgeasync.autodiff.export import export_model
-from edgeasync.autodiff.forward import open_session
+from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, argument, native_reason
 from edgeasync.sdk.torch_calls import Call, flat, quiet

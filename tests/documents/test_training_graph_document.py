@@ -3,16 +3,30 @@
 import re
 from pathlib import Path
 
+from edgeasync.autodiff.expansions import EXPANSIONS
 from edgeasync.autodiff.rules import INSTEAD, RULES
 
 DOCUMENT = Path(__file__).parents[2] / "docs/reference/training_graph.md"
 
 
-def test_the_document_names_the_operators_that_have_a_gradient():
-    (listed,) = re.findall(r"There is a gradient for: (.+?)\. Comparisons", " ".join(DOCUMENT.read_text().split()))
-    names = [re.sub(r"\s*\(.*", "", part).strip() for part in re.split(r",(?![^(]*\))", listed)]
+def listed(begin):
+    """Return the names in a sentence of the document, which are sorted."""
+    (found,) = re.findall(rf"{begin}: (.+?)\. [A-Z]", " ".join(DOCUMENT.read_text().split()))
+    names = [re.sub(r"\s*\(.*", "", part).strip() for part in re.split(r",(?![^(]*\))", found)]
     assert names == sorted(names)
-    assert set(names) == set(RULES)
+    return set(names)
+
+
+def test_the_document_names_the_operators_that_have_a_gradient():
+    assert listed("There is a gradient for") == set(RULES)
+
+
+def test_the_document_names_the_operators_that_are_replaced():
+    standard, own = (
+        {operator for domain, operator in EXPANSIONS if domain == given} for given in ("", "com.microsoft")
+    )
+    assert listed("These are replaced by operators of that list") == standard
+    assert listed("Of the operators that onnxruntime's optimizer writes") == own
 
 
 def test_the_document_and_the_refusals_name_the_same_replacements():

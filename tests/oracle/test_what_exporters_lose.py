@@ -18,7 +18,7 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.chance import without_chance
 from edgeasync.autodiff.check import check_gradients
 from edgeasync.autodiff.export import export_model
-from edgeasync.autodiff.forward import open_session
+from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import ConfigError, EdgeAsyncError, GraphError
 from edgeasync.sdk.torch_draws import SameDraws

@@ -2,6 +2,7 @@
 
 from edgeasync.autodiff.rules import (
     convolution,
+    einsum,
     elementwise,
     gru,
     linear,
@@ -9,6 +10,9 @@ from edgeasync.autodiff.rules import (
     normalization,
     pooling,
     reduction,
+    resampling,
+    rnn,
+    sampling,
     shaping,
 )
 from edgeasync.autodiff.rules.registry import INSTEAD, RULES, STOPPING, Rule, Step, TrainingGraphBuilder
@@ -21,6 +25,7 @@ __all__ = [
     "Step",
     "TrainingGraphBuilder",
     "convolution",
+    "einsum",
     "elementwise",
     "gru",
     "linear",
@@ -28,5 +33,8 @@ __all__ = [
     "normalization",
     "pooling",
     "reduction",
+    "resampling",
+    "rnn",
+    "sampling",
     "shaping",
 ]

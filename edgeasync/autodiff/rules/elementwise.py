@@ -101,6 +101,14 @@ def _pow(step: Step) -> Gradients:
     ]
 
 
+@rule("Mod")
+def _mod(step: Step) -> Gradients:
+    """Gradient of a remainder x - n d, whose multiple n is constant almost everywhere."""
+    op, divisor = step.graph.op, step.input(1)
+    count = op("Round", op("Div", op("Sub", step.input(0), step.output()), divisor))
+    return [step.unbroadcast(step.gradient, 0), step.unbroadcast(op("Neg", op("Mul", step.gradient, count)), 1)]
+
+
 @rule("Max", "Min")
 def _extreme(step: Step) -> Gradients:
     """Divide the gradient among inputs that are equal, as torch does for two inputs."""
@@ -141,13 +149,36 @@ def is_positive(graph: Graph, value: str) -> str:
     return graph.op("HardSigmoid", value, alpha=STEEP, beta=0.0)
 
 
+def _beyond_square(graph: Graph, x: str) -> str:
+    """Return 1 - x^2, without the cancellation that would lose digits if x is close to 1 or -1."""
+    one = graph.scalar(1.0)
+    return graph.op("Mul", graph.op("Sub", one, x), graph.op("Add", one, x))
+
+
+def _square_and_one(graph: Graph, x: str) -> str:
+    return graph.op("Add", graph.op("Mul", x, x), graph.scalar(1.0))
+
+
+def _inverse_root(graph: Graph, x: str) -> str:
+    return graph.op("Reciprocal", graph.op("Sqrt", x))
+
+
 SLOPES: dict[str, Callable[[Graph, str, str], str]] = {
     "Abs": lambda graph, x, _: graph.op("Sign", x),
+    "Acos": lambda graph, x, _: graph.op("Neg", _inverse_root(graph, _beyond_square(graph, x))),
+    "Acosh": lambda graph, x, _: _inverse_root(graph, graph.op("Neg", _beyond_square(graph, x))),
+    "Asin": lambda graph, x, _: _inverse_root(graph, _beyond_square(graph, x)),
+    "Asinh": lambda graph, x, _: _inverse_root(graph, _square_and_one(graph, x)),
+    "Atan": lambda graph, x, _: graph.op("Reciprocal", _square_and_one(graph, x)),
+    "Atanh": lambda graph, x, _: graph.op("Reciprocal", _beyond_square(graph, x)),
+    "Cosh": lambda graph, x, _: graph.op("Sinh", x),
     "Exp": lambda _, __, y: y,
     "Relu": lambda graph, _, y: is_positive(graph, y),
     "Sigmoid": lambda graph, _, y: graph.op("Sub", y, graph.op("Mul", y, y)),
     "Sin": lambda graph, x, _: graph.op("Cos", x),
+    "Sinh": lambda graph, x, _: graph.op("Cosh", x),
     "Softplus": lambda graph, x, _: graph.op("Sigmoid", x),
+    "Tan": lambda graph, _, y: _square_and_one(graph, y),
     "Tanh": lambda graph, _, y: graph.op("Sub", graph.scalar(1.0), graph.op("Mul", y, y)),
 }
 """Derivatives of operators, as functions of the operator's input and output."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from edgeasync.autodiff.rules.reduction import count_of
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
+from edgeasync.autodiff.rules.resampling import multiply
 
 
 def _batch_norm_forward(step: Step) -> None:
@@ -127,3 +128,23 @@ def _instance_norm(step: Step) -> Gradients:
         op("ReduceSum", product, axes, keepdims=0),
         op("ReduceSum", gradient, axes, keepdims=0),
     ]
+
+
+@rule("LRN")
+def _local_response_norm(step: Step) -> Gradients:
+    """Gradient of local response normalization (Krizhevsky et al. 2012).
+
+    y = x s^-beta, where s is `bias` plus `alpha` times the mean square of neighbouring channels.
+    """
+    graph, op, x, shape = step.graph, step.graph.op, step.input(0), step.shape(0)
+    channels, size = shape[1], step.attribute("size", 1)
+    if channels is None:
+        raise step.refused("its number of channels depends on the batch size")
+    alpha, beta = step.attribute("alpha", 1e-4) / size, step.attribute("beta", 0.75)
+    places = np.arange(channels)
+    near = (np.abs(np.subtract.outer(places, places)) <= (size - 1) // 2).astype(np.float32)
+    squares = op("Mul", multiply(graph, op("Mul", x, x), shape, 1, near), graph.scalar(alpha))
+    s = op("Add", squares, graph.scalar(step.attribute("bias", 1.0)))
+    scaled = op("Mul", step.gradient, op("Pow", s, graph.scalar(-beta)))
+    shares = multiply(graph, op("Div", op("Mul", scaled, x), s), shape, 1, near)
+    return [op("Sub", scaled, op("Mul", op("Mul", x, shares), graph.scalar(2 * alpha * beta)))]

@@ -1,4 +1,4 @@
-"""Gradients of pooling and of nearest-neighbour resizing."""
+"""Gradients of pooling."""
 
 import math
 from collections.abc import Callable
@@ -187,10 +187,7 @@ def _phases(step: Step, geometry: Geometry) -> Look:
 
 @rule("AveragePool")
 def _average_pool(step: Step) -> Gradients:
-    """Distribute the gradient of each window evenly over the window.
-
-    Channels are treated as additional examples.
-    """
+    """Distribute the gradient of each window evenly over the window."""
     graph, op = step.graph, step.graph.op
     kernel = tuple(step.attribute("kernel_shape", []))
     geometry = Geometry.of(step, kernel, step.shape(0)[2:], step.output_shape[2:])
@@ -198,16 +195,24 @@ def _average_pool(step: Step) -> Gradients:
     share = (
         graph.scalar(shares.flat[0]) if (shares == shares.flat[0]).all() else graph.constant(shares[None, None])
     )
-    gradient = op("Mul", step.gradient, share)
-    gradient = op("Reshape", gradient, graph.ints(-1, 1, *geometry.narrow))
-    ones = graph.constant(np.ones((1, 1, *kernel), np.float32))
+    return [_spread_windows(step, geometry, op("Mul", step.gradient, share))]
+
+
+def _spread_windows(step: Step, geometry: Geometry, value: str) -> str:
+    """Sum for each value of the input the values of all windows that contain it.
+
+    Channels are treated as additional examples.
+    """
+    graph, op = step.graph, step.graph.op
+    value = op("Reshape", value, graph.ints(-1, 1, *geometry.narrow))
+    ones = graph.constant(np.ones((1, 1, *geometry.kernel), np.float32))
     rest = geometry.rest
     after = [pad + max(0, -over) for pad, over in zip(geometry.after, rest, strict=True)]
     spread = op(
-        "ConvTranspose", gradient, ones, strides=list(geometry.strides), dilations=list(geometry.dilations),
+        "ConvTranspose", value, ones, strides=list(geometry.strides), dilations=list(geometry.dilations),
         pads=[*geometry.before, *after], output_padding=[max(0, over) for over in rest],
     )  # fmt: skip
-    return [graph.reshape_like(spread, step.input(0))]
+    return graph.reshape_like(spread, step.input(0))
 
 
 def _window_sizes(geometry: Geometry, *, padded: bool) -> Array:
@@ -244,64 +249,16 @@ def _global_max_pool(step: Step) -> Gradients:
     return [op("Mul", mask, op("Div", step.gradient, op("ReduceSum", mask, axes, keepdims=1)))]
 
 
-@rule("Resize")
-def _resize(step: Step) -> Gradients:
-    """Sum the gradients of all copies of each value.
-
-    Supports only nearest-neighbour resizing by integer factors.
-    """
-    graph, op = step.graph, step.graph.op
-    if step.attribute("mode", "nearest") != "nearest":
-        raise step.refused("only mode 'nearest' has a gradient")
-    scales = _scales(step)
-    shape: list[int] = []
-    axes: list[int] = []
-    for axis, (size, out) in enumerate(zip(step.shape(0), step.output_shape, strict=True)):
-        if size is None or out is None:
-            if size is not out or scales.get(axis, 1.0) != 1.0:
-                raise step.refused("it resizes the batch axis")
-            shape.append(-1)
-            continue
-        # A scale of 2.4 turns 2 values into 4, but not evenly, because onnxruntime divides by the
-        # scale.
-        if out % size or scales.get(axis, out / size) != out / size or not _repeats(step, size, out):
-            raise step.refused("only integer factors that repeat every value have a gradient")
-        if size == out:
-            shape.append(size)
-        else:
-            axes.append(len(shape) + 1)
-            shape += [size, out // size]
-    if not axes:
-        return [step.gradient]
-    parts = op("Reshape", step.gradient, graph.ints(*shape))
-    return [op("ReduceSum", parts, graph.ints(*axes), keepdims=0)]
-
-
-def _scales(step: Step) -> dict[int, float]:
-    """Return the scale of each axis, or an empty list if the node specifies sizes instead."""
-    given = step.constant(2)
-    if given is None or not given.size:
-        return {}
-    rank = len(step.shape(0))
-    axes = step.attribute("axes", range(rank))
-    return {axis % rank: float(scale) for axis, scale in zip(axes, given, strict=True)}
-
-
-def _repeats(step: Step, size: int, out: int) -> bool:
-    """Return whether the node's coordinate mode maps `place` in the output to `place // factor`."""
-    factor = out // size
-    places = np.arange(out, dtype=np.float64)
-    mode = step.attribute("coordinate_transformation_mode", "half_pixel")
-    if mode == "asymmetric":
-        source = places / factor
-    elif mode in ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel"):
-        source = (places + 0.5) / factor - 0.5
-    else:
-        return mode == "align_corners" and factor == 1
-    rounded = {
-        "round_prefer_floor": np.ceil(source - 0.5),
-        "round_prefer_ceil": np.floor(source + 0.5),
-        "floor": np.floor(source),
-        "ceil": np.ceil(source),
-    }[step.attribute("nearest_mode", "round_prefer_floor")]
-    return bool((np.clip(rounded, 0, size - 1) == places // factor).all())
+@rule("LpPool", "GlobalLpPool")
+def _lp_pool(step: Step) -> Gradients:
+    """Use the derivative of a norm y of values x with the power p: sign(x) (abs(x) / y)^(p - 1)."""
+    graph, op, x = step.graph, step.graph.op, step.input(0)
+    power = graph.scalar(step.attribute("p", 2) - 1)
+    base = op("Where", op("Equal", step.output(), graph.scalar(0.0)), graph.scalar(1.0), step.output())
+    share = op("Div", step.gradient, op("Pow", base, power))
+    if step.node.op == "LpPool":
+        kernel = tuple(step.attribute("kernel_shape", []))
+        geometry = Geometry.of(step, kernel, step.shape(0)[2:], step.output_shape[2:])
+        share = _spread_windows(step, geometry, share)
+    slope = op("Mul", op("Sign", x), op("Pow", op("Abs", x), power))
+    return [op("Mul", slope, share)]

@@ -146,22 +146,31 @@ def _log_softmax(step: Step) -> Gradients:
     return [op("Sub", step.gradient, op("Mul", op("Exp", step.output()), total))]
 
 
+def counted_labels(step: Step) -> tuple[str, str | None]:
+    """Return the labels of a loss, and how much each counts, or `None` if all count equally.
+
+    Ignored labels, which need not be classes, are replaced by class 0 and count 0.
+    """
+    graph, op, labels = step.graph, step.graph.op, step.input(1)
+    kind = graph.dtypes[labels]
+    counts = None
+    if (ignored := step.attribute("ignore_index", None)) is not None:
+        kept = op("Not", op("Equal", labels, graph.constant(np.array(ignored, kind))))
+        labels = op("Where", kept, labels, graph.constant(np.array(0, kind)))
+        counts = op("Cast", kept, to=1)
+    if step.input(2):
+        weights = op("Gather", step.input(2), labels)
+        counts = weights if counts is None else op("Mul", weights, counts)
+    return labels, counts
+
+
 @rule("SoftmaxCrossEntropyLoss")
 def _softmax_cross_entropy(step: Step) -> Gradients:
     """Return the gradient of the scores: softmax minus one-hot label, times the label's weight."""
     graph, op = step.graph, step.graph.op
     if any(gradient is not None for gradient in step.gradients[1:]):
         raise step.refused("its second output, the log-probabilities, is used")
-    labels, classes = step.input(1), step.shape(0)[1]
-    kind = graph.dtypes[labels]
-    counts = None
-    if (ignored := step.attribute("ignore_index", None)) is not None:
-        kept = op("Not", op("Equal", labels, graph.constant(np.array(ignored, kind))))
-        labels = op("Where", kept, labels, graph.constant(np.array(0, kind)))  # `ignored` may not be a class
-        counts = op("Cast", kept, to=1)
-    if step.input(2):
-        weights = op("Gather", step.input(2), labels)
-        counts = weights if counts is None else op("Mul", weights, counts)
+    classes, (labels, counts) = step.shape(0)[1], counted_labels(step)
     gradient = step.gradient
     if step.attribute("reduction", "mean") == "mean":
         size = op("Cast", op("Size", labels), to=1) if counts is None else op("ReduceSum", counts, keepdims=0)

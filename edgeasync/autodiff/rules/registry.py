@@ -130,19 +130,7 @@ def rule(*operators: str, forward: ForwardRule | None = None) -> Callable[[Gradi
     return register
 
 
-INSTEAD = {
-    "Celu": "F.elu(h)",
-    "CumSum": "h @ torch.ones(n, n).triu()",
-    "Einsum": "@, torch.bmm and transpose",
-    "Mish": "h * torch.tanh(F.softplus(h))",
-    "PRelu": "F.relu(h) - self.slope * F.relu(-h)",
-    "RNN": "nn.GRU",
-    "ReduceLogSum": "h.sum(1).log()",
-    "Selu": "1.0507009873554805 * F.elu(h, 1.6732632423543772)",
-    "Softsign": "h / (1 + h.abs())",
-    "Tan": "torch.sin(h) / torch.cos(h)",
-    "Trilu": "h * torch.ones(n, n).tril()",
-}
+INSTEAD: dict[str, str] = {}
 """Equivalent torch code, for error messages about operators without a gradient rule."""
 
 STOPPING = frozenset(

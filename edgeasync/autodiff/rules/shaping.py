@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgeasync.autodiff.graph import Graph
+from edgeasync.autodiff.graph import Graph, Shape
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
+from edgeasync.autodiff.rules.resampling import sum_padding
 
 
 @rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
@@ -181,8 +182,6 @@ def _pad(graph: Graph, value: str, before: list[int], after: list[int]) -> str:
 @rule("Pad")
 def _pad_rule(step: Step) -> Gradients:
     graph, rank = step.graph, len(step.shape(0))
-    if step.attribute("mode", "constant") != "constant":
-        raise step.refused("only constant padding has a gradient")
     pads = step.constant(1)
     axes = [int(axis) % rank for axis in step.constant(3, np.arange(rank))]
     if (pads < 0).any():
@@ -191,9 +190,24 @@ def _pad_rule(step: Step) -> Gradients:
            zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True) if low or high]  # fmt: skip
     if not cut:
         return [step.gradient]
+    if (mode := step.attribute("mode", "constant")) != "constant":
+        return [sum_padding(step, cut, mode)]
     ends = [-high if high else np.iinfo(np.int64).max for _, _, high in cut]
     return [graph.op("Slice", step.gradient, graph.ints(*[low for _, low, _ in cut]), graph.ints(*ends),
                      graph.ints(*[axis for axis, _, _ in cut]))]  # fmt: skip
+
+
+@rule("Trilu")
+def _trilu(step: Step) -> Gradients:
+    kept = [step.input(1)] if step.input(1) else []
+    return [step.graph.op("Trilu", step.gradient, *kept, upper=step.attribute("upper", 1))]
+
+
+@rule("CumSum")
+def _cumulative_sum(step: Step) -> Gradients:
+    """Sum the gradients from the other end, because each value is part of all later sums."""
+    backwards, exclusive = 1 - step.attribute("reverse", 0), step.attribute("exclusive", 0)
+    return [step.graph.op("CumSum", step.gradient, step.input(1), reverse=backwards, exclusive=exclusive)]
 
 
 ONE_HOT_MAX = 128
@@ -256,22 +270,37 @@ def _picked(step: Step) -> Gradients:
 def _gather_nd(step: Step) -> Gradients:
     """Sum the gradients of all indices that selected the same values.
 
-    For this, the data is flattened to a table in which each index selects a row.
+    For this, the data is flattened to a table in which each index selects a row. With `batch_dims`,
+    each of the first axes has its own indices, which select rows of its own part of the table.
     """
     graph, op = step.graph, step.graph.op
-    depth = step.shape(1)[-1]
-    if step.attribute("batch_dims", 0) or depth is None:
-        raise step.refused("only batch_dims=0 has a gradient")
-    indices, inner = step.input(1), [_fixed(step, 0, axis) for axis in range(1, len(step.shape(0)))]
-    steps = [math.prod(inner[axis : depth - 1]) for axis in range(depth)]
-    sizes = op("Slice", op("Shape", step.input(0)), graph.ints(0), graph.ints(depth))
+    apart, depth = step.attribute("batch_dims", 0), step.shape(1)[-1]
+    if depth is None:
+        raise step.refused("the number of its indices depends on the batch size")
+    indices, inner = step.input(1), [_fixed(step, 0, axis) for axis in range(apart + 1, apart + depth)]
+    steps = [math.prod(inner[axis:]) for axis in range(depth)]
+    sizes = op("Slice", op("Shape", step.input(0)), graph.ints(apart), graph.ints(apart + depth))
     indices = op("Where", op("Less", indices, graph.constant(np.int64(0))), op("Add", indices, sizes), indices)
     rows = op("ReduceSum", op("Mul", indices, graph.ints(*steps)), graph.ints(-1), keepdims=0)
-    width = math.prod(inner[depth - 1 :])
-    base = op("Reshape", op("ConstantOfShape", op("Shape", step.input(0))), graph.ints(-1, width))
-    flat = op("Reshape", step.gradient, graph.ints(-1, width))
+    if apart:
+        parts = op("ReduceProd", op("Shape", step.input(0), end=apart), keepdims=0)
+        one = graph.constant(np.int64(1))
+        first = op("Mul", op("Range", graph.constant(np.int64(0)), parts, one),
+                   graph.constant(np.int64(_fixed(step, 0, apart) * steps[0])))  # fmt: skip
+        below = math.prod(_fixed(step, 1, axis) for axis in range(apart, len(step.shape(1)) - 1))
+        rows = op("Add", op("Reshape", rows, graph.ints(-1, below)), op("Unsqueeze", first, graph.ints(1)))
+    base = _table(step, op("ConstantOfShape", op("Shape", step.input(0))), step.shape(0), apart + depth)
+    flat = _table(step, step.gradient, step.output_shape, len(step.shape(1)) - 1)
     spread = op("Expand", op("Reshape", rows, graph.ints(-1, 1)), op("Shape", flat))
     return [graph.reshape_like(op("ScatterElements", base, spread, flat, axis=0, reduction="add"), step.input(0))]
+
+
+def _table(step: Step, value: str, shape: Shape, axes: int) -> str:
+    """Flatten the first `axes` axes of a tensor of `shape` into rows, and all others into columns."""
+    sizes = [-1 if None in part else math.prod(dim or 0 for dim in part) for part in (shape[:axes], shape[axes:])]
+    if sizes == [-1, -1]:
+        raise step.refused("both its rows and its columns depend on the batch size")
+    return step.graph.op("Reshape", value, step.graph.ints(*sizes))
 
 
 @rule("ScatterND", "ScatterElements")

@@ -280,17 +280,17 @@ def quantize_dynamic():
 
 
 FILES = {
-    "paddle2onnx": (paddle2onnx, {}, {"output": "z"}),
-    "jax2tf": (jax2tf, {}, {"output": "z"}),
+    "paddle2onnx": (paddle2onnx, {}, {}),
+    "jax2tf": (jax2tf, {}, {}),
     "keras": (keras, {}, {}),
-    "tf2onnx": (tf2onnx, {}, {"output": "z", "loss": "bce_with_logits"}),
-    "tflite2onnx": (tflite2onnx, {}, {"output": "z"}),
-    "skl2onnx": (skl2onnx_mlp, {}, {"output": "z"}),
-    "skl2onnx without zipmap": (skl2onnx_mlp_tensor, {}, {"output": "z"}),
+    "tf2onnx": (tf2onnx, {}, {"loss": "bce_with_logits"}),
+    "tflite2onnx": (tflite2onnx, {}, {}),
+    "skl2onnx": (skl2onnx_mlp, {}, {}),
+    "skl2onnx without zipmap": (skl2onnx_mlp_tensor, {}, {}),
     "torchscript": (torchscript, {}, {}),
     "dynamo": (dynamo, {}, {"freeze": ("val_3", "val_7")}),
     "dynamo, folded": (dynamo_folded, {}, {"freeze": ("k1", "k2")}),
-    "onnxruntime": (onnxruntime, {}, {"freeze": ("s", "t", "w", "b")}),
+    "onnxruntime": (onnxruntime, {}, {"freeze": ("s", "t")}),
     "nbits": (nbits, {"loss": "mse", "train": ("lora_*",)}, {"freeze": ("lora_a0", "lora_b0")}),
     "onnxruntime, quantized": (quantize_dynamic, {}, {}),
 }

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -26,6 +27,13 @@ def dense(**more):
 
 def model(text=DENSE, parameters=None, x=(4,), **options):
     return forward(text, dense() if parameters is None else parameters, x, **options)
+
+
+def of_one_size(batch, w):
+    """Return a linear model whose batch size cannot be freed, because it adds 0 times the batch's mean."""
+    text = "a = MatMul(x, w)\nm = ReduceMean(a, first)\nn = Mul(m, nought)\ny = Add(a, n)"
+    constants = {"first": np.array([0]), "nought": np.float32(0)}
+    return forward(text, {"w": w} | constants, w.shape[:1], batch=batch)
 
 
 def edited(data, edit):

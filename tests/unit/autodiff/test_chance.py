@@ -6,8 +6,8 @@ import onnx
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.chance import without_chance
 from edgeasync.autodiff.check import check_gradients
-from edgeasync.autodiff.forward import open_session
 from edgeasync.autodiff.inspection import example_feeds
+from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.settings import GraphSettings
 from tests.support.models.gradients import forward, numbers
 

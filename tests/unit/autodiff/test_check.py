@@ -8,8 +8,8 @@ from onnx import helper, numpy_helper
 from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.check import check_gradients
-from edgeasync.autodiff.forward import open_session
 from edgeasync.autodiff.inspection import example_feeds
+from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from edgeasync.losses import CrossEntropy

@@ -1,4 +1,6 @@
-"""What models end in: raw scores train, everything else is refused by a sentence that can be followed."""
+"""What models end in: raw scores train, a last softmax or sigmoid is skipped, and everything else is refused by
+a sentence that can be followed.
+"""
 
 import numpy as np
 import pytest
@@ -6,8 +8,8 @@ import pytest
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from tests.support.models.followed import assert_trains, follow
-from tests.support.models.gradients import forward, numbers
+from tests.support.models.followed import assert_trains, examples, follow
+from tests.support.models.gradients import forward, numbers, run, session
 
 HEAD = "a = MatMul(x, w)\nh = Tanh(a)\nb = MatMul(h, v)\nz = Add(b, c)\n"
 CONSTANTS = {
@@ -17,6 +19,7 @@ CONSTANTS = {
     "shape": np.array([-1, 3]),
     "unit": np.float32(1),
     "low": np.float32(1e-7),
+    "small": np.float32(1e-3),
     "high": np.float32(1 - 1e-7),
     "zero": np.float32(0),
     "hundred": np.float32([100]),
@@ -40,7 +43,7 @@ def ending(text, classes=3, output="y"):
 CENTRED = "m = ReduceMax(z, one)\nd = Sub(z, m)\ne = Exp(d)\ns = ReduceSum(e, one)\n"
 SIGMOID = "n = Neg(z)\ne = Exp(n)\ns = Add(e, unit)\n"
 
-REFUSED = {
+SKIPPED = {
     "softmax": ("y = Softmax<axis=1>(z)", "comes from Softmax"),
     "softmax by arithmetic, less the maximum": (f"{CENTRED}y = Div(e, s)", "a softmax by arithmetic"),
     "softmax as the exponential of its logarithm": ("l = LogSoftmax<axis=1>(z)\ny = Exp(l)", "a softmax by arith"),
@@ -53,13 +56,7 @@ REFUSED = {
         "p = Softmax<axis=1>(z)\nk = Unsqueeze(low, first)\nl = Squeeze(k)\ny = Clip(p, l, high)",
         "comes from Softmax",
     ),
-    "softmax in percent": ("p = Softmax<axis=1>(z)\ny = Mul(p, hundred)", "comes from Softmax"),
-    "1 - softmax": ("p = Softmax<axis=1>(z)\ny = Sub(unit, p)", "comes from Softmax"),
     "logarithm of a softmax": ("p = Softmax<axis=1>(z)\ny = Log(p)", "the logarithm of Softmax"),
-    "logarithm of a softmax, kept from 0": (
-        "p = Softmax<axis=1>(z)\nq = Add(p, low)\ny = Log(q)",
-        "the logarithm of Softmax",
-    ),
     "sigmoid": ("y = Sigmoid(z)", "comes from Sigmoid"),
     "sigmoid by arithmetic": (f"{SIGMOID}y = Div(unit, s)", "a sigmoid by arithmetic"),
     "sigmoid as a share": ("e = Exp(z)\ns = Add(e, unit)\ny = Div(e, s)", "a sigmoid by arithmetic"),
@@ -71,6 +68,16 @@ REFUSED = {
     "logarithm of a sigmoid by arithmetic": (
         "n = Neg(z)\ns = Softplus(n)\ny = Neg(s)",
         "the logarithm of a sigmoid",
+    ),
+}
+"""With each: what is said. The output is the softmax or sigmoid of `z`, or its logarithm."""
+
+REFUSED = {
+    "softmax in percent": ("p = Softmax<axis=1>(z)\ny = Mul(p, hundred)", "comes from Softmax"),
+    "1 - softmax": ("p = Softmax<axis=1>(z)\ny = Sub(unit, p)", "comes from Softmax"),
+    "logarithm of a softmax, kept from 0": (
+        "p = Softmax<axis=1>(z)\nq = Add(p, small)\ny = Log(q)",
+        "the logarithm of Softmax",
     ),
     "hard sigmoid": ("y = HardSigmoid(z)", "comes from HardSigmoid"),
     "hard sigmoid by arithmetic": (
@@ -166,6 +173,32 @@ def test_a_frozen_head_bounds_scores_without_being_their_ending():
     assert [entry.name for entry in graph.spec.parameters] == ["w"]
 
 
+def trained_tensor(graph):
+    return session(graph.model).get_modelmeta().custom_metadata_map["edgeasync.output"]
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce_with_logits"])
+@pytest.mark.parametrize(("text", "why"), SKIPPED.values(), ids=SKIPPED)
+def test_a_last_softmax_or_sigmoid_is_skipped_where_it_is_that_of_the_loss(text, why, loss):
+    """A softmax of scores that are trained as yes or no would be none of their probabilities."""
+    graph, settings, refusals = follow(ending(text), {"loss": loss})
+    assert trained_tensor(graph) == "z"
+    if loss == "cross_entropy" or "igmoid" in why:
+        assert not refusals
+        (said,) = graph.warnings
+        assert why in said
+        assert f"{loss} trains the scores before it, 'z'" in said
+    else:
+        assert [why in said for said in refusals] == [True], refusals
+        assert settings == {"loss": loss, "output": "z"}
+    assert_trains(graph)
+    plain = build_training_graph(
+        ending(text.replace("y =", "q =") + "\ny = Identity(z)"), GraphSettings(loss=loss)
+    )
+    feeds = examples(graph)
+    assert run(graph, feeds)["loss"] == run(plain, feeds)["loss"]
+
+
 @pytest.mark.parametrize("loss", ["cross_entropy", "bce_with_logits"])
 @pytest.mark.parametrize(("text", "why"), REFUSED.values(), ids=REFUSED)
 def test_probabilities_are_refused_and_their_scores_train(text, why, loss):
@@ -186,17 +219,18 @@ def test_one_score_is_refused_for_classes(text):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "flags"),
     [
-        "y = Sigmoid(z)",
-        f"{SIGMOID}y = Reciprocal(s)",
-        "p = Sigmoid(z)\nq = Sub(unit, p)\ny = Concat<axis=1>(q, p)",
+        ("y = Sigmoid(z)", {}),
+        (f"{SIGMOID}y = Reciprocal(s)", {}),
+        ("p = Sigmoid(z)\nq = Sub(unit, p)\ny = Concat<axis=1>(q, p)", {"output": "z"}),
     ],
 )
-def test_a_probability_of_one_score_is_refused_with_the_loss_and_the_output_at_once(text):
+def test_a_probability_of_one_score_is_refused_with_all_flags_at_once(text, flags):
     graph, settings, refusals = follow(ending(text, classes=1))
     assert len(refusals) == 1
-    assert (settings["loss"], settings["output"]) == ("bce_with_logits", "z")
+    assert settings == {"loss": "bce_with_logits"} | flags
+    assert trained_tensor(graph) == "z"
     assert_trains(graph)
 
 
@@ -257,8 +291,7 @@ def test_scores_of_a_new_model_that_are_all_0():
         {"w": np.zeros((4, 3), np.float32), "one": np.array([1])},
         (4,),
     )
-    with pytest.raises(GraphError, match="set output='z'"):
-        build_training_graph(model, GraphSettings())
+    assert trained_tensor(build_training_graph(model, GraphSettings())) == "z"
     zeros = forward(
         "z = MatMul(x, w)\ny = Add(z, b)",
         {"w": np.zeros((4, 3), np.float32), "b": np.full(3, 1 / 3, np.float32)},
@@ -271,8 +304,10 @@ def test_a_model_that_runs_on_no_random_input_is_judged_by_its_operators():
     """The table has one row, and a random index may be 1."""
     text = "g = Gather(t, x)\nr = Squeeze(g, one)\nz = MatMul(r, w)\ny = Softmax<axis=1>(z)"
     parameters = {"t": numbers((1, 4), 1), "w": numbers((4, 3), 2), "one": np.array([1])}
-    with pytest.raises(GraphError, match="comes from Softmax"):
-        build_training_graph(forward(text, parameters, (1,), kind=7), GraphSettings())
+    graph = build_training_graph(forward(text, parameters, (1,), kind=7), GraphSettings())
+    assert trained_tensor(graph) == "z"
+    turned = forward(text.replace("y =", "p =") + "\ny = Neg(p)", parameters, (1,), kind=7)
+    assert trained_tensor(build_training_graph(turned, GraphSettings())) == "y"
 
 
 STEPS = "a = MatMul(x, w)\nz = Add(a, c)\n"

@@ -21,7 +21,7 @@ from tests.support.models.exported import (
     written,
 )
 from tests.support.models.followed import assert_trains, follow
-from tests.support.models.gradients import numbers
+from tests.support.models.gradients import forward, numbers
 
 
 @pytest.mark.parametrize(("make", "settings", "told"), FILES.values(), ids=FILES)
@@ -67,9 +67,8 @@ def test_patterns_name_what_an_exporter_computed_or_merged():
     for make in (dynamo, onnxruntime):
         data = make().SerializeToString()
         with pytest.raises(GraphError, match=r"train=\['\*'\]"):
-            build_training_graph(data, GraphSettings(freeze=("b",) if make is onnxruntime else ()))
-        more = {"freeze": ("w", "b", "s", "t")} if make is onnxruntime else {}
-        assert_trains(build_training_graph(data, GraphSettings(train=("*",), **more)))
+            build_training_graph(data, GraphSettings())
+        assert_trains(build_training_graph(data, GraphSettings(train=("*",))))
     shared = written(
         "a = Mul(x, s)\nb = MatMul(a, w)\nc = Tanh(b)\ny = Mul(c, s)",
         {"s": np.ones(4, np.float32), "w": numbers((4, 4), 1)},
@@ -129,7 +128,7 @@ def test_constants_of_some_layers_are_named_in_a_warning_that_can_be_followed():
     ],
 )
 def test_a_weight_that_nothing_can_train_is_named_in_a_warning(value, what):
-    text = "h = Cast <to = 1> (w)\na = MatMul(x, h)\nb = MatMul(a, v)\ny = Add(b, mask)"
+    text = "k = Neg(w)\nh = Cast <to = 1> (w)\na = MatMul(x, h)\nb = MatMul(a, v)\ny = Add(b, mask)"
     rest = {"v": numbers((5, 3), 2), "mask": np.float32([0, -np.inf, 0])}
     (said,) = warnings(written(text, {"w": value} | rest), loss="mse")
     assert f"so these are not: w ({what}); to train them, export the model in float32" in said
@@ -208,6 +207,45 @@ def test_biases_and_batch_norms_that_tf2onnx_leaves_out():
     assert warnings(tf2onnx(), output="z", loss="bce_with_logits") == ()
     assert warnings(jax2tf(), output="z") == warnings(jax2tf(), output="z")
     assert ["no bias: v;" in said for said in warnings(jax2tf(), output="z")] == [True]
+
+
+def test_weights_of_shared_layers_that_onnxruntime_packed_once():
+    """In ALBERT, all layers share their parameters."""
+    weights, biases = [numbers((4, 4), place) for place in range(3)], [numbers((4,), place) for place in range(3)]
+    text = (
+        "q = Gemm(x, wq, bq)\nk = Unsqueeze(q, one)\nz = com.microsoft.Attention<num_heads=2>(k, w, b)\n"
+        "y = Squeeze(z, one)"
+    )
+    parameters = {"wq": weights[1], "bq": biases[0], "w": np.hstack(weights), "b": np.hstack(biases),
+                  "one": np.array([1])}  # fmt: skip
+    proto = onnx.load_model_from_string(forward(text, parameters, (4,)))
+    assert_trains(build_training_graph(proto.SerializeToString(), GraphSettings(loss="mse")), rate=0.001)
+    proto.producer_name = "onnxruntime.transformers"
+    told = (
+        r"onnxruntime's optimizer copied parameter 'wq' into 'w', .* optimized it, or set freeze=\['wq', 'w'\] or "
+        r"train=\['\*'\]; after that: .* copied parameter 'bq' into 'b', .*"
+    )
+    with pytest.raises(GraphError, match=told):
+        build_training_graph(proto.SerializeToString(), GraphSettings(loss="mse"))
+    for settings in ({"train": ("*",)}, {"freeze": ("w", "b")}, {"freeze": ("wq", "bq")}):
+        build_training_graph(proto.SerializeToString(), GraphSettings(loss="mse", **settings))
+    tied = onnx.load_model_from_string(
+        forward("h = MatMul(x, v)\ng = Tanh(h)\ny = MatMul(g, vt)", {"v": weights[0], "vt": weights[0].T}, (4,))
+    )
+    tied.producer_name = proto.producer_name
+    with pytest.raises(GraphError, match="copied parameter 'v' into 'vt'"):
+        build_training_graph(tied.SerializeToString(), GraphSettings(loss="mse"))
+
+
+def test_convolutions_that_onnxruntime_may_have_fused_with_batch_norms():
+    text = 'y = com.microsoft.FusedConv<activation="Relu">(x, w, b)'
+    data = forward(text, {"w": numbers((2, 3, 3), 1), "b": numbers((2,), 2)}, (3, 5))
+    proto = onnx.load_model_from_string(data)
+    assert warnings(proto, loss="mse") == ()
+    proto.producer_name = "onnxruntime.transformers"
+    (said,) = warnings(proto, loss="mse")
+    assert said.startswith("onnxruntime's optimizer folds batch norms into convolutions, such as w, which then")
+    assert warnings(proto, loss="mse", freeze=("w",)) == ()
 
 
 # -- one line, without the words of libraries in C++ -----------------------------------------------------------

@@ -80,8 +80,9 @@ def test_the_body_of_a_scan_counts_for_each_time():
 
 
 def test_a_graph_of_one_batch_size_and_with_frozen_layers():
-    parameters = {"w": numbers((3, 4)), "b": numbers((4,)), "v": numbers((4, 2))}
-    model = forward("h = MatMul(x, w)\nr = Add(h, b)\ny = MatMul(r, v)", parameters, (3,), batch=6)
+    parameters = {"w": numbers((3, 4)), "b": numbers((4,)), "v": numbers((4, 2)), "first": np.array([0])}
+    text = "m = ReduceMax(x, first)\nd = Sub(x, m)\nh = MatMul(d, w)\nr = Add(h, b)\ny = MatMul(r, v)"
+    model = forward(text, parameters, (3,), batch=6)
     graph = build_training_graph(model, GraphSettings(train=("v",)))
     found = inspect_graph(graph.model, graph.spec, 32)
     assert (found.batch_size, found.parameters, found.frozen) == (6, 8, 16)

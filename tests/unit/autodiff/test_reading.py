@@ -6,21 +6,25 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.training.graph_check import check_graph
-from tests.support.models.gradients import check, numbers, run
+from tests.support.models.gradients import assert_same_values, check, numbers, run, session
 from tests.support.models.small_models import DENSE, MSE, edited, model, names, refused
 
 
 def test_a_foreign_operator():
     def foreign(proto):
         proto.graph.node[1].domain = "com.microsoft"
-        proto.graph.node[1].op_type = "Gelu"
+        proto.graph.node[1].op_type = "DynamicQuantizeMatMul"
+        proto.graph.node[1].input.extend(["q", "s"])
+        proto.graph.initializer.append(numpy_helper.from_array(np.eye(5, dtype=np.int8), "q"))
+        proto.graph.initializer.append(numpy_helper.from_array(np.float32(1), "s"))
         proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
     why = (
-        "no gradient for Gelu of the domain 'com.microsoft'; use the original file, before onnxruntime "
-        r"optimized or quantized it, or freeze the parameters before it: freeze=\['w1', 'b1'\]$"
+        "no gradient for DynamicQuantizeMatMul of the domain 'com.microsoft'; use the original file, before "
+        r"onnxruntime optimized or quantized it, or freeze the parameters before it: freeze=\['w1', 'b1'\]$"
     )
     refused(edited(model(), foreign), why)
     before, after = {"output": "h", "loss": "mse"}, {"freeze": ("?1",)}
@@ -45,25 +49,63 @@ def test_what_is_no_model(data):
     refused(data, "not a readable ONNX model")
 
 
-def test_outputs_that_are_unclear_or_missing():
-    def second(proto):
-        proto.graph.output.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, ["batch", 5]))
-
-    refused(edited(model(), second), r"the model has 2 outputs \(y, h\); choose the one to train: output='y'")
+def test_an_output_that_is_missing():
     refused(model(), "the model has no tensor 'z'; its outputs are y", output="z")
-    build_training_graph(edited(model(), second), GraphSettings(output="h", loss="mse"))
+    build_training_graph(model(), GraphSettings(output="h", loss="mse"))
+
+
+HALF = "t = Transpose(w)\nv = Cast<to=1>(t)\na = MatMul(x, v)\ns = Cast<to=1>(b)\ny = Add(a, s)"
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64])
+@pytest.mark.parametrize("held", ["initializers", "constants"])
+def test_weights_that_are_cast_to_float32_are_parameters_by_their_own_names(kind, held):
+    weights = {"w": numbers((3, 4), 1).astype(kind), "b": np.zeros(3, kind)}
+    data = model(HALF, weights)
+
+    def as_constants(proto):
+        nodes = [helper.make_node("Constant", [], [entry.name], value=entry) for entry in proto.graph.initializer]
+        nodes += proto.graph.node
+        del proto.graph.node[:], proto.graph.initializer[:]
+        proto.graph.node.extend(nodes)
+
+    data = edited(data, as_constants) if held == "constants" else data
+    graph = build_training_graph(data, MSE)
+    assert names(graph) == ["w", "b"]
+    assert not graph.warnings
+    plain = model("t = Transpose(w)\na = MatMul(x, t)\ny = Add(a, b)",
+                  {name: value.astype(np.float32) for name, value in weights.items()})  # fmt: skip
+    feeds = {"x": numbers((5, 4), 2), "target": numbers((5, 3), 3)}
+    found, expected = run(graph, feeds), run(build_training_graph(plain, MSE), feeds)
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name])
+    trained = {"w": numbers((3, 4), 5), "b": numbers(3, 6)}
+    (y,) = session(export_model(data, trained)).run(None, {"x": feeds["x"]})
+    np.testing.assert_allclose(y, feeds["x"] @ trained["w"].T + trained["b"], rtol=1e-5, atol=1e-6)
+    (part,) = session(export_model(data, {"w": trained["w"]})).run(None, {"x": feeds["x"]})
+    np.testing.assert_allclose(part, feeds["x"] @ trained["w"].T, rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_that_is_read_in_its_own_precision_too_is_not_trained():
+    text = "v = Cast<to=1>(w)\na = MatMul(x, v)\nr = ReduceMax<keepdims=0>(w)\ns = Cast<to=1>(r)\n"
+    text += "b = Mul(a, s)\ny = Mul(b, p)"
+    graph = build_training_graph(
+        model(text, {"w": numbers((4, 3), 1).astype(np.float16), "p": numbers(3, 2)}), MSE
+    )
+    assert names(graph) == ["p"]
+    assert any("w (float16)" in said for said in graph.warnings)
 
 
 def test_an_opset_that_is_too_new():
     def newer(proto):
-        proto.opset_import[0].version = 24
+        proto.opset_import[0].version = 25
 
     refused(
-        edited(model(), newer), "the model has opset 24, but the newest supported is 23; export it with opset 18"
+        edited(model(), newer), "the model has opset 25, but the newest supported is 24; export it with opset 18"
     )
 
 
-@pytest.mark.parametrize("opset", [9, 11, 13, 15, 17, 18, 19, 20, 21, 22, 23])
+@pytest.mark.parametrize("opset", [9, 11, 13, 15, 17, 18, 19, 20, 21, 22, 23, 24])
 def test_every_opset_that_is_read(opset):
     """Converted where it is old: the parameters keep their names, and the gradients are the same."""
     check("a = Conv<pads=[1, 1]>(h, k)\nb = Relu(a)\nc = MaxPool<kernel_shape=[2], strides=[2]>(b)\n"
@@ -134,3 +176,16 @@ def test_a_file_that_does_not_say_the_shape_of_its_output():
         proto.graph.output[0].type.tensor_type.ClearField("shape")
 
     assert build_training_graph(edited(model(), unshaped), MSE).spec.trained_length
+
+
+@pytest.mark.parametrize("opset", [11, 16, 20])
+@pytest.mark.parametrize("op", ["LayerNormalization", "SimplifiedLayerNormalization"])
+def test_norms_that_onnx_does_not_have(op, opset):
+    """onnxruntime's optimizer writes them to files of any opset, and onnxruntime runs them."""
+    parameters = {"g": numbers((4,), 1), "p": numbers((1, 4), 3)}
+    data = model(f"h = Mul(x, p)\ny = {op}<axis=-1, epsilon=0.001>(h, g)", parameters, opset=opset)
+    data = edited(data, lambda proto: proto.opset_import.append(helper.make_opsetid("com.microsoft", 1)))
+    graph = assert_same_values(data, numbers((3, 4), 4))
+    values = graph.spec.views(graph.initial + np.float32(1))
+    moved = onnx.load_model_from_string(export_model(data, values))
+    assert [node.domain for node in moved.graph.node] == ["", ""]

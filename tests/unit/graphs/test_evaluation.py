@@ -32,6 +32,7 @@ from edgeasync.training.evaluation import ROWS_MAX, EvaluationResult
 from edgeasync.training.numpy_models import SoftmaxModel
 from edgeasync.training.onnx_trainer import GraphGradient
 from tests.support.models.gradients import forward, numbers
+from tests.support.models.small_models import of_one_size
 
 N = ROWS_MAX + 44
 LABELS = np.arange(N) % 3
@@ -259,7 +260,7 @@ def test_tokens():
 
 @pytest.mark.parametrize("examples", [1, 10, 16, 50])
 def test_a_fixed_batch_is_filled_up_and_every_example_counts_once(examples):
-    model = forward("y = MatMul(x, w)", {"w": numbers((8, 3), 1)}, (8,), batch=16)
+    model = of_one_size(16, numbers((8, 3), 1))
     graph, vector = prepared(model)
     x, y = numbers((50, 8))[:examples], LABELS[:examples]
     found = evaluator(model, graph, x, y)(vector)

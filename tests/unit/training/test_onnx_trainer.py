@@ -20,7 +20,8 @@ from edgeasync.metrics import TopK
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.training.onnx_trainer import GraphGradient, open_session
-from tests.support.models.gradients import forward, numbers
+from tests.support.models.gradients import numbers
+from tests.support.models.small_models import of_one_size
 from tests.support.models.trainers import onnx_trainer
 
 MLP = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
@@ -246,7 +247,7 @@ def test_values_as_targets_and_examples_as_their_own():
 
 
 def test_a_fixed_batch_takes_full_batches_only():
-    model = forward("y = MatMul(x, w)", {"w": numbers((8, 3))}, (8,), batch=16)
+    model = of_one_size(16, numbers((8, 3)))
     graph = build_training_graph(model, GraphSettings())
     results, _ = take(graph, numbers((50, 8)), LABELS, steps=7, batch_size=32)
     assert [result.examples for result in results] == [16] * 7

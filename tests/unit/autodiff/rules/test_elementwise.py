@@ -39,7 +39,7 @@ def test_several_operands_of_several_shapes(op):
 UNARY = [
     "Neg", "Abs", "Exp", "Relu", "LeakyRelu", "LeakyRelu<alpha=0.3>", "Elu", "Elu<alpha=0.5>", "Sigmoid", "Tanh",
     "Sin", "Cos", "Softplus", "HardSigmoid", "HardSigmoid<alpha=0.1666667, beta=0.5>", "HardSwish", "Erf",
-    "Identity",
+    "Identity", "Tan", "Sinh", "Cosh", "Atan", "Asinh",
 ]  # fmt: skip
 
 
@@ -58,6 +58,35 @@ def test_gelu(approximate):
         return 0.5 * h * (1 + np.vectorize(math.erf)(h / math.sqrt(2)))
 
     check(f'y = Gelu<approximate="{approximate}">(h)', (9,), opset=20, reference=formula)
+
+
+@pytest.mark.parametrize("op", ["Asin", "Acos", "Atanh"])
+def test_of_values_between_minus_1_and_1(op):
+    check(f"a = Tanh(h)\ny = {op}(a)", (7,))
+
+
+def test_of_values_above_1():
+    check("a = Cosh(h)\nb = Add(a, low)\ny = Acosh(b)", (7,), {"low": np.float32(0.1)})
+
+
+@pytest.mark.parametrize(("op", "slope"), [("Asin", 1 / math.sqrt(2e-4)), ("Atanh", 1 / 2e-4)])
+def test_slopes_near_1_keep_their_digits(op, slope):
+    """1 - x^2 is computed as a product. Otherwise, half of the digits would be lost."""
+    h = np.float32(1 - 1e-4)
+    parameters = {"p": np.array([[h]])}
+    found = built(f"h = Mul(x, p)\ny = {op}(h)", (1,), parameters, np.ones((1, 1), np.float32), target=1e6)
+    exact = 1 / (1 - float(h) ** 2)
+    exact = math.sqrt(exact) if op == "Asin" else exact
+    assert exact == pytest.approx(slope, rel=1e-3)
+    np.testing.assert_allclose(found["p.grad"] / -2e6, [[exact]], rtol=1e-4)
+
+
+@pytest.mark.parametrize("shapes", BINARY.values(), ids=BINARY)
+def test_remainders(shapes):
+    """Also of negative values. The jumps at multiples of the divisor have no slope."""
+    x, w = shapes
+    check("y = Mod<fmod=1>(h, w)", x, {"w": numbers(w, 9, positive=True)})
+    check("a = Neg(w)\ny = Mod<fmod=1>(h, a)", x, {"w": numbers(w, 9, positive=True)})
 
 
 @pytest.mark.parametrize("op", ["Sqrt", "Log", "Reciprocal"])

@@ -160,3 +160,16 @@ def test_a_group_norm_as_torch_writes_it():
                   "u": numbers((4, 1, 1), 7), "v": numbers((4, 1, 1), 8)}  # fmt: skip
     check("a = Reshape(h, s)\nb1 = InstanceNormalization(a, w, b)\nn = Shape(h)\nc = Reshape(b1, n)\n"
           "d = Mul(c, u)\ny = Add(d, v)", (4, 3, 2), parameters)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 3)], ids=str)
+def test_responses_of_neighbouring_channels(size, sizes):
+    def formula(x, parameters):
+        h = x * parameters["p"]
+        wide = np.pad(h**2, [(0, 0), (size // 2, size // 2), *[(0, 0)] * len(sizes)])
+        near = sum(wide[:, place : place + h.shape[1]] for place in range(size))
+        return h / (2.0 + 0.3 / size * near) ** 0.6
+
+    text = f"y = LRN<size={size}, alpha=0.3, beta=0.6, bias=2.0>(h)"
+    check(text, (5, *sizes), reference=formula)

@@ -1,4 +1,4 @@
-"""Gradients of pooling and of resizing, against finite differences and, where values tie, against loops."""
+"""Gradients of pooling, against finite differences and, where values tie, against loops."""
 
 import itertools
 import math
@@ -195,65 +195,6 @@ def test_column_major_indices_are_refused():
         build_training_graph(forward(text, {"p": numbers((1, 2, 4))}, (2, 4)), GraphSettings(loss="mse"))
 
 
-RESIZES = {
-    "doubled": ('coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [1, 1, 2, 2]),
-    "doubled as by default": ("", [1, 1, 2, 2]),
-    "by two and three": ('coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [1, 1, 2, 3]),
-    "tripled": ("", [1, 1, 3, 1]),
-    "not at all": ("", [1, 1, 1, 1]),
-}
-
-
-@pytest.mark.parametrize(("attributes", "scales"), RESIZES.values(), ids=RESIZES)
-def test_resize(attributes, scales):
-    def formula(x, parameters):
-        return (x * parameters["p"]).repeat(scales[2], 2).repeat(scales[3], 3)
-
-    check(f"y = Resize<{attributes}>(h, , s)".replace("<>", ""), (2, 3, 4), {"s": np.float32(scales)},
-          reference=formula)  # fmt: skip
-
-
-def test_aligned_corners_of_an_image_that_keeps_its_size():
-    attributes = 'coordinate_transformation_mode="align_corners"'
-    check(f"y = Resize<{attributes}>(h, , s)", (2, 4), {"s": np.float32([1, 1, 1])},
-          reference=lambda x, parameters: x * parameters["p"])  # fmt: skip
-
-
-def test_resize_to_sizes_of_one_dimension():
-    text = 'y = Resize<axes=[2], coordinate_transformation_mode="asymmetric", nearest_mode="floor">(h, , , s)'
-    check(text, (2, 5), {"s": np.array([10])}, reference=lambda x, parameters: (x * parameters["p"]).repeat(2, 2))
-
-
-@pytest.mark.parametrize(
-    ("attributes", "scales", "why"),
-    [
-        ('mode="linear"', [1, 1, 2], "only mode 'nearest' has a gradient"),
-        ("", [1, 1, 1.5], "only integer factors that repeat every value"),
-        ("", [1, 1, 0.5], "only integer factors that repeat every value"),
-        # These make a whole multiple of the size, or the size itself, but repeat some values and leave out others.
-        ('coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [1, 1, 2.1], "only integer factors"),
-        ('coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [1, 1, 1.2], "only integer factors"),
-        ('axes=[-1], coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [2.1], "integer factors"),
-        ('coordinate_transformation_mode="asymmetric", nearest_mode="floor"', [1.2, 1, 1], "the batch axis"),
-        ('nearest_mode="ceil", coordinate_transformation_mode="asymmetric"', [1, 1, 2], "only integer factors"),
-        ('coordinate_transformation_mode="align_corners"', [1, 1, 2], "only integer factors"),
-    ],
-)
-def test_other_resizes_are_refused(attributes, scales, why):
-    text = f"h = Mul(x, p)\ny = Resize<{attributes}>(h, , s)".replace("<>", "")
-    model = forward(text, {"p": numbers((1, 2, 4)), "s": np.float32(scales)}, (2, 4))
-    with pytest.raises(GraphError, match=why):
-        build_training_graph(model, GraphSettings(loss="mse"))
-
-
-def test_a_resize_that_crops_is_refused():
-    text = 'h = Mul(x, p)\ny = Resize<coordinate_transformation_mode="tf_crop_and_resize">(h, roi, s)'
-    roi = np.float32([0, 0, 0.25, 1, 1, 0.75])
-    model = forward(text, {"p": numbers((1, 2, 4)), "roi": roi, "s": np.float32([1, 1, 1])}, (2, 4))
-    with pytest.raises(GraphError, match="only integer factors"):
-        build_training_graph(model, GraphSettings(loss="mse"))
-
-
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
 def test_a_last_window_in_the_padding_is_refused(op):
     """onnx counts a window that begins in the padding behind, onnxruntime leaves it out: they must agree."""
@@ -261,3 +202,37 @@ def test_a_last_window_in_the_padding_is_refused(op):
     text = f"h = Mul(x, p)\ny = {op}<{attributes_of(form)}>(h)"
     with pytest.raises(GraphError, match="the training graph does not run"):
         build_training_graph(forward(text, {"p": numbers((1, 2, 4, 5))}, (2, 4, 5)), GraphSettings(loss="mse"))
+
+
+def norm(form, power):
+    def formula(x, parameters):
+        h = x * parameters["p"]
+        if form is None:
+            return (np.abs(h) ** power).sum(tuple(range(2, h.ndim)), keepdims=True) ** (1 / power)
+        windows = Windows(h.shape[2:], **form)
+        y = np.zeros((*h.shape[:2], *windows.outs))
+        for place, inside, _ in windows:
+            y[(..., *place)] = sum(np.abs(h[(..., *spot)]) ** power for spot in inside) ** (1 / power)
+        return y
+
+    return formula
+
+
+@pytest.mark.parametrize("power", [1, 2, 3])
+@pytest.mark.parametrize("name", ["halves", "overlapping and padded", "one dimension, overlapping", "no strides"])
+def test_lp_pool(name, power):
+    sizes, form = POOLS[name]
+    check(f"y = LpPool<{attributes_of(form, p=power)}>(h)", (2, *sizes), reference=norm(form, power))
+
+
+@pytest.mark.parametrize("power", [1, 2, 3])
+def test_global_lp_pool(power):
+    check(f"y = GlobalLpPool<p={power}>(h)", (2, 3, 4), reference=norm(None, power))
+
+
+def test_a_norm_of_zeros_has_no_slope():
+    text = "h = Mul(x, p)\ny = LpPool<kernel_shape=[2], strides=[2]>(h)"
+    found, _ = gradients(
+        text, {"p": np.zeros((1, 1, 4), np.float32)}, np.ones((1, 1, 4), np.float32), np.ones_like
+    )
+    np.testing.assert_array_equal(found["p.grad"], np.zeros((1, 1, 4)))

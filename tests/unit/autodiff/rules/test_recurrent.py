@@ -1,4 +1,4 @@
-"""Gradients of LSTM and GRU against differences of a forward pass in double precision, written out in numpy."""
+"""Gradients of LSTM, GRU and RNN against differences of a forward pass in float64, written out in numpy."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from edgeasync.errors import GraphError
 from tests.support.models.gradients import forward, numbers
 
 INPUTS, SAMPLES, STEP = 3, 6, 1e-5
-GATES = {"LSTM": 4, "GRU": 3}
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 HEADS = {"Y": [2, 0, 1, 3], "Y_h": [1, 0, 2], "Y_c": [1, 0, 2]}
 """The order that brings the batch of each output to the front."""
 
@@ -56,6 +56,8 @@ class Case:
 
 LSTM, GRU = Case("LSTM"), Case("GRU")
 BEFORE = Case("GRU", reset_after=0)
+RNN = Case("RNN")
+RELU = Case("RNN", attributes=(("activations", ["Relu"]),))
 
 
 def draw(case):
@@ -114,6 +116,8 @@ def forward_model(case, parameters, *, lengths=None, peepholes=False):
         while not wanted[-1]:
             wanted.pop()
         attributes = {"hidden_size": case.hidden, "direction": case.direction, **dict(case.attributes)}
+        if case.kind == "RNN" and "activations" in attributes:
+            attributes["activations"] = attributes["activations"] * case.count
         if case.kind == "GRU":
             attributes["linear_before_reset"] = case.reset_after
         nodes.append(helper.make_node(case.kind, inputs, wanted, name=f"layer{layer}", **attributes))
@@ -157,9 +161,15 @@ def gru_step(case, x, state, maps):
     return (1 - z) * n + z * h, c
 
 
+def rnn_step(case, x, state, maps):
+    (h, c), (weights, recurrent, *biases) = state, maps
+    sums = x @ weights.T + h @ recurrent.T + sum(biases)
+    return np.maximum(sums, 0) if case.attributes else np.tanh(sums), c
+
+
 def layer_forward(case, sequence, parameters, layer, start):
     """Return Y, Y_h and Y_c as ONNX defines them."""
-    step = lstm_step if case.kind == "LSTM" else gru_step
+    step = {"LSTM": lstm_step, "GRU": gru_step, "RNN": rnn_step}[case.kind]
     every, last_h, last_c = [], [], []
     for index in range(case.count):
         weights, recurrent = parameters[f"W{layer}"][index], parameters[f"R{layer}"][index]
@@ -238,7 +248,7 @@ def check(case, **extra):
 
 DIRECTIONS = [
     replace(base, direction=direction, bias=bias)
-    for base in (LSTM, GRU, BEFORE)
+    for base in (LSTM, GRU, BEFORE, RNN, RELU)
     for direction in ("forward", "reverse", "bidirectional")
     for bias in (True, False)
 ]
@@ -248,18 +258,19 @@ USES = [
         (LSTM, [("Y_h",), ("Y_c",), ("Y", "Y_h"), ("Y", "Y_h", "Y_c")]),
         (GRU, [("Y_h",), ("Y", "Y_h")]),
         (BEFORE, [("Y_h",)]),
+        (RNN, [("Y_h",), ("Y", "Y_h")]),
     )
     for used in choices
     for direction in ("reverse", "bidirectional")
 ]
 STATES = [
     replace(base, initial=initial, batch=batch, direction="bidirectional", used=("Y", "Y_h"))
-    for base in (LSTM, GRU, BEFORE)
+    for base in (LSTM, GRU, BEFORE, RNN, RELU)
     for initial, batch in (("computed", None), ("trained", 4), ("zeros", 4), ("constant", 4))
 ]
 OTHERS = [
     replace(base, **changes)
-    for base in (LSTM, GRU)
+    for base in (LSTM, GRU, RNN)
     for changes in (
         {"layers": 2},
         {"layers": 2, "direction": "bidirectional", "initial": "computed", "used": ("Y_h",), "threads": 2},
@@ -270,10 +281,13 @@ OTHERS = [
         {"opset": 22},
         {"times": 40, "hidden": 16, "threads": 2},
     )
+    if base is not RNN or "times" not in changes  # over that many steps, a plain layer amplifies rounding
 ]
 
 
-@pytest.mark.parametrize("case", [*DIRECTIONS, *USES, *STATES, *OTHERS], ids=str)
+@pytest.mark.parametrize(
+    "case", [*DIRECTIONS, *USES, *STATES, *OTHERS, replace(RNN, times=40, hidden=2, threads=2)], ids=str
+)
 def test_gradients_agree_with_differences(case):
     check(case)
 
@@ -331,6 +345,8 @@ def test_gates_of_an_lstm_are_computed_once(layers):
         (LSTM, {"input_forget": 1}, "coupled"),
         (LSTM, {"activations": ["HardSigmoid", "Tanh", "Tanh"]}, "activations are HardSigmoid"),
         (GRU, {"activations": ["Sigmoid", "Relu"]}, "activations are Sigmoid, Relu"),
+        (RNN, {"activations": ["Affine"]}, "activations are Affine instead of Tanh"),
+        (RNN, {"clip": 2.0}, "clipped"),
         # onnxruntime itself knows no other layout, and says so before any rule is asked.
         (LSTM, {"layout": 1}, "layout"),
         (GRU, {"layout": 1}, "layout"),
@@ -347,7 +363,17 @@ def test_peepholes_are_refused():
         build_training_graph(forward_model(LSTM, draw(LSTM), peepholes=True), GraphSettings(loss="mse"))
 
 
-@pytest.mark.parametrize("base", [LSTM, GRU], ids=str)
+def test_directions_with_different_activations_are_refused():
+    case = replace(RNN, direction="bidirectional", attributes=(("activations", ["Tanh", "Relu"]),))
+    model = onnx.load_model_from_string(forward_model(case, draw(case)))
+    (layer,) = [node for node in model.graph.node if node.op_type == "RNN"]
+    (given,) = [entry for entry in layer.attribute if entry.name == "activations"]
+    given.strings[:] = [b"Tanh", b"Relu"]
+    with pytest.raises(GraphError, match="activations are Tanh, Relu instead of Tanh, Tanh"):
+        build_training_graph(model.SerializeToString(), GraphSettings(loss="mse"))
+
+
+@pytest.mark.parametrize("base", [LSTM, GRU, RNN], ids=str)
 def test_lengths_of_their_own_are_refused(base):
     case = replace(base, batch=3)
     model = forward_model(case, draw(case), lengths=[case.times, 2, 1])

@@ -237,14 +237,6 @@ def test_pad(pads, axes, value):
     check(f"y = Pad({inputs})", (3, 4), parameters)
 
 
-@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
-def test_other_pads_are_refused(mode):
-    parameters = {"p": numbers((1, 3)), "pads": ints(0, 1, 0, 1)}
-    model = forward(f'h = Mul(x, p)\ny = Pad<mode="{mode}">(h, pads)', parameters, (3,), opset=19)
-    with pytest.raises(GraphError, match="only constant padding has a gradient"):
-        build_training_graph(model, GraphSettings(loss="mse"))
-
-
 def test_negative_pads_are_refused():
     model = forward("h = Mul(x, p)\ny = Pad(h, pads)", {"p": numbers((1, 3)), "pads": ints(0, -1, 0, 0)}, (3,))
     with pytest.raises(GraphError, match="its padding is negative; use Slice"):
@@ -376,7 +368,6 @@ def test_values_that_are_written(reduction):
 @pytest.mark.parametrize(
     ("text", "constants", "why"),
     [
-        ("y = GatherND<batch_dims=1>(h, i)", {"i": np.zeros((2, 1), np.int64)}, "batch_dims"),
         ("y, i = TopK<axis=0>(h, k)", {"k": ints(1)}, "it selects from the batch axis"),
         ('y = ScatterElements<axis=1, reduction="mul">(h, i, h)', {"i": np.zeros((2, 3), np.int64)}, "reduction"),
     ],
@@ -390,3 +381,61 @@ def test_what_has_no_gradient_here_is_refused(text, constants, why):
     )
     with pytest.raises(GraphError, match=why):
         build_training_graph(model, GraphSettings(loss="mse"))
+
+
+@pytest.mark.parametrize("attributes", ["", "upper=0", "upper=1"])
+@pytest.mark.parametrize("k", [None, -1, 0, 2])
+def test_triangles(attributes, k):
+    inputs, constants = ("h", {}) if k is None else ("h, k", {"k": np.array(k, np.int64)})
+    check(f"a = Trilu<{attributes}>({inputs})\ny = Mul(a, a)".replace("<>", ""), (3, 4), constants)
+
+
+@pytest.mark.parametrize("axis", [1, 2, -1])
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("exclusive", [0, 1])
+def test_cumulative_sums(axis, reverse, exclusive):
+    text = f"a = CumSum<reverse={reverse}, exclusive={exclusive}>(h, axis)\ny = Mul(a, w)"
+    check(text, (3, 4), {"axis": np.array(axis), "w": numbers((3, 4), 5)})
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch_dims"), [((4, 2), 1), ((4, 3, 1), 1), ((4, 2, 2), 2), ((4, 2, 3, 1), 2)], ids=str
+)
+def test_values_by_several_indices_of_each_example(shape, batch_dims):
+    """Repeated and negative indices, into a batch of a fixed size and into one that is free."""
+    generator = np.random.Generator(np.random.PCG64(1))
+    sizes = np.array([2, 3, 5][batch_dims - 1 :][: shape[-1]])
+    places = generator.integers(-sizes, sizes, shape)
+    graph = build_training_graph(
+        forward(f"h = Mul(x, p)\na = GatherND<batch_dims={batch_dims}>(h, places)\ny = Mul(a, a)",
+                {"p": numbers((1, 2, 3, 5), 1), "places": places}, (2, 3, 5), batch=4),
+        GraphSettings(loss="mse"),
+    )  # fmt: skip
+    x, p = numbers((4, 2, 3, 5), 2), numbers((1, 2, 3, 5), 1)
+    h, expected = (x * p).astype(np.float64), np.zeros((4, 2, 3, 5))
+    reads = [(*place[:batch_dims], *places[place]) for place in np.ndindex(shape[:-1])]
+    count = sum(h[read].size for read in reads)
+    for read in reads:
+        expected[read] += 4 * h[read] ** 3 / count
+    for threads in (1, 2):
+        target = np.zeros((*shape[:-1], *h[reads[0]].shape), np.float32)
+        found = run(graph, {"x": x, "target": target}, threads)
+        np.testing.assert_allclose(found["p.grad"][0], (expected * x).sum(0), rtol=1e-4, atol=1e-7)
+
+
+def test_values_by_an_index_before_the_batch():
+    """As torch's newer exporter writes a linear interpolation: the indexed axis is moved to the front."""
+    check("t = Transpose<perm=[1, 0, 2]>(h)\na = GatherND(t, i)\nb = Mul(a, a)\ny = Transpose<perm=[1, 0, 2]>(b)",
+          (4, 2), {"i": np.array([[3], [0], [-1], [1], [3]])})  # fmt: skip
+
+
+def test_the_largest_value_of_each_example_by_several_indices():
+    check("t, i = TopK<axis=1>(h, k)\ny = GatherND<batch_dims=1>(h, i)", (5,), {"k": ints(1)})
+
+
+def test_examples_in_an_order_that_the_graph_computes():
+    """Backwards, along the batch axis. Constant indices would select fixed examples."""
+    order = "s = Shape<start=0, end=1>(x)\nn = Squeeze(s)\nm = Sub(n, one)\nq = Range(zero, n, one)\nr = Sub(m, q)"
+    constants = {"zero": np.int64(0), "one": np.int64(1)}
+    check(f"{order}\na = Gather(h, r)\ny = Mul(a, a)", (3,), constants)
+    check(f"{order}\nt = Transpose(h)\na = Gather<axis=1>(t, r)\nb = Mul(a, a)\ny = Transpose(b)", (3,), constants)

@@ -1,0 +1,332 @@
+"""Exports one published model, builds its training graph, and compares the gradients with torch's.
+
+`python -m benchmarks.published_models_check draw LIBRARY SEED COUNT` prints the drawn models, and
+`... check LIBRARY SEED MODEL` prints what happened to one. Each prints one JSON object as its last
+line.
+"""
+
+import copy
+import io
+import json
+import resource
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+from torch.utils import _pytree
+
+from benchmarks import published_models_onnx as in_torch
+from benchmarks.published_models_make import Example, draw, example_of, make
+from edgeasync.autodiff.build import TrainingGraph, build_training_graph
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.errors import GraphError, arguments
+
+BATCH, INPUTS, FLAGS_MAX = 4, 4, 3
+SIDES = ("ours", "torch")
+PROVIDERS = ["CPUExecutionProvider"]
+MEMORY = 10 << 30
+"""Bytes of address space that a process may use."""
+
+PROCESSOR_S = 300
+"""Seconds of processor time that a process may use."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Gradients = dict[str, Array]
+Outcome = dict[str, Any]
+
+
+# -- export ----------------------------------------------------------------------------------------
+
+
+def export(library: str, module: Any, example: Example) -> tuple[bytes, str]:
+    """Export as the library's users would; return the file and how it was made."""
+    if library == "openwakeword":
+        return module, "as shipped"
+    if library == "Keras":
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            module.export(str(path), format="onnx", verbose=False)
+            return onnx.load(path).SerializeToString(), "Model.export"
+    batch = torch.export.Dim("batch")
+    for shapes, how in (({name: {0: batch} for name in example}, "dynamo"), (None, "dynamo, fixed batch")):
+        given = example if shapes else {name: value[:1] for name, value in example.items()}
+        target = io.BytesIO()
+        try:
+            torch.onnx.export(
+                module, (), target, kwargs=given, dynamo=True, optimize=False, external_data=False,
+                verbose=False, dynamic_shapes=shapes, input_names=list(example),
+            )  # fmt: skip
+        except Exception:
+            if shapes is None:
+                raise
+        else:
+            return target.getvalue(), how
+    raise AssertionError
+
+
+# -- build -----------------------------------------------------------------------------------------
+
+
+def build(model: bytes) -> tuple[TrainingGraph, GraphSettings, list[str]]:
+    """Build a training graph; set at most `FLAGS_MAX` flags, each of which a message has named.
+
+    Returns the flags as well. Raises `GraphError` if a message names no flag, or only `freeze`,
+    because then most of the model would not be trained.
+    """
+    settings, flags = GraphSettings(), list[str]()
+    while True:
+        try:
+            return build_training_graph(model, settings), settings, flags
+        except GraphError as error:
+            advice = arguments(str(error).partition("; after that: ")[0])
+            name = next((name for name in ("output", "loss", "train") if name in advice), None)
+            if name is None or len(flags) == FLAGS_MAX:
+                error.add_note(", ".join(flags))
+                raise
+            value = advice[name]
+            if name == "train":
+                value = tuple(dict.fromkeys([*(settings.train or ()), *value]))
+            settings = msgspec.structs.replace(settings, **{name: value})
+            first, *more = [value] if isinstance(value, str) else value
+            flags.append(f"--{name} {first}" + f" and {len(more)} more" * bool(more))
+
+
+# -- gradients -------------------------------------------------------------------------------------
+
+
+def loss_of(scores: Tensor, target: Array, settings: GraphSettings) -> Tensor:
+    """Return the loss of a training graph, computed by torch."""
+    kind = settings.loss if isinstance(settings.loss, str) else ""
+    values = torch.from_numpy(target)
+    if kind == "cross_entropy":
+        return F.cross_entropy(scores, values)
+    function = {"mse": F.mse_loss, "bce_with_logits": F.binary_cross_entropy_with_logits}[kind]
+    return function(scores, values.to(scores.dtype))
+
+
+class Oracle:
+    """Computes a model's gradients in torch: by its own module, or by running the file."""
+
+    def __init__(self, module: Any, model: bytes, made: TrainingGraph, settings: GraphSettings) -> None:
+        self._settings, self.module = settings, module
+        self._proto = in_torch.parse(model)
+        self._names = {entry.name: entry.role for entry in made.spec.parameters}
+        self._initial = made.spec.views(made.initial)
+        names = [entry.name for entry in self._proto.graph.output]
+        self.output = prediction_of(made.model)
+        self.own = isinstance(module, nn.Module) and not _is_keras(module) and self.output in names
+        """Whether the module itself computes the output that is trained."""
+        self._place = names.index(self.output) if self.own else 0
+
+    def __call__(self, feeds: Mapping[str, Array], target: Array, kind: torch.dtype) -> Gradients:
+        """Return the gradients of the parameters, computed in float32 or float64."""
+        torch.set_default_dtype(kind)
+        inputs = {
+            name: torch.from_numpy(value).to(kind if value.dtype.kind == "f" else None)
+            for name, value in feeds.items()
+        }
+        try:
+            return self._by_module(inputs, target, kind) if self.own else self._by_file(inputs, target, kind)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    def _by_module(self, inputs: Mapping[str, Tensor], target: Array, kind: torch.dtype) -> Gradients:
+        module = copy.deepcopy(self.module).to(kind)
+        for part in module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001
+                part.train()
+        named = dict(module.named_parameters())
+        found = [leaf for leaf in _pytree.tree_leaves(module(**inputs)) if isinstance(leaf, Tensor)]
+        loss = loss_of(found[self._place], target, self._settings)
+        gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        return {
+            name: gradient.numpy() for name, gradient in zip(named, gradients, strict=True) if gradient is not None
+        }
+
+    def _by_file(self, inputs: Mapping[str, Tensor], target: Array, kind: torch.dtype) -> Gradients:
+        trained = [name for name, role in self._names.items() if role == "trained"]
+        values = {name: torch.from_numpy(self._initial[name].copy()).to(kind) for name in trained}
+        for value in values.values():
+            value.requires_grad_()
+        live = {name for name, role in self._names.items() if role == "statistic"}
+        scores = in_torch.run(self._proto, {**inputs, **values}, live, self.output)
+        gradients = torch.autograd.grad(loss_of(scores, target, self._settings), list(values.values()))
+        return {name: gradient.numpy() for name, gradient in zip(trained, gradients, strict=True)}
+
+
+def _is_keras(module: Any) -> bool:
+    return type(module).__module__.startswith("keras.")
+
+
+def prediction_of(training: bytes) -> str:
+    """Return the name of the output that the loss reads."""
+    notes = {entry.key: entry.value for entry in onnx.load_model_from_string(training).metadata_props}
+    return str(notes["edgeasync.output"])
+
+
+def feeds_of(session: onnxruntime.InferenceSession, made: TrainingGraph, example: Example, seed: int) -> Gradients:
+    """Draw the inputs and the target of a training graph."""
+    generator = np.random.Generator(np.random.PCG64(seed))
+    notes = session.get_modelmeta().custom_metadata_map
+    own, feeds = {entry.name for entry in made.spec.parameters}, Gradients()
+    entries = {entry.name: entry for entry in session.get_inputs() if entry.name not in own}
+    rows = BATCH
+    for name, entry in entries.items():
+        if name != "target":
+            rows = entry.shape[0] if isinstance(entry.shape[0], int) else BATCH
+            shape = [rows, *entry.shape[1:]]
+            given = example.get(name)
+            if entry.type == "tensor(int64)":
+                low, high = (1, 2) if given is None else (int(given.min()), int(given.max()) + 1)
+                feeds[name] = generator.integers(low, high, shape)
+            else:
+                feeds[name] = generator.standard_normal(shape).astype(np.float32)
+    sizes = [rows if not isinstance(size, int) else size for size in entries["target"].shape]
+    if entries["target"].type == "tensor(int64)":
+        feeds["target"] = generator.integers(0, int(notes["edgeasync.classes"]), sizes)
+    elif "bce" in notes["edgeasync.loss"]:
+        feeds["target"] = generator.integers(0, 2, sizes).astype(np.float32)
+    else:
+        feeds["target"] = generator.standard_normal(sizes).astype(np.float32)
+    return feeds
+
+
+def compare(oracle: Oracle, made: TrainingGraph, example: Example, seed: int) -> Outcome:
+    """Compare all gradients with torch's in float64, for several inputs."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session, session_s = _timed(partial(onnxruntime.InferenceSession, made.model, options, PROVIDERS))
+    trained = [entry.name for entry in made.spec.parameters if entry.role == "trained"]
+    same = _matched(made, oracle.module) if oracle.own else {name: name for name in trained}
+    own = [name for name in trained if name in same]
+    steps: dict[str, list[float]] = {side: [] for side in SIDES}
+    totals: dict[str, list[float]] = {side: [] for side in SIDES}
+    parts: dict[str, dict[str, list[float]]] = {side: {name: [] for name in own} for side in SIDES}
+    missing = set[str]()
+    for number in range(INPUTS):
+        feeds = feeds_of(session, made, example, seed + number)
+        target = feeds.pop("target")
+        exact = oracle(feeds, target, torch.float64)
+        missing.update(name for name, value in exact.items() if value.any() and name not in same.values())
+        given = {**feeds, "target": target, **made.spec.views(made.initial)}
+        results, ours_s = _timed(partial(session.run, [f"{name}.grad" for name in own], given))
+        rounded, torch_s = _timed(partial(oracle, feeds, target, torch.float32))
+        found = {"ours": dict(zip(own, results, strict=True)), "torch": {n: rounded.get(same[n]) for n in own}}
+        for side, took_s in (("ours", ours_s), ("torch", torch_s)):
+            steps[side].append(took_s)
+            total, each = errors_of(found[side], {name: exact.get(same[name]) for name in own})
+            totals[side].append(total)
+            for name, error in each.items():
+                parts[side][name].append(error)
+    medians = {side: {name: statistics.median(of) for name, of in parts[side].items()} for side in SIDES}
+    worst = max(own, key=lambda name: medians["ours"][name] / max(10 * medians["torch"][name], 1e-3))
+    return {
+        "oracle": "module" if oracle.own else "file",
+        "error": statistics.median(totals["ours"]),
+        "torch error": statistics.median(totals["torch"]),
+        "worst": worst,
+        "worst error": medians["ours"][worst],
+        "worst torch error": medians["torch"][worst],
+        "unknown": [name for name in trained if name not in same],
+        "missing": sorted(missing),
+        "session s": session_s,
+        "step s": statistics.median(steps["ours"]),
+        "torch step s": statistics.median(steps["torch"]),
+    }
+
+
+def errors_of(
+    found: Mapping[str, Array | None], exact: Mapping[str, Array | None]
+) -> tuple[float, dict[str, float]]:
+    """Return the relative error of all gradients together, and of each.
+
+    `None` is a gradient of zeros. The error of a gradient that should be almost zero is relative to
+    a ten-thousandth of the norm of all gradients.
+    """
+    sizes = {name: 0.0 if value is None else float(np.linalg.norm(value)) for name, value in exact.items()}
+    whole = float(np.linalg.norm([*sizes.values()]))
+    off = {}
+    for name, expected in exact.items():
+        value = found[name]
+        pair = [np.float64(0) if each is None else each.ravel() for each in (value, expected)]
+        off[name] = float(np.linalg.norm(pair[0] - pair[1]))
+    total = float(np.linalg.norm([*off.values()]))
+    return total / whole if whole else np.nan, {name: off[name] / max(sizes[name], 1e-4 * whole) for name in off}
+
+
+def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    started_s = time.perf_counter()
+    return function(), time.perf_counter() - started_s
+
+
+def _matched(made: TrainingGraph, module: nn.Module) -> dict[str, str]:
+    """Return the module's name of each trained parameter: the same name, or else equal values."""
+    own, found = dict(module.named_parameters()), dict[str, str]()
+    every = dict(module.named_parameters(remove_duplicate=False))
+    by_values = {value.detach().numpy().tobytes(): name for name, value in own.items()}
+    first = {id(value): name for name, value in own.items()}
+    for name, value in made.spec.views(made.initial).items():
+        if name in own:
+            found[name] = name
+        elif name in every:
+            found[name] = first[id(every[name])]
+        elif value.tobytes() in by_values:
+            found[name] = by_values[value.tobytes()]
+    return found
+
+
+# -- one model -------------------------------------------------------------------------------------
+
+
+def check(library: str, name: str, seed: int) -> Outcome:
+    """Return what happened to a model: whether it was exported, built and exact, and how fast."""
+    told: Outcome = {"library": library, "model": name}
+    try:
+        module = make(library, name, seed)
+        example = example_of(library, module)
+        model, told["export"] = export(library, module, example)
+    except Exception as error:  # noqa: BLE001 - of a library
+        while isinstance(error.__cause__, Exception):
+            error = error.__cause__
+        return told | {"outcome": "not exported", "reason": f"{type(error).__name__}: {error}"[:2000]}
+    told["forward nodes"] = len(onnx.load_model_from_string(model).graph.node)
+    started_s = time.perf_counter()
+    try:
+        made, settings, told["flags"] = build(model)
+    except GraphError as error:
+        return told | {"outcome": "refused", "reason": str(error), "flags": [*getattr(error, "__notes__", [])]}
+    told["build s"] = time.perf_counter() - started_s
+    told["nodes"] = len(onnx.load_model_from_string(made.model).graph.node)
+    told["parameters"] = sum(entry.size for entry in made.spec.parameters if entry.role == "trained")
+    told["warnings"] = list(made.warnings)
+    told |= compare(Oracle(module, model, made, settings), made, example, seed)
+    return told | {"outcome": "built"}
+
+
+def main() -> None:
+    """Run the command in the arguments."""
+    command, library, seed, what = sys.argv[1:]
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR_S, PROCESSOR_S))
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        told = draw(library, int(seed), int(what)) if command == "draw" else check(library, what, int(seed))
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()

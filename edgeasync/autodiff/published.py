@@ -1,0 +1,80 @@
+"""Reads a model file as others publish it, and brings it into the form that can be trained."""
+
+import msgspec
+import onnx
+
+from edgeasync.autodiff import reading
+from edgeasync.autodiff.batch import EXAMPLES, difference, examples, fixed_size, free_batch, run_all
+from edgeasync.autodiff.branches import SelectedResult, resolve_branches
+from edgeasync.autodiff.contract import is_training_graph
+from edgeasync.errors import GraphError
+
+
+class Published(msgspec.Struct, frozen=True):
+    """A model without branches, whose batch size is dynamic if the file allows it."""
+
+    model: onnx.ModelProto
+    remarks: tuple[str, ...]
+    """What was changed, one sentence each."""
+    fixed: onnx.ModelProto | None = None
+    """The model with the batch size of the file, if `model` has a dynamic one instead."""
+
+
+def read(data: bytes) -> Published:
+    """Parse a serialized forward model, and convert it to a supported opset.
+
+    If nodes are replaced by the nodes of their branches, weights that are cast to float32 are
+    stored in float32, and a fixed batch size becomes dynamic. Raises `GraphError` if the file is
+    invalid, or if its branches cannot be trained.
+    """
+    if is_training_graph(data):
+        raise GraphError("this is a training graph; pass the forward model that it was built from")
+    original = reading.inline_functions(reading.load(data))
+    model = original
+    if fixed_size(original) is not None or any(node.op_type == "If" for node in original.graph.node):
+        model = onnx.ModelProto()
+        model.CopyFrom(original)
+    selections = resolve_branches(model)
+    model = reading.convert(model)
+    reading.widen_weights(model)
+    size, remarks, fixed = fixed_size(model), [], None
+    _check_selections(model, selections, size)
+    if size is not None:
+        freed, reason = free_batch(model, original)
+        fixed = model if reason is None else None
+        remarks.append(
+            f"the file has the batch size {size}, but trains with any, because random examples give the same "
+            "together as one by one"
+            if reason is None
+            else f"the batch size stays {size}, as in the file, because {reason}; to train with another, export "
+            "the model with a dynamic batch size"
+        )
+        model = freed
+    elif selections and (found := difference(original, model)) is not None and found.ran:
+        raise GraphError(
+            f"{selections[0].where} chooses by the data, and cannot be computed for each example: {found.reason}; "
+            "write the model without a branch"
+        )
+    remarks += [
+        f"{selection.where} chooses by the data; both branches are computed and trained, each with the examples "
+        "that take it"
+        for selection in selections
+    ]
+    return Published(model, tuple(remarks), fixed)
+
+
+def _check_selections(model: onnx.ModelProto, selections: tuple[SelectedResult, ...], size: int | None) -> None:
+    """Raise `GraphError` if the results of two branches have different shapes."""
+    if not selections:
+        return
+    try:
+        found = run_all(model, examples(model, size or EXAMPLES))
+    except Exception:  # noqa: BLE001 - of onnxruntime; preparation reports it
+        return
+    for selection in selections:
+        shapes = [found[name].shape for name in (selection.then, selection.other)]
+        if shapes[0] != shapes[1]:
+            raise GraphError(
+                f"{selection.where} chooses by the data between results of the shapes {shapes[0]} and "
+                f"{shapes[1]}; write the model without a branch"
+            )

@@ -1,0 +1,60 @@
+"""The check of a published model on small modules: right gradients, wrong ones, and files without a module."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+torch = pytest.importorskip("torch")
+
+from benchmarks import published_models_check as check
+from benchmarks.published_models import judge
+from edgeasync.autodiff.settings import GraphSettings
+
+nn = torch.nn
+
+
+@pytest.fixture(scope="module")
+def exported():
+    torch.manual_seed(5)
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+    ).eval()
+    example = {"input": torch.randn(2, 1, 8, 8)}
+    return module, check.export("own", module, example)[0], example
+
+
+def outcome(module, model, made, settings, example):
+    told = check.compare(check.Oracle(module, model, made, settings), made, example, 1)
+    facts = {"outcome": "built", "flags": [], "parameters": 1, "nodes": 1, "build s": 1.0}
+    return judge(facts | told)["outcome"], told["oracle"]
+
+
+def test_a_small_module_trains_by_its_module_and_by_its_file(exported):
+    module, model, example = exported
+    made, settings, flags = check.build(model)
+    assert flags == []
+    assert outcome(module, model, made, settings, example) == ("trains", "module")
+    assert outcome(model, model, made, settings, example) == ("trains", "file")
+
+
+def test_a_wrong_gradient_is_found(exported):
+    module, model, example = exported
+    made, settings, _ = check.build(model)
+    proto = onnx.load_model_from_string(made.model)
+    (bias,) = [node for node in proto.graph.node if "5.bias.grad" in node.output]
+    bias.output[0] = "half"
+    proto.graph.initializer.append(numpy_helper.from_array(np.float32(0.5), "a half"))
+    proto.graph.node.append(helper.make_node("Mul", ["half", "a half"], ["5.bias.grad"]))
+    wrong = type(made)(proto.SerializeToString(), made.spec, made.initial)
+    assert outcome(module, model, wrong, settings, example) == ("WRONG", "module")
+
+
+def test_the_flag_that_a_message_names_is_set():
+    module = nn.Sequential(nn.Linear(6, 3), nn.Softmax(1)).eval()
+    example = {"input": torch.randn(2, 6)}
+    model, _ = check.export("own", module, example)
+    made, settings, (flag,) = check.build(model)
+    assert settings == GraphSettings(output=settings.output)
+    assert flag == f"--output {settings.output}"
+    assert outcome(module, model, made, settings, example) == ("trains", "file")

@@ -1,0 +1,63 @@
+"""The benchmark of published models without their libraries: what is drawn, and what counts as right."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from benchmarks import published_models
+from benchmarks.published_models import judge, measure, report
+from benchmarks.report import Results
+
+BUILT = {
+    "outcome": "built", "flags": [], "error": 2e-6, "torch error": 1e-6, "worst": "weight", "worst error": 1e-5,
+    "worst torch error": 1e-5, "unknown": [], "missing": [], "parameters": 3, "nodes": 4, "build s": 1.0,
+    "session s": 1.0, "step s": 1.0, "torch step s": 2.0,
+}  # fmt: skip
+
+
+def test_models_that_cannot_be_exported_are_replaced_and_listed(monkeypatch):
+    def ask(python, command, library, seed, what):
+        if command == "draw":
+            return {"models": [f"model{number}" for number in range(what)], "left out": {"vast": "too large"}}
+        return {"outcome": "not exported", "reason": "torch\nfails"} if what in ("model0", "model3") else BUILT
+
+    monkeypatch.setattr(published_models, "_ask", ask)
+    with ThreadPoolExecutor(2) as pool:
+        found, left_out = measure("timm", 3, Path(), 1, pool)
+    assert [(each["model"], each["outcome"]) for each in found] == [
+        ("model1", "trains"), ("model2", "trains"), ("model4", "trains"),
+    ]  # fmt: skip
+    failed = "not exported: torch fails"
+    assert left_out == {"timm vast": "too large", "timm model0": failed, "timm model3": failed}
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({}, "trains"),
+        ({"flags": ["--output scores"]}, "trains"),
+        ({"flags": ["--output scores", "--loss mse"]}, "needs more flags"),
+        ({"error": 2.1e-6}, "WRONG"),
+        ({"error": 0.9e-6, "torch error": 1e-7}, "trains"),
+        ({"worst error": 0.5}, "WRONG"),
+        ({"worst error": 0.5, "worst torch error": 0.1}, "trains"),
+        ({"unknown": ["mask"]}, "WRONG"),
+        ({"missing": ["scale"]}, "WRONG"),
+        ({"error": float("nan")}, "WRONG"),
+        ({"outcome": "refused"}, "refused"),
+    ],
+)
+def test_an_outcome_depends_on_errors_flags_and_which_parameters_are_trained(changes, outcome):
+    assert judge(BUILT | changes)["outcome"] == outcome
+
+
+def test_one_wrong_model_misses_a_target():
+    results, models = Results(), [{"library": "timm", "model": str(number)} | BUILT for number in range(40)]
+    outcomes = [judge(each) for each in models]
+    outcomes[0] = judge(models[0] | {"missing": ["scale"]})
+    report(outcomes, {"timm big": "too large"}, results)
+    missed = [name for name, target in results.targets.items() if results.ratios[name] < target]
+    assert missed == ["share whose gradients are right or refused"]
+    assert results.lists["model"]["timm 0"]["reason"] == "does not train scale"
+    assert results.lists["not drawn"] == {"timm big": {"reason": "too large"}}
