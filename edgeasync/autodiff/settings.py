@@ -4,11 +4,13 @@ This module does not import `onnx`, so that settings can be validated anywhere.
 """
 
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from edgeasync.config import Section
+from edgeasync.errors import arguments
 from edgeasync.losses import LossSetting
 
 
@@ -44,3 +46,33 @@ class GraphSettings(Section, frozen=True):
     def names(self, parameter: str) -> bool:
         """Return whether a pattern of `train` matches the name of a parameter."""
         return any(fnmatchcase(parameter, pattern) for pattern in self.train or ())
+
+
+Settings = TypeVar("Settings", bound=GraphSettings)
+
+NEXT_ERROR = "; after that: "
+"""Separates the message of an error from that of the error which follows after its advice."""
+
+
+def follow(settings: Settings, message: str) -> Settings | None:
+    """Return the settings that the message of a failed build advises, or `None` without advice."""
+    advice = arguments(message)
+    if "freeze" in advice:  # prefer freezing, because training could change constants
+        advice = {"freeze": (*settings.freeze, *advice["freeze"])}
+    return replace(settings, **advice) if advice else None
+
+
+def advised_flags(settings: GraphSettings, message: str) -> list[str]:
+    """Return the command-line flags to try after a build failed with this message."""
+    advised, default = settings, GraphSettings()
+    for part in message.split(NEXT_ERROR):
+        advised = follow(advised, part) or advised
+    if advised == settings:
+        return []
+    flags = []
+    for name in GraphSettings.__struct_fields__:
+        value = getattr(advised, name)
+        if value != getattr(default, name):
+            values = value if isinstance(value, tuple) else [value]
+            flags += [word for each in values if isinstance(each, str) for word in (f"--{name}", each)]
+    return flags
