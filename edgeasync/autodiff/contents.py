@@ -19,8 +19,9 @@ class ModelContents(msgspec.Struct, frozen=True):
     """The contents of a model file, whether or not it can be trained.
 
     `weights` is the number of float32 values in its initializers. `operators` counts the nodes by
-    operator, the most frequent first. `without_gradient` counts those whose operator has no
-    gradient rule; such a node prevents training only if it comes after a trained parameter.
+    operator, the most frequent first. If the file cannot be trained, `without_gradient` counts the
+    nodes whose operator has no gradient rule. Such a node prevents training only if it comes after
+    a trained parameter.
     """
 
     opset: int

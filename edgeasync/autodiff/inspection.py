@@ -19,17 +19,17 @@ from edgeasync.errors import GraphError, native_reason
 from edgeasync.parameters import ParameterSpec
 
 
-def describe(content: bytes) -> ModelContents:
+def describe(content: bytes, *, trains: bool) -> ModelContents:
     """List the contents of a forward model or training graph, even if it cannot be trained.
 
-    For a training graph, the inputs and outputs do not include those of its parameters. Raises
-    `GraphError` if the file cannot be read.
+    For a training graph, the inputs and outputs do not include those of its parameters. If the file
+    `trains`, no operators without a gradient are listed. Raises `GraphError` if the file cannot be
+    read.
     """
-    stated = reading.read(content)
-    try:
-        model = reading.parse(content)
-    except GraphError:  # for example, the opset is unknown
-        model = stated
+    stated = model = reading.read(content)
+    if not trains:
+        with contextlib.suppress(GraphError):  # for example, the opset is unknown
+            model = reading.parse(content)
     if any(entry.type.WhichOneof("value") is None or not _states_shape(entry) for entry in stated.graph.output):
         with contextlib.suppress(Exception):  # an invalid model, which is described as far as possible
             stated = onnx.shape_inference.infer_shapes(stated)
@@ -51,7 +51,7 @@ def describe(content: bytes) -> ModelContents:
             if tensor.data_type == onnx.TensorProto.FLOAT and tensor.dims
         ),
         operators=_counted(model.graph.node),
-        without_gradient=_counted(node for node in model.graph.node if not _has_rule(node)),
+        without_gradient={} if trains else _counted(node for node in model.graph.node if not _has_rule(node)),
     )
 
 

@@ -54,13 +54,13 @@ def load_graph(model: OnnxModel) -> HubGraph:
 
 
 def describe_model(model: OnnxModel) -> ModelContents:
-    """Read a model file and list its contents, whether or not it can be trained.
+    """Read a model file that cannot be trained, and list its contents.
 
     Raises `ConfigError` or `GraphError` if the file cannot be read.
     """
     from edgeasync.autodiff.inspection import describe  # noqa: PLC0415 - devices do not install onnx
 
-    return describe(_read(expanded(model.file)))
+    return describe(_read(expanded(model.file)), trains=False)
 
 
 def with_own_loss(model: OnnxModel) -> OnnxModel:

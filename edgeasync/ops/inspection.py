@@ -10,7 +10,6 @@ from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.errors import GraphError, with_flags
-from edgeasync.graphs.graph_model import HubGraph
 from edgeasync.graphs.graph_process import describe_model_apart, load_graph_apart
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.graphs.step_process import MeasuredStep, measure_step
@@ -104,24 +103,23 @@ def inspect_file(model: OnnxModel, batch_size: int) -> Inspection:
         return Inspection(contents, None, with_flags(str(error)), flags, [])
     from edgeasync.autodiff.inspection import describe  # noqa: PLC0415 - imports onnx
 
-    contents = describe(built.graph if built.forward is None else built.forward)
-    return Inspection(contents, _training(built, batch_size), None, [], list(built.warnings))
+    contents = describe(built.graph if built.forward is None else built.forward, trains=True)
+    return Inspection(contents, _training(built.graph, built.spec, batch_size), None, [], list(built.warnings))
 
 
-def _training(built: HubGraph, batch_size: int) -> Training:
+def _training(graph: bytes, spec: ParameterSpec, batch_size: int) -> Training:
     import onnx  # noqa: PLC0415 - if it is missing, loading the model reports this
 
     from edgeasync.autodiff.inspection import frozen_values, info_of  # noqa: PLC0415
     from edgeasync.autodiff.losses import TARGET  # noqa: PLC0415
 
-    spec = built.spec
     section, _ = with_profile(AgentSection(), Readings(Path("/")))
     step, problem = None, None
     try:
-        step = measure_step(built.graph, spec, batch_size, section.cores_used)
+        step = measure_step(graph, spec, batch_size, section.cores_used)
     except GraphError as error:
         problem = str(error)
-    proto = onnx.load_model_from_string(built.graph)
+    proto = onnx.load_model_from_string(graph)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     return Training(
         output=metadata["edgeasync.output"],
@@ -132,7 +130,7 @@ def _training(built: HubGraph, batch_size: int) -> Training:
         frozen=frozen_values(proto),
         arrays=[ArrayInfo(each.name, list(each.shape), each.role) for each in spec.parameters],
         graph_nodes=len(proto.graph.node),
-        graph_bytes=len(built.graph),
+        graph_bytes=len(graph),
         exchange=usual_exchange(spec),
         threads=section.cores_used,
         step=step,

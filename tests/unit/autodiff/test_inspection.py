@@ -71,12 +71,12 @@ def test_the_body_of_a_scan_counts_for_each_time():
 def test_a_model_and_its_training_graph_have_the_same_inputs_and_outputs():
     parameters = {"w": numbers((3, 4)), "b": numbers((4,)), "v": numbers((4, 2))}
     model = forward("h = MatMul(x, w)\nr = Add(h, b)\ny = MatMul(r, v)", parameters, (3,), batch=6)
-    found = describe(model)
+    found = describe(model, trains=False)
     assert found.inputs == [TensorInfo("x", "float32", [6, 3])]
     assert found.outputs == [TensorInfo("y", "float32", [6, 2])]
     assert (found.weights, found.operators, found.without_gradient) == (24, {"MatMul": 2, "Add": 1}, {})
     graph = build_training_graph(model, GraphSettings(train=("v",)))
-    built = describe(graph.model)
+    built = describe(graph.model, trains=True)
     assert [entry.name for entry in built.inputs] == ["x", "target"]
     assert [entry.name for entry in built.outputs] == ["loss", "loss_weight", "y"]
     assert frozen_values(onnx.load_model_from_string(graph.model)) == 16
@@ -88,7 +88,7 @@ def test_operators_without_a_gradient_are_counted():
         g (float[batch, 3] x, string[batch] s) => (float[batch, 3] y) <float[3] w = {1, 2, 3}>
         { k = Constant <value_float = 2.0> () m = Mul(x, w) d = Det(m) e = Det(x)
           o = own.Relu(m) c = CastLike(k, x) y = Mul(o, c) }"""
-    found = describe(parser.parse_model(text).SerializeToString())
+    found = describe(parser.parse_model(text).SerializeToString(), trains=False)
     assert found.without_gradient == {"Det": 2, "Relu": 1}
     assert found.inputs[1] == TensorInfo("s", "string", ["batch"])
 
@@ -96,7 +96,7 @@ def test_operators_without_a_gradient_are_counted():
 def test_shapes_that_the_file_does_not_state_are_inferred():
     model = onnx.load_model_from_string(forward("y = MatMul(x, w)", {"w": numbers((3, 4))}, (3,)))
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    assert describe(model.SerializeToString()).outputs[0].shape[1:] == [4]
+    assert describe(model.SerializeToString(), trains=True).outputs[0].shape[1:] == [4]
 
 
 def test_whole_numbers_are_such_as_the_graph_can_look_up():

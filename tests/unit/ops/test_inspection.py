@@ -52,7 +52,7 @@ def test_the_flags_of_a_refusal_lead_to_a_file_that_trains(inspected):
     assert found.training is None
     assert [tensor.name for tensor in found.contents.outputs] == ["scores", "features"]
     assert found.contents.without_gradient == {"Mod": 1}
-    assert found.flags == ["--output", "scores", "--freeze", "a"]
+    assert found.flags == ["--freeze", "a", "--output", "scores"]
     assert "--freeze 'a'" in found.problem
     assert inspected(content, output="scores", freeze=("a",)).training.parameters == 3
 
