@@ -24,7 +24,7 @@ from edgeasync.durable.run_events import ReplayedEvaluation, ReplayedUpdate, Run
 from edgeasync.durable.run_replay import Beginning
 from edgeasync.durable.verification import Verified
 from edgeasync.graphs.step_process import MeasuredStep
-from edgeasync.ops.inspection import ArrayInfo, Exchange, Inspection, Payload, Training
+from edgeasync.ops.inspection import ArrayInfo, ExchangeSize, Inspection, Payload, TrainingSummary
 from edgeasync.ops.runs import BestVersion, CheckpointSummary, Mark, RunSummary
 from edgeasync.policies.catalogue import Kind, catalogue
 from edgeasync.sdk.service import Service
@@ -277,7 +277,16 @@ def runs_keys() -> str:
 
 def inspection_keys() -> str:
     """Return the keys of the object of `edgeasync model inspect --json`."""
-    structs = (Inspection, ModelContents, TensorInfo, Training, ArrayInfo, Exchange, Payload, MeasuredStep)
+    structs = (
+        Inspection,
+        ModelContents,
+        TensorInfo,
+        TrainingSummary,
+        ArrayInfo,
+        ExchangeSize,
+        Payload,
+        MeasuredStep,
+    )
     return "\n\n".join(map(_keys, structs))
 
 

@@ -185,7 +185,8 @@ def _operations_of_scan(node: Node, known: Mapping[str, Array], proto: onnx.Mode
     inner = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, graph=body)
     del inner.graph.input[:]
     inner.graph.input.extend(value_info(name, value.dtype, value.shape) for name, value in feeds.items())
-    return known[node.inputs[states]].shape[axes[0]] * count_operations(inner, feeds)
+    times: int = known[node.inputs[states]].shape[axes[0]]
+    return times * count_operations(inner, feeds)
 
 
 def run_with_every_tensor(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:

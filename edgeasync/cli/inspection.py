@@ -8,7 +8,7 @@ from pathlib import Path
 from edgeasync.autodiff.contents import TensorInfo
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.ops.doctor.training import duration
-from edgeasync.ops.inspection import Inspection, Training
+from edgeasync.ops.inspection import Inspection, TrainingSummary
 
 
 def print_inspection(found: Inspection, file: Path, printer: Printer, *, parameters: bool) -> None:
@@ -43,25 +43,21 @@ def _rows(found: Inspection, file: Path) -> list[tuple[str, str]]:
     return rows
 
 
-def _training_rows(training: Training) -> list[tuple[str, str]]:
+def _training_rows(training: TrainingSummary) -> list[tuple[str, str]]:
     up, down, whole = training.exchange.up, training.exchange.down, training.exchange.whole
-    step, cores = training.step, f"{training.threads} core{'s' * (training.threads > 1)}"
+    values = (
+        f"{training.parameters:,} trained, {training.statistics:,} running statistics, {training.frozen:,} frozen"
+    )
+    exchange = f"{_size(up.bytes)} up ({up.codec}), {_size(down.bytes)} down ({down.codec})"
     rows = [
         ("trained", f"{training.output} with {training.loss}, {_tensor(training.target)}"),
-        (
-            "values",
-            f"{training.parameters:,} trained, {training.statistics:,} running statistics, "
-            f"{training.frozen:,} frozen",
-        ),
+        ("values", values),
         ("graph", f"{training.graph_nodes:,} nodes, {_size(training.graph_bytes)}, received once"),
-        (
-            "exchange",
-            f"{_size(up.bytes)} up ({up.codec}), {_size(down.bytes)} down ({down.codec}); "
-            f"{_size(whole.bytes)} when joining ({whole.codec})",
-        ),
+        ("exchange", f"{exchange}; {_size(whole.bytes)} when joining ({whole.codec})"),
     ]
-    if step is None:
+    if (step := training.step) is None:
         return [*rows, ("step", f"not measured: {training.step_problem}")]
+    cores = f"{training.threads} core{'s' * (training.threads > 1)}"
     return [
         *rows,
         ("step", f"{duration(step.seconds)} for {step.examples} examples on {cores} of this machine"),

@@ -21,7 +21,7 @@ def run_module(
     """
     # Search the same folders for modules as this process. `-P` prevents a search in the working
     # directory.
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
     return subprocess.run(  # noqa: S603 - it is this Python and a module of this package
         [sys.executable, "-P", "-m", module],
         input=request,

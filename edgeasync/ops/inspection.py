@@ -31,7 +31,7 @@ class Payload(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Exchange(msgspec.Struct, frozen=True):
+class ExchangeSize(msgspec.Struct, frozen=True):
     """Payloads with the hub's default codecs, on a link that is neither slow nor very fast.
 
     In an exchange, a device sends `up` and receives `down`. A device that joins receives `whole`.
@@ -50,7 +50,7 @@ class ArrayInfo(msgspec.Struct, frozen=True):
     role: Role
 
 
-class Training(msgspec.Struct, frozen=True):
+class TrainingSummary(msgspec.Struct, frozen=True):
     """What is trained, and the cost.
 
     `output` is the tensor that the loss compares with `target`. `frozen` is the number of values
@@ -68,7 +68,7 @@ class Training(msgspec.Struct, frozen=True):
     arrays: list[ArrayInfo]
     graph_nodes: int
     graph_bytes: int
-    exchange: Exchange
+    exchange: ExchangeSize
     threads: int
     step: MeasuredStep | None
     step_problem: str | None
@@ -82,7 +82,7 @@ class Inspection(msgspec.Struct, frozen=True):
     """
 
     contents: ModelContents
-    training: Training | None
+    training: TrainingSummary | None
     problem: str | None
     flags: list[str]
     warnings: list[str]
@@ -107,7 +107,7 @@ def inspect_file(model: OnnxModel, batch_size: int) -> Inspection:
     return Inspection(contents, _training(built.graph, built.spec, batch_size), None, [], list(built.warnings))
 
 
-def _training(graph: bytes, spec: ParameterSpec, batch_size: int) -> Training:
+def _training(graph: bytes, spec: ParameterSpec, batch_size: int) -> TrainingSummary:
     import onnx  # noqa: PLC0415 - if it is missing, loading the model reports this
 
     from edgeasync.autodiff.inspection import frozen_values, info_of  # noqa: PLC0415
@@ -121,9 +121,9 @@ def _training(graph: bytes, spec: ParameterSpec, batch_size: int) -> Training:
         problem = str(error)
     proto = onnx.load_model_from_string(graph)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    return Training(
+    return TrainingSummary(
         output=metadata["edgeasync.output"],
-        loss=parse_json(metadata["edgeasync.loss"], dict[str, object])["kind"],
+        loss=str(parse_json(metadata["edgeasync.loss"], dict[str, object])["kind"]),
         target=next(info_of(entry) for entry in proto.graph.input if entry.name == TARGET),
         parameters=spec.trained_length,
         statistics=spec.length - spec.trained_length,
@@ -138,7 +138,7 @@ def _training(graph: bytes, spec: ParameterSpec, batch_size: int) -> Training:
     )
 
 
-def usual_exchange(spec: ParameterSpec) -> Exchange:
+def usual_exchange(spec: ParameterSpec) -> ExchangeSize:
     """Return the payloads of an exchange between a hub and a device with default settings."""
     settings = CodecSettings()
     device = Member("", b"", 0, DeviceProfile(), DeviceMeasurements())
@@ -148,4 +148,4 @@ def usual_exchange(spec: ParameterSpec) -> Exchange:
         return Payload(codec, make_codec(codec, spec).payload_bytes_max)
 
     down = settings.delta if device.follows else device.codec_model
-    return Exchange(payload(device.codec_push), payload(down), payload(device.codec_model))
+    return ExchangeSize(payload(device.codec_push), payload(down), payload(device.codec_model))

@@ -74,7 +74,10 @@ def test_what_people_read(commands, forward):
     assert facts["inputs"].strip() == "x float32 N x 8"
     assert facts["trained"].strip() == "scores with cross_entropy, target int64 batch"
     assert facts["values"].strip() == "195 trained, 0 running statistics, 0 frozen"
-    assert facts["exchange"].strip() == "780 bytes up (identity), 199 bytes down (int8); 390 bytes when joining (float16)"
+    assert (
+        facts["exchange"].strip()
+        == "780 bytes up (identity), 199 bytes down (int8); 390 bytes when joining (float16)"
+    )
     assert "for 5 examples on 1 core" in facts["step"]
     assert f"{name}  8 x 16  128     trained" in told
     assert len(say(commands, "model", "inspect", forward).splitlines()) == 8

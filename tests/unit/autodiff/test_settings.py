@@ -1,0 +1,22 @@
+"""Which flags follow from the message of a failed build."""
+
+from edgeasync.autodiff.settings import NEXT_ERROR, GraphSettings, advised_flags
+from edgeasync.errors import argument
+
+
+def test_flags_of_all_errors_in_turn():
+    """Advice to freeze adds to what is frozen, and replaces other advice of the same error."""
+    parts = [
+        f"several outputs; choose one: {argument('output', 'scores')}",
+        f"no gradient; {argument('train', 'b')}, or {argument('freeze', 'a.*', 'c')}",
+        f"no gradient; {argument('freeze', 'd')}",
+    ]
+    given = GraphSettings(loss="mse", freeze=("z",))
+    assert advised_flags(given, "m.onnx: " + NEXT_ERROR.join(parts)) == [
+        *("--loss", "mse", "--freeze", "z", "--freeze", "a.*", "--freeze", "c", "--freeze", "d"),
+        *("--output", "scores"),
+    ]
+
+
+def test_no_flags_without_advice():
+    assert advised_flags(GraphSettings(loss="mse"), "no gradient for X; use other operators") == []
