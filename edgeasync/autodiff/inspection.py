@@ -33,6 +33,7 @@ def describe(content: bytes, *, trains: bool) -> ModelContents:
     if any(entry.type.WhichOneof("value") is None or not _states_shape(entry) for entry in stated.graph.output):
         with contextlib.suppress(Exception):  # an invalid model, which is described as far as possible
             stated = onnx.shape_inference.infer_shapes(stated)
+    nodes = read_nodes(model.graph.node)
     own = {tensor.name for tensor in stated.graph.initializer}
     results = {entry.name for entry in stated.graph.output}
     inputs = [
@@ -50,23 +51,23 @@ def describe(content: bytes, *, trains: bool) -> ModelContents:
             for tensor in stated.graph.initializer
             if tensor.data_type == onnx.TensorProto.FLOAT and tensor.dims
         ),
-        operators=_counted(model.graph.node),
-        without_gradient={} if trains else _counted(node for node in model.graph.node if not _has_rule(node)),
+        operators=_counted(nodes),
+        without_gradient={} if trains else _counted(node for node in nodes if not _has_rule(node)),
     )
 
 
-def _counted(nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
-    return dict(Counter(node.op_type for node in nodes).most_common())
+def _counted(nodes: Iterable[Node]) -> dict[str, int]:
+    return dict(Counter(node.op for node in nodes).most_common())
 
 
-_RESOLVED = frozenset({"CastLike", "Constant", "SequenceAt", "SplitToSequence"})
-"""Operators that `forward.prepare` replaces, so that they need no gradient rule."""
+_RESOLVED = frozenset({"CastLike", "Constant", "DequantizeLinear", "SequenceAt", "SplitToSequence"})
+"""Operators that `forward.prepare` replaces, or whose inputs are integers. They need no rule."""
 
 
-def _has_rule(node: onnx.NodeProto) -> bool:
+def _has_rule(node: Node) -> bool:
     """Return whether an operator has a gradient rule, needs none, or stops the gradient."""
-    known = node.op_type in RULES or node.op_type in STOPPING or node.op_type in _RESOLVED
-    return not node.input or (known and node.domain in reading.STANDARD)
+    known = node.op in RULES or node.op in STOPPING or node.op in _RESOLVED
+    return not node.inputs or (known and not node.domain)
 
 
 def _states_shape(entry: onnx.ValueInfoProto) -> bool:

@@ -13,8 +13,7 @@ from edgeasync.errors import GraphError, argument, native_reason
 OPSET_MIN, OPSET_MAX = 18, 23
 """The supported range of opsets. Models with an older opset are converted to the first one."""
 
-STANDARD = ("", "ai.onnx")
-"""Names of the domain of standard operators."""
+_STANDARD = ("", "ai.onnx")
 
 ONNXRUNTIME = "com.microsoft"
 """The domain of onnxruntime's own operators. Devices support some of them, but they have no
@@ -107,7 +106,7 @@ def parse(data: bytes) -> onnx.ModelProto:
     Raises `GraphError`.
     """
     model = load(data)
-    if not any(entry.domain in STANDARD for entry in model.opset_import):
+    if not any(entry.domain in _STANDARD for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid("", OPSET_MIN))  # it has no standard operator
     opset = opset_of(model)
     if opset > OPSET_MAX:
@@ -159,7 +158,7 @@ def _read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:
 
 def opset_of(model: onnx.ModelProto) -> int:
     """Return the version of the standard opset that a model imports."""
-    return next((int(entry.version) for entry in model.opset_import if entry.domain in STANDARD), 1)
+    return next((int(entry.version) for entry in model.opset_import if entry.domain in _STANDARD), 1)
 
 
 def choose_output(model: onnx.ModelProto, output: str | None) -> str:
