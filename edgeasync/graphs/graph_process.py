@@ -23,7 +23,7 @@ from edgeasync.config import convert, to_table
 from edgeasync.errors import EdgeAsyncError, GraphError
 from edgeasync.graphs.graph_model import HubGraph, describe_model, load_graph
 from edgeasync.graphs.onnx_model import OnnxModel
-from edgeasync.host.child_process import end_with_parent, last_line, run_module
+from edgeasync.host.child_process import end_with_parent, last_line, limit_memory, lower_limit, run_module
 from edgeasync.host.host_info import half_of_memory_bytes
 from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol.messages import Frozen
@@ -117,12 +117,12 @@ def _out_of_time(model: OnnxModel) -> str:
 
 def _out_of_memory(model: OnnxModel) -> str:
     return (
-        f"the memory limit is {_bytes_max(model)} bytes, set by [model] build_memory_bytes_max; "
+        f"the memory limit is {memory_bytes_max(model)} bytes, set by [model] build_memory_bytes_max; "
         "raise the limit if you trust the file"
     )
 
 
-def _bytes_max(model: OnnxModel) -> int:
+def memory_bytes_max(model: OnnxModel) -> int:
     """Return the memory limit of a build in bytes. The default is half of the machine's memory."""
     return int(model.build_memory_bytes_max or half_of_memory_bytes() or resource.RLIM_INFINITY)
 
@@ -140,26 +140,11 @@ def main() -> None:
     with contextlib.suppress(ModuleNotFoundError):  # `load_graph` reports this
         import onnx  # noqa: F401, PLC0415
         import onnxruntime  # noqa: F401, PLC0415
-    _limit(model)
+    lower_limit(resource.RLIMIT_CPU, int(model.build_s_max * (os.cpu_count() or 1)) + 1)
+    limit_memory(memory_bytes_max(model))
     answer = msgspec.msgpack.encode(_answer(model) if request.build else _describe(model))
     with os.fdopen(answers, "wb") as out:
         out.write(answer)
-
-
-def _limit(model: OnnxModel) -> None:
-    """Limit this process's CPU time, and the memory that it allocates after this call."""
-    _set_limit(resource.RLIMIT_CPU, int(model.build_s_max * (os.cpu_count() or 1)) + 1)
-    bytes_max = _bytes_max(model)
-    with contextlib.suppress(OSError), open("/proc/self/statm", encoding="ascii") as sizes:  # noqa: PTH123
-        pages = int(sizes.read().split()[0])
-        _set_limit(resource.RLIMIT_AS, bytes_max + pages * resource.getpagesize())
-
-
-def _set_limit(kind: int, wanted: int) -> None:
-    """Lower a resource limit of this process, unless the limit is already lower."""
-    _, hard = resource.getrlimit(kind)
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(kind, (limit, limit))
 
 
 def _answer(model: OnnxModel) -> _Built | _Refused:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from edgeasync.errors import EdgeAsyncError, GraphError
-from edgeasync.host.child_process import end_with_parent, last_line, run_module
+from edgeasync.host.child_process import end_with_parent, last_line, limit_memory, run_module
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.optimizers import SGD
 from edgeasync.temporary import TemporaryFolder
@@ -25,9 +25,6 @@ from edgeasync.training.onnx_trainer import GraphGradient
 STEPS_MAX = 20
 STEPS_S = 2.0
 """After the first step, the measurement ends after `STEPS_MAX` steps or `STEPS_S` seconds."""
-
-WAIT_S = 600.0
-"""Maximum duration of the whole measurement."""
 
 
 class MeasuredStep(msgspec.Struct, frozen=True):
@@ -44,21 +41,25 @@ class _Request(msgspec.Struct):
     spec: ParameterSpec
     batch_size: int
     threads: int
+    bytes_max: int
 
 
-def measure_step(graph: bytes, spec: ParameterSpec, batch_size: int, threads: int) -> MeasuredStep:
+def measure_step(
+    graph: bytes, spec: ParameterSpec, batch_size: int, *, threads: int, s_max: float, bytes_max: int
+) -> MeasuredStep:
     """Train on arbitrary examples in a new process, on `threads` cores.
 
-    Raises `GraphError` if the steps fail, for example because the memory does not suffice.
+    `s_max` limits the time of the whole measurement, and `bytes_max` the memory of the process, not
+    counting libraries. Raises `GraphError` if a limit is exceeded, or if a step fails.
     """
     folder = TemporaryFolder("step-")
     try:
         file = folder.path / "training.onnx"
         file.write_bytes(graph)
-        request = msgspec.json.encode(_Request(str(file), spec, batch_size, threads))
-        ended = run_module(__name__, request, WAIT_S)
+        request = msgspec.json.encode(_Request(str(file), spec, batch_size, threads, bytes_max))
+        ended = run_module(__name__, request, s_max)
     except subprocess.TimeoutExpired:
-        raise GraphError(f"two steps took longer than {WAIT_S:g} s") from None
+        raise GraphError(f"the first steps took longer than {s_max:g} s") from None
     finally:
         folder.remove()
     if ended.returncode:
@@ -84,10 +85,13 @@ def main() -> None:
     """Entry point of the process: read a request from standard input, and write a `MeasuredStep`."""
     end_with_parent()
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
+    limit_memory(request.bytes_max)
     try:
         found = _measure(request)
-    except (EdgeAsyncError, MemoryError) as error:
-        sys.exit(str(error) or "not enough memory")
+    except MemoryError:
+        sys.exit("not enough memory for a step")
+    except EdgeAsyncError as error:
+        sys.exit(str(error))
     sys.stdout.buffer.write(msgspec.json.encode(found))
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -37,6 +38,20 @@ def end_with_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
+def limit_memory(bytes_max: int) -> None:
+    """Limit the memory that this process allocates from now on, not counting libraries."""
+    with contextlib.suppress(OSError), open("/proc/self/statm", encoding="ascii") as sizes:  # noqa: PTH123
+        pages = int(sizes.read().split()[0])
+        lower_limit(resource.RLIMIT_AS, bytes_max + pages * resource.getpagesize())
+
+
+def lower_limit(kind: int, wanted: int) -> None:
+    """Lower a resource limit of this process, unless the limit is already lower."""
+    _, hard = resource.getrlimit(kind)
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(kind, (limit, limit))
 
 
 def last_line(stderr: bytes, code: int) -> str:

@@ -10,7 +10,7 @@ from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.errors import GraphError, with_flags
-from edgeasync.graphs.graph_process import describe_model_apart, load_graph_apart
+from edgeasync.graphs.graph_process import describe_model_apart, load_graph_apart, memory_bytes_max
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.graphs.step_process import MeasuredStep, measure_step
 from edgeasync.host.readings import Readings
@@ -104,10 +104,12 @@ def inspect_file(model: OnnxModel, batch_size: int) -> Inspection:
     from edgeasync.autodiff.inspection import describe  # noqa: PLC0415 - imports onnx
 
     contents = describe(built.graph if built.forward is None else built.forward, trains=True)
-    return Inspection(contents, _training(built.graph, built.spec, batch_size), None, [], list(built.warnings))
+    return Inspection(
+        contents, _training(built.graph, built.spec, model, batch_size), None, [], list(built.warnings)
+    )
 
 
-def _training(graph: bytes, spec: ParameterSpec, batch_size: int) -> TrainingSummary:
+def _training(graph: bytes, spec: ParameterSpec, model: OnnxModel, batch_size: int) -> TrainingSummary:
     import onnx  # noqa: PLC0415 - if it is missing, loading the model reports this
 
     from edgeasync.autodiff.inspection import frozen_values, info_of  # noqa: PLC0415
@@ -116,7 +118,14 @@ def _training(graph: bytes, spec: ParameterSpec, batch_size: int) -> TrainingSum
     section, _ = with_profile(AgentSection(), Readings(Path("/")))
     step, problem = None, None
     try:
-        step = measure_step(graph, spec, batch_size, section.cores_used)
+        step = measure_step(
+            graph,
+            spec,
+            batch_size,
+            threads=section.cores_used,
+            s_max=model.build_s_max,
+            bytes_max=memory_bytes_max(model),
+        )
     except GraphError as error:
         problem = str(error)
     proto = onnx.load_model_from_string(graph)

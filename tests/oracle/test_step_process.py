@@ -27,5 +27,6 @@ def test_the_memory_of_a_step_is_that_of_a_real_one(name, tmp_path):
     real = json.loads(run_module("train_step_ours", [str(folder)]))["peak_bytes"]
     real -= np.load(folder / files.X_FILE, mmap_mode="r").nbytes  # `inspect` has no data
     spec = msgspec.json.decode((folder / files.SPEC_FILE).read_bytes(), type=ParameterSpec)
-    found = measure_step((folder / files.GRAPH_FILE).read_bytes(), spec, files.BATCH, 1)
+    graph = (folder / files.GRAPH_FILE).read_bytes()
+    found = measure_step(graph, spec, files.BATCH, threads=1, s_max=60.0, bytes_max=1 << 32)
     assert abs(found.memory_bytes / real - 1) < CLOSE

@@ -14,10 +14,14 @@ def graph(width):
     return build_training_graph(nn.to_onnx(layers, (width,)).SerializeToString(), GraphSettings())
 
 
+def measure(built, batch_size=4, *, s_max=60.0, bytes_max=1 << 32):
+    return measure_step(built.model, built.spec, batch_size, threads=1, s_max=s_max, bytes_max=bytes_max)
+
+
 def test_a_larger_model_needs_its_memory():
     """Parameters and gradient, and two copies at most of what onnxruntime reads in place."""
     small, large = graph(8), graph(2000)
-    memory = [measure_step(each.model, each.spec, 4, 1).memory_bytes for each in (small, large)]
+    memory = [measure(each).memory_bytes for each in (small, large)]
     nbytes = 4 * large.spec.length
     assert 2 * nbytes < memory[1] - memory[0] < 4 * nbytes
 
@@ -26,13 +30,16 @@ def test_every_kind_of_data_is_made_up():
     """Tokens and class numbers must be in range, and several inputs have a common batch."""
     layers = nn.Sequential(nn.Embedding(3, 4), nn.MeanOverTime(), nn.Linear(4, 2))
     built = build_training_graph(nn.to_onnx(layers, (9,)).SerializeToString(), GraphSettings())
-    assert measure_step(built.model, built.spec, 7, 1).examples == 7
+    assert measure(built, 7).examples == 7
 
 
-def test_a_step_that_fails_says_why():
-    built = graph(8)
-    with pytest.raises(GraphError, match="onnxruntime cannot load the graph"):
-        measure_step(built.model[:-20], built.spec, 4, 1)
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [({"bytes_max": 20 << 20}, "not enough memory"), ({"s_max": 1e-3}, "the first steps took longer than 0.001 s")],
+)
+def test_a_step_that_fails_says_why(limits, reason):
+    with pytest.raises(GraphError, match=reason):
+        measure(graph(2000), 4, **limits)
 
 
 def test_the_first_step_does_not_count():

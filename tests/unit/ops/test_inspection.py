@@ -5,6 +5,7 @@ import onnx
 import pytest
 
 from edgeasync import nn
+from edgeasync.errors import GraphError
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.ops.inspection import inspect_file, usual_exchange
 from edgeasync.parameters import Parameter, ParameterSpec
@@ -63,10 +64,12 @@ def test_the_flags_of_a_refusal_lead_to_a_file_that_trains(inspected):
 
 
 def test_a_step_that_fails_leaves_the_rest(inspected, monkeypatch):
-    monkeypatch.setattr("edgeasync.graphs.step_process.WAIT_S", 1e-3)
+    def fail(*_, **__):
+        raise GraphError("not enough memory")
+
+    monkeypatch.setattr("edgeasync.ops.inspection.measure_step", fail)
     found = inspected(forward_model()).training
-    assert (found.step, found.parameters) == (None, 195)
-    assert "took longer than" in found.step_problem
+    assert (found.step, found.step_problem, found.parameters) == (None, "not enough memory", 195)
 
 
 @pytest.mark.parametrize("length", [100, 5000])
