@@ -63,12 +63,16 @@ def follow(settings: Settings, message: str) -> Settings | None:
 
 
 def advised_flags(settings: GraphSettings, message: str) -> list[str]:
-    """Return the command-line flags to try after a build failed with this message."""
+    """Return the command-line flags to try after a build failed with this message.
+
+    Return no flags if the last error would remain after following all advice.
+    """
     advised, default = settings, GraphSettings()
     for part in message.split(NEXT_ERROR):
-        advised = follow(advised, part) or advised
-    if advised == settings:
-        return []
+        followed = follow(advised, part)
+        if followed is None:
+            return []
+        advised = followed
     flags = []
     for name in GraphSettings.__struct_fields__:
         value = getattr(advised, name)

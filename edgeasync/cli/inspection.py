@@ -57,12 +57,17 @@ def _training_rows(training: TrainingSummary) -> list[tuple[str, str]]:
     ]
     if (step := training.step) is None:
         return [*rows, ("step", f"not measured: {training.step_problem}")]
-    cores = f"{training.threads} core{'s' * (training.threads > 1)}"
+    cores = _counted(training.threads, "core")
+    examples = _counted(step.examples, "example")
     return [
         *rows,
-        ("step", f"{duration(step.seconds)} for {step.examples} examples on {cores} of this machine"),
+        ("step", f"{duration(step.seconds)} for {examples} on {cores} of this machine"),
         ("memory", f"{_size(step.memory_bytes)} in a process that takes steps, without data"),
     ]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + "s" * (count != 1)
 
 
 def _tensors(infos: list[TensorInfo]) -> str:

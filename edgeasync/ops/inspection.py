@@ -77,8 +77,8 @@ class TrainingSummary(msgspec.Struct, frozen=True):
 class Inspection(msgspec.Struct, frozen=True):
     """A model file.
 
-    If it cannot be trained, `training` is null, `problem` is the reason, and `flags` are those to
-    try next.
+    If it cannot be trained, `training` is null and `problem` is the reason. `flags` are those to
+    try next, if flags can solve the problem.
     """
 
     contents: ModelContents
