@@ -14,7 +14,7 @@ from edgeasync.autodiff import reading
 from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import Array, Node, free_inputs
 from edgeasync.autodiff.producers import kind_of_producer, producer_of
-from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.autodiff.settings import GraphSettings, patterns_for
 from edgeasync.errors import GraphError, argument
 
 CHECKED = "edgeasync.checked"
@@ -90,7 +90,7 @@ def _check_folds(prepared: ForwardGraph, advice: str) -> None:
         names = [name for node in folded for name in node.inputs if name in prepared.parameters]
         raise GraphError(
             f"the exporter folded a batch norm into {folded[0].where}, which changes training; {advice}, or set "
-            f"{argument('freeze', *names)}"
+            f"{argument('freeze', *patterns_for(names, prepared.parameters.keys() - set(names)))}"
         )
 
 

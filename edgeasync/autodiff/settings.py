@@ -3,6 +3,8 @@
 This module does not import `onnx`, so that settings can be validated anywhere.
 """
 
+import re
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, TypeVar
 
@@ -48,6 +50,32 @@ class GraphSettings(Section, frozen=True):
         return any(fnmatchcase(parameter, pattern) for pattern in self.train or ())
 
 
+NAMES_MAX = 8
+"""Maximum number of parameters that a message lists before it uses patterns."""
+
+
+def patterns_for(names: Sequence[str], others: Collection[str]) -> list[str]:
+    """Return `names`, or if there are many, shell patterns that match them and none of `others`.
+
+    >>> patterns_for([f"features.{n}.weight" for n in range(9)], ["head.weight"])
+    ['features.*']
+    """
+    if len(names) <= NAMES_MAX:
+        return list(names)
+    found: list[str] = []
+    for name in names:
+        if any(fnmatchcase(name, pattern) for pattern in found):
+            continue
+        prefixes = [name[: separator.end()] for separator in re.finditer(r"[._/:]+", name)]
+        fitting = [
+            prefix
+            for prefix in prefixes
+            if not re.search(r"[*?[]", prefix) and not any(other.startswith(prefix) for other in others)
+        ]
+        found.append(f"{fitting[0]}*" if fitting else name)
+    return found
+
+
 Settings = TypeVar("Settings", bound=GraphSettings)
 
 NEXT_ERROR = "; after that: "
@@ -79,4 +107,5 @@ def advised_flags(settings: GraphSettings, message: str) -> list[str]:
         if value != getattr(default, name):
             values = value if isinstance(value, tuple) else [value]
             flags += [word for each in values if isinstance(each, str) for word in (f"--{name}", each)]
+            flags += [f"--{name}"] if value is True else []
     return flags

@@ -1,6 +1,6 @@
 """Which flags follow from the message of a failed build."""
 
-from edgeasync.autodiff.settings import NEXT_ERROR, GraphSettings, advised_flags
+from edgeasync.autodiff.settings import NEXT_ERROR, GraphSettings, advised_flags, patterns_for
 from edgeasync.errors import argument
 
 
@@ -21,3 +21,10 @@ def test_flags_of_all_errors_in_turn():
 def test_no_flags_if_an_error_remains():
     parts = [f"several outputs; choose one: {argument('output', 'scores')}", "no gradient; use other operators"]
     assert advised_flags(GraphSettings(loss="mse"), NEXT_ERROR.join(parts)) == []
+
+
+def test_many_names_become_patterns_that_match_no_other_name():
+    blocks = [f"blocks.{block}.{name}" for block in range(5) for name in ("weight", "bias")]
+    assert patterns_for([*blocks, "a[0].w", "stem"], ["head.w", "a[0].b"]) == ["blocks.*", "a[0].w", "stem"]
+    assert patterns_for([*blocks[:8], "b"], blocks[8:]) == [*(f"blocks.{n}.*" for n in range(4)), "b"]
+    assert patterns_for(blocks[:8], []) == blocks[:8]
