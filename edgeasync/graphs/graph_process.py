@@ -42,7 +42,8 @@ class _Request(msgspec.Struct):
 class _Built(msgspec.Struct, tag="built"):
     graph: bytes
     spec: ParameterSpec
-    initial: bytes
+    initial: memoryview
+    """Not copied: it may be as large as the model."""
     forward: bytes | None
     frozen: Frozen | None
     warnings: tuple[str, ...]
@@ -154,7 +155,9 @@ def _answer(model: OnnxModel) -> _Built | _Refused:
         return _Refused("GraphError", f"{model.file}: not enough memory to build its training graph", True)
     except EdgeAsyncError as error:
         return _Refused(type(error).__name__, str(error), bool(_NO_MEMORY.search(str(error))))
-    return _Built(found.graph, found.spec, found.initial.tobytes(), found.forward, found.frozen, found.warnings)
+    return _Built(
+        found.graph, found.spec, found.initial.data.cast("B"), found.forward, found.frozen, found.warnings
+    )
 
 
 def _describe(model: OnnxModel) -> ModelContents | None:
