@@ -15,7 +15,7 @@ from docs.draw import BOUND
 from docs.messages import messages
 from edgeasync import errors, nn
 from edgeasync.autodiff.check import GradientCheck
-from edgeasync.autodiff.inspection import Inspection
+from edgeasync.autodiff.contents import ModelContents, TensorInfo
 from edgeasync.cli.main import app
 from edgeasync.cli.mistakes import Commands
 from edgeasync.cli.settings import FILES
@@ -23,6 +23,8 @@ from edgeasync.cli.settings_flags import GroupedCommand
 from edgeasync.durable.run_events import ReplayedEvaluation, ReplayedUpdate, RunEvent
 from edgeasync.durable.run_replay import Beginning
 from edgeasync.durable.verification import Verified
+from edgeasync.graphs.step_process import MeasuredStep
+from edgeasync.ops.inspection import ArrayInfo, ExchangeSize, Inspection, Payload, TrainingSummary
 from edgeasync.ops.runs import BestVersion, CheckpointSummary, Mark, RunSummary
 from edgeasync.policies.catalogue import Kind, catalogue
 from edgeasync.sdk.service import Service
@@ -274,8 +276,18 @@ def runs_keys() -> str:
 
 
 def inspection_keys() -> str:
-    """Return the keys of the object of `edgeasync model inspect --json`, except `arrays`."""
-    return _keys(Inspection)
+    """Return the keys of the object of `edgeasync model inspect --json`."""
+    structs = (
+        Inspection,
+        ModelContents,
+        TensorInfo,
+        TrainingSummary,
+        ArrayInfo,
+        ExchangeSize,
+        Payload,
+        MeasuredStep,
+    )
+    return "\n\n".join(map(_keys, structs))
 
 
 def check_keys() -> str:

@@ -17,8 +17,8 @@ from edgeasync.autodiff.losses import TARGET, add_loss, target_type
 from edgeasync.autodiff.outputs import choose_output
 from edgeasync.autodiff.producers import producer_of
 from edgeasync.autodiff.selection import Selection, select
-from edgeasync.autodiff.settings import GraphSettings
-from edgeasync.errors import GraphError, argument, arguments, native_reason
+from edgeasync.autodiff.settings import NEXT_ERROR, GraphSettings, follow
+from edgeasync.errors import GraphError, argument, native_reason
 from edgeasync.losses import CrossEntropy, Loss, OnnxLoss, find_loss, kind_of
 from edgeasync.parameters import Parameter, ParameterSpec, Vector
 from edgeasync.protocol.operators import ALLOWED, ALLOWED_OWN
@@ -49,7 +49,7 @@ def build_training_graph(model: bytes, settings: GraphSettings) -> TrainingGraph
     try:
         return _build(model, settings)
     except GraphError as error:
-        raise GraphError("; after that: ".join(_refusals(model, settings, str(error)))) from error
+        raise GraphError(NEXT_ERROR.join(_refusals(model, settings, str(error)))) from error
 
 
 def _refusals(model: bytes, settings: GraphSettings, first: str) -> list[str]:
@@ -59,11 +59,9 @@ def _refusals(model: bytes, settings: GraphSettings, first: str) -> list[str]:
     """
     found, given = [first], settings
     for _ in range(TRIES):
-        if not (advice := arguments(found[-1])):
+        if (advised := follow(given, found[-1])) is None:
             break
-        if "freeze" in advice:  # prefer freezing, because training could change constants
-            advice = {"freeze": (*given.freeze, *advice["freeze"])}
-        given = msgspec.structs.replace(given, **advice)
+        given = advised
         try:
             _build(model, given)
         except GraphError as error:

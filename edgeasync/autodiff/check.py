@@ -9,7 +9,7 @@ import onnx
 from edgeasync.autodiff import forward
 from edgeasync.autodiff.chance import without_chance
 from edgeasync.autodiff.graph import Array, free_inputs, needed, read_nodes, value_info, write_nodes
-from edgeasync.autodiff.inspection import example_feeds, measure
+from edgeasync.autodiff.inspection import count_operations, example_feeds
 from edgeasync.autodiff.losses import TARGET
 from edgeasync.errors import GraphError
 from edgeasync.parameters import ParameterSpec, Vector
@@ -147,7 +147,7 @@ class _Scene:
         alone = _loss_alone(self._proto, {name: feeds[name] for name in self._stops})
         self._forward = forward.open_session(alone.SerializeToString())
         self._read = {entry.name for entry in alone.graph.input}
-        self.operations = measure(alone, self._those_read(feeds)).operations
+        self.operations = count_operations(alone, self._those_read(feeds))
 
     def point(self, number: int) -> _Point:
         """Return the random point with this number, which is always the same."""

@@ -8,6 +8,7 @@ import msgspec
 from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import FLOAT, Node, free_inputs, needed
 from edgeasync.autodiff.rules import INSTEAD, RULES, STOPPING, Step, TrainingGraphBuilder
+from edgeasync.autodiff.settings import patterns_for
 from edgeasync.errors import GraphError, argument
 
 
@@ -82,7 +83,8 @@ def _blocked(forward: ForwardGraph, trained: Collection[str], nodes: list[Node])
     said = f"{', '.join(node.where for node in nodes)}: no gradient for {', '.join(operators)}; "
     if len(frozen) == len(trained):
         return f"{said}all trained parameters come before {them}, so {rest}"
-    return f"{said}{rest}, or freeze the parameters before {them}: {argument('freeze', *frozen)}"
+    patterns = patterns_for(frozen, forward.parameters.keys() - before)
+    return f"{said}{rest}, or freeze the parameters before {them}: {argument('freeze', *patterns)}"
 
 
 def reverse(graph: TrainingGraphBuilder, steps: list[Step], output: str, gradient: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import Array, Node, free_inputs, needed, read_nodes
 from edgeasync.autodiff.masks import without_masks
 from edgeasync.autodiff.producers import kind_of_producer, producer_of
-from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.autodiff.settings import GraphSettings, patterns_for
 from edgeasync.errors import GraphError, argument
 
 CHECKED = "edgeasync.checked"
@@ -94,7 +94,8 @@ def _check_folds(prepared: ForwardGraph, settings: GraphSettings, advice: str) -
         names = [name for node in folded for name in node.inputs if name in prepared.parameters]
         raise GraphError(
             f"the exporter folded a batch norm into {folded[0].where}, which changes training; {advice}, or set "
-            f"{argument('freeze', *names)}, or {argument('train', '*')} to train it without a batch norm"
+            f"{argument('freeze', *patterns_for(names, prepared.parameters.keys() - set(names)))}, "
+            f"or {argument('train', '*')} to train it without a batch norm"
         )
 
 

@@ -1,84 +1,99 @@
-"""Measures a training graph: parameters, operators, and the operations and memory of a step."""
+"""Describes model files, and counts the operations of a graph."""
 
+import contextlib
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
-import msgspec
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from edgeasync.autodiff import forward
-from edgeasync.autodiff.graph import FLOAT, Array, Node, free_inputs, read_nodes, value_info
+from edgeasync.autodiff import forward, published, reading
+from edgeasync.autodiff.contents import ModelContents, TensorInfo
+from edgeasync.autodiff.contract import GRADIENT, NEXT
+from edgeasync.autodiff.expansions import EXPANSIONS
+from edgeasync.autodiff.graph import Array, Node, free_inputs, read_nodes, value_info
 from edgeasync.autodiff.losses import TARGET
+from edgeasync.autodiff.rules import RULES, STOPPING
 from edgeasync.errors import GraphError, native_reason
 from edgeasync.parameters import ParameterSpec
 
 
-class Inspection(msgspec.Struct, frozen=True):
-    """The figures that `edgeasync model inspect` shows.
+def describe(content: bytes, *, trains: bool) -> ModelContents:
+    """List the contents of a forward model or training graph, even if it cannot be trained.
 
-    `memory_bytes` and `floating_point_operations` are for one step with `batch_size` examples.
+    For a training graph, the inputs and outputs do not include those of its parameters. If the file
+    `trains`, no operators without a gradient are listed. Raises `GraphError` if the file cannot be
+    read.
     """
-
-    inputs: dict[str, list[int | str]]
-    outputs: list[str]
-    parameters: int
-    statistics: int
-    frozen: int
-    operators: dict[str, int]
-    nodes: int
-    file_bytes: int
-    batch_size: int
-    floating_point_operations: int
-    memory_bytes: int
-
-
-class Cost(msgspec.Struct, frozen=True):
-    """The cost of one run of a graph: arithmetic operations, and peak memory of node outputs."""
-
-    operations: int
-    peak_bytes: int
-
-
-def inspect_graph(model: bytes, spec: ParameterSpec, batch_size: int) -> Inspection:
-    """Run one step with all tensors as outputs, and add up the costs of the nodes.
-
-    Raises `GraphError` if the graph does not run.
-
-    If the graph has a fixed batch size, it overrides `batch_size`. The memory includes parameters,
-    gradients and constants, and the peak of live tensors if the nodes run in the order of the
-    graph. The allocator of a runtime needs more.
-
-    Matrix products and convolutions count as two operations per multiply-accumulate, reductions and
-    pooling as one per input value, and all other operators as one per output value. Moving values
-    costs no operations. The body of a Scan is counted once per iteration.
-    """
-    proto = onnx.load_model_from_string(model)
-    feeds = example_feeds(proto, spec, batch_size)
-    cost = measure(proto, feeds)
-    constants = {entry.name: numpy_helper.to_array(entry) for entry in proto.graph.initializer}
-    return Inspection(
-        inputs={
-            entry.name: [dim.dim_param or dim.dim_value for dim in entry.type.tensor_type.shape.dim]
-            for entry in proto.graph.input
-        },
-        outputs=[entry.name for entry in proto.graph.output],
-        parameters=spec.trained_length,
-        statistics=spec.length - spec.trained_length,
-        # Names that start with two colons are constants of our own formulas.
-        frozen=sum(
-            value.size
-            for name, value in constants.items()
-            if value.dtype == FLOAT and value.ndim and not name.startswith("::")
+    stated = model = reading.read(content)
+    if not trains:
+        with contextlib.suppress(GraphError):  # for example, the opset is unknown
+            model = published.read(content).model
+    if any(entry.type.WhichOneof("value") is None or not _states_shape(entry) for entry in stated.graph.output):
+        with contextlib.suppress(Exception):  # an invalid model, which is described as far as possible
+            stated = onnx.shape_inference.infer_shapes(stated)
+    nodes = read_nodes(model.graph.node)
+    own = {tensor.name for tensor in stated.graph.initializer}
+    results = {entry.name for entry in stated.graph.output}
+    inputs = [
+        entry
+        for entry in stated.graph.input
+        if entry.name not in own and results.isdisjoint((entry.name + GRADIENT, entry.name + NEXT))
+    ]
+    of_parameters = {entry.name + ending for entry in stated.graph.input for ending in (GRADIENT, NEXT)}
+    return ModelContents(
+        opset=reading.opset_of(stated),
+        inputs=[info_of(entry) for entry in inputs],
+        outputs=[info_of(entry) for entry in stated.graph.output if entry.name not in of_parameters],
+        weights=sum(
+            math.prod(tensor.dims)
+            for tensor in stated.graph.initializer
+            if tensor.data_type == onnx.TensorProto.FLOAT and tensor.dims
         ),
-        operators=dict(Counter(node.op_type for node in proto.graph.node).most_common()),
-        nodes=len(proto.graph.node),
-        file_bytes=len(model),
-        batch_size=fixed_batch(proto) or batch_size,
-        floating_point_operations=cost.operations,
-        memory_bytes=cost.peak_bytes + sum(value.nbytes for value in (*feeds.values(), *constants.values())),
+        operators=_counted(nodes),
+        without_gradient={} if trains else _counted(node for node in nodes if not _has_rule(node)),
+    )
+
+
+def _counted(nodes: Iterable[Node]) -> dict[str, int]:
+    return dict(Counter(node.op for node in nodes).most_common())
+
+
+_RESOLVED = frozenset({"CastLike", "Constant", "DequantizeLinear", "SequenceAt", "SplitToSequence"})
+"""Operators that `forward.prepare` replaces, or whose inputs are integers. They need no rule."""
+
+
+def _has_rule(node: Node) -> bool:
+    """Return whether an operator has a gradient rule, needs none, or stops the gradient."""
+    known = node.op in RULES or node.op in STOPPING or node.op in _RESOLVED
+    return not node.inputs or (known and not node.domain) or (node.domain, node.op) in EXPANSIONS
+
+
+def _states_shape(entry: onnx.ValueInfoProto) -> bool:
+    return not entry.type.HasField("tensor_type") or entry.type.tensor_type.HasField("shape")
+
+
+def info_of(entry: onnx.ValueInfoProto) -> TensorInfo:
+    """Return the name, dtype and shape of an input or output."""
+    if not entry.type.HasField("tensor_type"):
+        kind = str(entry.type.WhichOneof("value") or "unknown").removesuffix("_type")
+        return TensorInfo(str(entry.name), kind, None)
+    tensor = entry.type.tensor_type
+    dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
+    shape = [dim.dim_value if dim.HasField("dim_value") else str(dim.dim_param) for dim in tensor.shape.dim]
+    return TensorInfo(str(entry.name), dtype, shape if tensor.HasField("shape") else None)
+
+
+def frozen_values(proto: onnx.ModelProto) -> int:
+    """Return how many values of a training graph are not trained, except constants in formulas."""
+    # Names that start with two colons are constants of our own formulas.
+    return sum(
+        math.prod(entry.dims)
+        for entry in proto.graph.initializer
+        if entry.data_type == onnx.TensorProto.FLOAT and entry.dims and not entry.name.startswith("::")
     )
 
 
@@ -91,14 +106,6 @@ def frozen_arrays(model: bytes, trained: Collection[str]) -> Iterator[tuple[str,
     for entry in onnx.load_model_from_string(model).graph.initializer:
         if entry.name not in trained and entry.data_type != onnx.TensorProto.INT64 and math.prod(entry.dims) > 1:
             yield entry.name, numpy_helper.to_array(entry)
-
-
-def fixed_batch(proto: onnx.ModelProto) -> int | None:
-    """Return the fixed batch size of a training graph, or `None` if it accepts any batch size."""
-    for entry in proto.graph.input:
-        if entry.name != TARGET:  # the data inputs come first
-            return entry.type.tensor_type.shape.dim[0].dim_value or None
-    return None
 
 
 def example_feeds(proto: onnx.ModelProto, spec: ParameterSpec, batch_size: int, seed: int = 0) -> dict[str, Array]:
@@ -152,28 +159,24 @@ _MOVING = _RESHAPING | {
 }  # fmt: skip
 
 
-def measure(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> Cost:
-    """Run a graph and return its cost. Raises `GraphError` if it does not run."""
+def count_operations(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> int:
+    """Run a graph and return its number of arithmetic operations.
+
+    Matrix products and convolutions count as two operations per multiply-accumulate, reductions and
+    pooling as one per input value, and all other operators as one per output value. Moving values
+    costs no operations. The body of a Scan is counted once per iteration. Raises `GraphError` if
+    the graph does not run.
+    """
     known = dict(feeds) | {entry.name: numpy_helper.to_array(entry) for entry in proto.graph.initializer}
     known |= run_with_every_tensor(proto, feeds)
-    nodes = read_nodes(proto.graph.node)
-    last = {name: position for position, node in enumerate(nodes) for name in free_inputs(node)}
-    last |= {entry.name: len(nodes) for entry in proto.graph.output}  # outputs live until the end
-    operations = alive = peak = 0
-    ending: dict[int, int] = Counter()
-    for position, node in enumerate(nodes):
-        inside = _measure_scan(node, known, proto) if node.op == "Scan" else Cost(_operations(node, known), 0)
-        operations += inside.operations
-        for name in filter(None, node.outputs):
-            alive += known[name].nbytes
-            ending[last.get(name, position)] += known[name].nbytes
-        peak = max(peak, alive + inside.peak_bytes)
-        alive -= ending[position]
-    return Cost(operations, peak)
+    return sum(
+        _operations_of_scan(node, known, proto) if node.op == "Scan" else _operations(node, known)
+        for node in read_nodes(proto.graph.node)
+    )
 
 
-def _measure_scan(node: Node, known: Mapping[str, Array], proto: onnx.ModelProto) -> Cost:
-    """Measure the first iteration of a Scan, and multiply its cost by the number of iterations."""
+def _operations_of_scan(node: Node, known: Mapping[str, Array], proto: onnx.ModelProto) -> int:
+    """Count the operations of the first iteration, multiplied by the number of iterations."""
     body: onnx.GraphProto = node.attributes["body"]
     states = len(node.inputs) - int(node.attributes["num_scan_inputs"])
     axes = node.attributes.get("scan_input_axes") or [0] * len(node.inputs)
@@ -184,9 +187,8 @@ def _measure_scan(node: Node, known: Mapping[str, Array], proto: onnx.ModelProto
     inner = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, graph=body)
     del inner.graph.input[:]
     inner.graph.input.extend(value_info(name, value.dtype, value.shape) for name, value in feeds.items())
-    once = measure(inner, feeds)
-    times = known[node.inputs[states]].shape[axes[0]]
-    return Cost(times * once.operations, once.peak_bytes)
+    times: int = known[node.inputs[states]].shape[axes[0]]
+    return times * count_operations(inner, feeds)
 
 
 def run_with_every_tensor(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:

@@ -3,12 +3,16 @@
 This module does not import `onnx`, so that settings can be validated anywhere.
 """
 
+import re
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from edgeasync.config import Section
+from edgeasync.errors import arguments
 from edgeasync.losses import LossSetting
 
 
@@ -44,3 +48,64 @@ class GraphSettings(Section, frozen=True):
     def names(self, parameter: str) -> bool:
         """Return whether a pattern of `train` matches the name of a parameter."""
         return any(fnmatchcase(parameter, pattern) for pattern in self.train or ())
+
+
+NAMES_MAX = 8
+"""Maximum number of parameters that a message lists before it uses patterns."""
+
+
+def patterns_for(names: Sequence[str], others: Collection[str]) -> list[str]:
+    """Return `names`, or if there are many, shell patterns that match them and none of `others`.
+
+    >>> patterns_for([f"features.{n}.weight" for n in range(9)], ["head.weight"])
+    ['features.*']
+    """
+    if len(names) <= NAMES_MAX:
+        return list(names)
+    found: list[str] = []
+    for name in names:
+        if any(fnmatchcase(name, pattern) for pattern in found):
+            continue
+        prefixes = [name[: separator.end()] for separator in re.finditer(r"[._/:]+", name)]
+        fitting = [
+            prefix
+            for prefix in prefixes
+            if not re.search(r"[*?[]", prefix) and not any(other.startswith(prefix) for other in others)
+        ]
+        found.append(f"{fitting[0]}*" if fitting else name)
+    return found
+
+
+Settings = TypeVar("Settings", bound=GraphSettings)
+
+NEXT_ERROR = "; after that: "
+"""Separates the message of an error from that of the error which follows after its advice."""
+
+
+def follow(settings: Settings, message: str) -> Settings | None:
+    """Return the settings that the message of a failed build advises, or `None` without advice."""
+    advice = arguments(message)
+    if "freeze" in advice:  # prefer freezing, because training could change constants
+        advice = {"freeze": (*settings.freeze, *advice["freeze"])}
+    return replace(settings, **advice) if advice else None
+
+
+def advised_flags(settings: GraphSettings, message: str) -> list[str]:
+    """Return the command-line flags to try after a build failed with this message.
+
+    Return no flags if the last error would remain after following all advice.
+    """
+    advised, default = settings, GraphSettings()
+    for part in message.split(NEXT_ERROR):
+        followed = follow(advised, part)
+        if followed is None:
+            return []
+        advised = followed
+    flags = []
+    for name in GraphSettings.__struct_fields__:
+        value = getattr(advised, name)
+        if value != getattr(default, name):
+            values = value if isinstance(value, tuple) else [value]
+            flags += [word for each in values if isinstance(each, str) for word in (f"--{name}", each)]
+            flags += [f"--{name}"] if value is True else []
+    return flags

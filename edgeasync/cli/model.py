@@ -74,45 +74,27 @@ def inspect_model(
     context: typer.Context,
     file: ModelFile,
     batch_size: BatchSize = 32,
+    parameters: Annotated[
+        bool, typer.Option("--parameters", help="Also list the trained arrays and running statistics.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Show which parameters are trained, and the operations and memory of a step.
+    """Show what is trained, and the traffic, time and memory of training.
+
+    If the file cannot be trained, show its contents, the reason, and the flags to try. Time and
+    memory are measured in a new process, which takes a few steps on this machine.
 
     A file of edgeasync.torch.to_onnx records which layers were frozen in torch (requires_grad).
     Name them in --train to train them anyway. Other files do not record frozen layers: pass the
     layers to freeze with --freeze.
     """
-    printer = Printer(json=json)
-    built = _load(file, context)
-    from edgeasync.autodiff.inspection import inspect_graph
+    from edgeasync.cli.inspection import print_inspection
+    from edgeasync.ops.inspection import inspect_file
 
-    found = inspect_graph(built.graph, built.spec, batch_size)
-    arrays = [
-        {"name": parameter.name, "shape": list(parameter.shape), "role": parameter.role}
-        for parameter in built.spec.parameters
-    ]
-    if printer.json:
-        printer.object(msgspec.to_builtins(found) | {"arrays": arrays, "warnings": list(built.warnings)})
-        return
-    rows = [("parameter", "shape", "values", "role")]
-    for parameter in built.spec.parameters:
-        shape = " x ".join(map(str, parameter.shape)) or "scalar"
-        rows.append((parameter.name, shape, f"{parameter.size:,}", parameter.role))
-    print_table(printer, rows)
-    for name, dims in found.inputs.items():
-        if name not in {parameter.name for parameter in built.spec.parameters}:
-            printer.line(f"input {name}: {' x '.join(map(str, dims))}")
-    metrics = [name for name in found.outputs if not name.endswith((".grad", ".new"))]
-    printer.line(f"outputs besides gradients: {', '.join(metrics)}")
-    printer.line(f"{found.parameters:,} trained, {found.statistics:,} running statistics, {found.frozen:,} fixed")
-    printer.line(
-        f"{found.nodes} nodes: " + ", ".join(f"{count} {name}" for name, count in found.operators.items())
-    )
-    printer.line(
-        f"a step of {found.batch_size} examples: {found.floating_point_operations / 1e6:,.1f} million operations, "
-        f"{found.memory_bytes / 2**20:,.1f} MiB of tensors"
-    )
-    _print_warnings(built, printer)
+    found = inspect_file(_settings(file, context), batch_size)
+    print_inspection(found, file, Printer(json=json), parameters=parameters)
+    if found.problem is not None:
+        raise GraphError(found.problem)
 
 
 @app.command("check")
@@ -226,16 +208,20 @@ def _worth(trained: TrainedModel) -> str:
 
 
 def _load(path: Path, context: typer.Context) -> HubGraph:
+    return load_graph_apart(_settings(path, context))
+
+
+def _settings(path: Path, context: typer.Context) -> OnnxModel:
+    """Return the settings of a model from a file and flags. Raises `ConfigError`."""
     flags: dict[str, Any] = context.obj["model"]
     if is_name(str(path)) and not path.exists():
         raise ConfigError(
             f"{path} names code, but this command reads ONNX models; for code use 'edgeasync hub --check'"
         )
     try:
-        settings = convert({"kind": "onnx", "file": str(path)} | flags, OnnxModel, where="flags")
+        return convert({"kind": "onnx", "file": str(path)} | flags, OnnxModel, where="flags")
     except ConfigError as error:
         raise named_by_flag(error, flags) from error
-    return load_graph_apart(settings)
 
 
 def _print_warnings(built: HubGraph, printer: Printer) -> None:

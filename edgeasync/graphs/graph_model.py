@@ -7,6 +7,7 @@ import msgspec
 import safetensors
 import safetensors.numpy
 
+from edgeasync.autodiff.contents import ModelContents
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
@@ -50,6 +51,16 @@ def load_graph(model: OnnxModel) -> HubGraph:
     """
     path = expanded(model.file)
     return build_graph(_read(path), with_own_loss(model), str(path))
+
+
+def describe_model(model: OnnxModel) -> ModelContents:
+    """Read a model file that cannot be trained, and list its contents.
+
+    Raises `ConfigError` or `GraphError` if the file cannot be read.
+    """
+    from edgeasync.autodiff.inspection import describe  # noqa: PLC0415 - devices do not install onnx
+
+    return describe(_read(expanded(model.file)), trains=False)
 
 
 def with_own_loss(model: OnnxModel) -> OnnxModel:

@@ -6,37 +6,44 @@ parsing library could also crash the process.
 """
 
 import contextlib
-import ctypes
 import os
 import re
 import resource
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from edgeasync import errors
+from edgeasync.autodiff.contents import ModelContents
 from edgeasync.config import convert, to_table
 from edgeasync.errors import EdgeAsyncError, GraphError
-from edgeasync.graphs.graph_model import HubGraph, load_graph
+from edgeasync.graphs.graph_model import HubGraph, describe_model, load_graph
 from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.host.child_process import end_with_parent, last_line, limit_memory, lower_limit, run_module
 from edgeasync.host.host_info import half_of_memory_bytes
 from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol.messages import Frozen
-
-_DIE_WITH_PARENT = 1
-"""The option PR_SET_PDEATHSIG of Linux's prctl."""
 
 _NO_MEMORY = re.compile(r"bad_alloc|out of memory|allocat\w+ memory", re.IGNORECASE)
 """Pattern of the error messages that libraries raise when memory is exhausted."""
 
 
+class _Request(msgspec.Struct):
+    """The model's settings, and whether to build its training graph or to describe the file."""
+
+    model: dict[str, Any]
+    build: bool
+
+
 class _Built(msgspec.Struct, tag="built"):
     graph: bytes
     spec: ParameterSpec
-    initial: bytes
+    initial: memoryview
+    """Not copied: it may be as large as the model."""
     forward: bytes | None
     frozen: Frozen | None
     warnings: tuple[str, ...]
@@ -55,18 +62,8 @@ def load_graph_apart(model: OnnxModel) -> HubGraph:
 
     Raises the same errors as `load_graph`, and `GraphError` if a limit was exceeded.
     """
-    # Search the same folders for modules as this process. `-P` prevents a search in the working
-    # directory.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "MALLOC_ARENA_MAX": "2"}
     try:
-        ended = subprocess.run(  # noqa: S603 - it is this Python and this module
-            [sys.executable, "-P", "-m", __name__],
-            input=msgspec.json.encode(to_table(model)),
-            capture_output=True,
-            env=environment,
-            timeout=model.build_s_max,
-            check=False,
-        )
+        ended = _run(model, build=True)
     except subprocess.TimeoutExpired:
         raise GraphError(_out_of_time(model)) from None
     if ended.returncode:
@@ -80,6 +77,23 @@ def load_graph_apart(model: OnnxModel) -> HubGraph:
     return HubGraph(answer.graph, answer.spec, initial, answer.forward, answer.frozen, warnings)
 
 
+def describe_model_apart(model: OnnxModel) -> ModelContents | None:
+    """Describe a model file that cannot be trained, in a separate process with the same limits.
+
+    Return `None` if the file cannot be read, or if a limit was exceeded.
+    """
+    try:
+        ended = _run(model, build=False)
+    except subprocess.TimeoutExpired:
+        return None
+    return None if ended.returncode else msgspec.msgpack.decode(ended.stdout, type=ModelContents | None)
+
+
+def _run(model: OnnxModel, *, build: bool) -> subprocess.CompletedProcess[bytes]:
+    request = msgspec.json.encode(_Request(to_table(model), build))
+    return run_module(__name__, request, model.build_s_max, {"MALLOC_ARENA_MAX": "2"})
+
+
 def _died(model: OnnxModel, code: int, said: bytes) -> EdgeAsyncError:
     """Return the error for a build process that exited without a reply."""
     if -code == signal.SIGXCPU:
@@ -89,9 +103,8 @@ def _died(model: OnnxModel, code: int, said: bytes) -> EdgeAsyncError:
         return GraphError(
             f"{model.file}: building its training graph was ended by {name}; {_out_of_memory(model)}"
         )
-    lines = said.decode(errors="replace").strip().splitlines()
     return EdgeAsyncError(
-        f"{model.file}: building its training graph failed ({lines[-1] if lines else f'exit code {code}'}); "
+        f"{model.file}: building its training graph failed ({last_line(said, code)}); "
         "this is a bug in edgeasync; please report it with the model"
     )
 
@@ -105,12 +118,12 @@ def _out_of_time(model: OnnxModel) -> str:
 
 def _out_of_memory(model: OnnxModel) -> str:
     return (
-        f"the memory limit is {_bytes_max(model)} bytes, set by [model] build_memory_bytes_max; "
+        f"the memory limit is {memory_bytes_max(model)} bytes, set by [model] build_memory_bytes_max; "
         "raise the limit if you trust the file"
     )
 
 
-def _bytes_max(model: OnnxModel) -> int:
+def memory_bytes_max(model: OnnxModel) -> int:
     """Return the memory limit of a build in bytes. The default is half of the machine's memory."""
     return int(model.build_memory_bytes_max or half_of_memory_bytes() or resource.RLIM_INFINITY)
 
@@ -122,33 +135,17 @@ def main() -> None:
     """Entry point of the build process: read a request from standard input, and write the reply."""
     answers = os.dup(1)
     os.dup2(2, 1)  # output of libraries must not mix with the reply
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    model = convert(msgspec.json.decode(sys.stdin.buffer.read()), OnnxModel, where="the request")
+    end_with_parent()
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
+    model = convert(request.model, OnnxModel, where="the request")
     with contextlib.suppress(ModuleNotFoundError):  # `load_graph` reports this
         import onnx  # noqa: F401, PLC0415
         import onnxruntime  # noqa: F401, PLC0415
-    _limit(model)
-    answer = msgspec.msgpack.encode(_answer(model))
+    lower_limit(resource.RLIMIT_CPU, int(model.build_s_max * (os.cpu_count() or 1)) + 1)
+    limit_memory(memory_bytes_max(model))
+    answer = msgspec.msgpack.encode(_answer(model) if request.build else _describe(model))
     with os.fdopen(answers, "wb") as out:
         out.write(answer)
-
-
-def _limit(model: OnnxModel) -> None:
-    """Limit this process's CPU time, and the memory that it allocates after this call."""
-    _set_limit(resource.RLIMIT_CPU, int(model.build_s_max * (os.cpu_count() or 1)) + 1)
-    bytes_max = _bytes_max(model)
-    with contextlib.suppress(OSError), open("/proc/self/statm", encoding="ascii") as sizes:  # noqa: PTH123
-        pages = int(sizes.read().split()[0])
-        _set_limit(resource.RLIMIT_AS, bytes_max + pages * resource.getpagesize())
-
-
-def _set_limit(kind: int, wanted: int) -> None:
-    """Lower a resource limit of this process, unless the limit is already lower."""
-    _, hard = resource.getrlimit(kind)
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(kind, (limit, limit))
 
 
 def _answer(model: OnnxModel) -> _Built | _Refused:
@@ -158,7 +155,16 @@ def _answer(model: OnnxModel) -> _Built | _Refused:
         return _Refused("GraphError", f"{model.file}: not enough memory to build its training graph", True)
     except EdgeAsyncError as error:
         return _Refused(type(error).__name__, str(error), bool(_NO_MEMORY.search(str(error))))
-    return _Built(found.graph, found.spec, found.initial.tobytes(), found.forward, found.frozen, found.warnings)
+    return _Built(
+        found.graph, found.spec, found.initial.data.cast("B"), found.forward, found.frozen, found.warnings
+    )
+
+
+def _describe(model: OnnxModel) -> ModelContents | None:
+    try:
+        return describe_model(model)
+    except (EdgeAsyncError, MemoryError):
+        return None
 
 
 if __name__ == "__main__":

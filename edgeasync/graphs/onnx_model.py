@@ -36,6 +36,6 @@ class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_onl
     memory. A build that exceeds it fails with exit code 10.
     """
     local: Patterns | UnsetType = UNSET
-    """Names of arrays that stay on each device, as listed by `edgeasync model inspect`. See [Local
-    parameters](/train/local.md).
+    """Names of arrays that stay on each device, as listed by `edgeasync model inspect FILE
+    --parameters`. See [Local parameters](/train/local.md).
     """

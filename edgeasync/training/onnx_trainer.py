@@ -17,6 +17,7 @@ import onnxruntime
 from edgeasync.data.dataset import (
     Dataset,
     Features,
+    Inputs,
     batches,
     check_answers,
     check_names,
@@ -318,6 +319,20 @@ class GraphGradient:
     def own_target(self) -> bool:
         """Whether each example is its own target, as in an autoencoder."""
         return bool(self._metadata.get("edgeasync.target") == "input")
+
+    def arbitrary_batch(self, rows: int) -> tuple[Features, npt.NDArray[Any]]:
+        """Return a batch of valid values: random floats from 0 to 1, and zeros for integers.
+
+        It has `rows` examples, or the fixed batch size of the graph.
+        """
+        generator = np.random.default_rng(0)
+
+        def fill(form: InputForm) -> npt.NDArray[Any]:
+            shape = (self.batch_size or rows, *form.shape)
+            return generator.random(shape, np.float32) if form.dtype.kind == "f" else np.zeros(shape, form.dtype)
+
+        x = {form.name: fill(form) for form in self._x}
+        return Inputs(x) if len(x) > 1 else next(iter(x.values())), fill(self._y)
 
     def _feed(self, form: InputForm, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Bind `values` to a graph input.

@@ -81,7 +81,7 @@ def test_keys_of_events_are_in_the_tables_of_json(module):
 
 @pytest.mark.parametrize(
     ("heading", "module", "function"),
-    [("model", "model", "build_model"), ("model", "model", "inspect_model"), ("model", "model", "check_model"),
+    [("model", "model", "build_model"), ("model", "model", "check_model"),
      ("export", "model", "_describe"), ("demo", "demo", "run_demo"),
      (RUNNING, "hub", "_print_end"),
      (RUNNING, "agent", "run"), (RUNNING, "agent", "_tell_of_progress"), (RUNNING, "agent", "_figures"),

@@ -18,7 +18,7 @@ from edgeasync.core.hub.events import Evaluated
 from edgeasync.durable.run_folder import BEST_FILE, FORWARD_FILE, MODEL_FILE
 from edgeasync.graphs.model_file import save_model
 from tests.support.models.graphs import forward_model
-from tests.support.programs.command_line import CONFIG, FILES, GRAPH, MISMATCH, mistake
+from tests.support.programs.command_line import CONFIG, FILES, GRAPH, MISMATCH, assert_told, mistake
 from tests.support.programs.processes import LIVELINESS, Commands, status_when, trained, without_onnx
 
 pytestmark = pytest.mark.process
@@ -53,10 +53,10 @@ def test_a_graph_is_built_inspected_and_checked(commands, forward):
         "body.weight": (8, 16), "body.bias": (16,), "head.weight": (16, 3), "head.bias": (3,),
     }  # fmt: skip
     onnx.checker.check_model(onnx.load(out), full_check=True)
-    found = json.loads(say(commands, "model", "inspect", out, "--json"))
-    assert (found["parameters"], found["batch_size"], found["file_bytes"]) == (195, 32, out.stat().st_size)
+    found = json.loads(say(commands, "model", "inspect", out, "--json"))["training"]
+    assert (found["parameters"], found["step"]["examples"]) == (195, 32)
+    assert found["graph_bytes"] == out.stat().st_size
     assert found["arrays"][0] == {"name": "body.weight", "shape": [8, 16], "role": "trained"}
-    assert found["floating_point_operations"] > 3 * 2 * 32 * (8 * 16 + 16 * 3) - 2 * 32 * 8 * 16
     told = json.loads(say(commands, "model", "check", out, "--json"))
     assert told["passed"]
     assert {check["name"] for check in told["gradients"]} == set(values)
@@ -68,14 +68,46 @@ def test_what_people_read(commands, forward):
     model = onnx.load(forward)
     model.graph.node[0].input[1] = model.graph.initializer[0].name = name
     onnx.save(model, forward)
-    told = say(commands, "model", "inspect", forward, "--batch-size", 5)
-    assert f"{name}  8 x 16  128     trained" in told.splitlines()
-    assert "input x: N x 8" in told.replace("batch", "N")
-    assert "a step of 5 examples" in told
+    told = say(commands, "model", "inspect", forward, "--batch-size", 5, "--parameters").splitlines()
+    facts = dict(line.split("  ", 1) for line in told[:8])
+    assert [*facts] == ["inputs", "outputs", "trained", "values", "graph", "exchange", "step", "memory"]
+    assert facts["inputs"].strip() == "x float32 N x 8"
+    assert facts["trained"].strip() == "scores with cross_entropy, target int64 batch"
+    assert facts["values"].strip() == "195 trained, 0 running statistics, 0 frozen"
+    assert (
+        facts["exchange"].strip()
+        == "780 bytes up (identity), 199 bytes down (int8); 390 bytes when joining (float16)"
+    )
+    assert "for 5 examples on 1 core" in facts["step"]
+    assert f"{name}  8 x 16  128     trained" in told
+    assert len(say(commands, "model", "inspect", forward).splitlines()) == 8
     rows = [line.split() for line in say(commands, "model", "check", forward).splitlines()]
     assert [(row[0], row[-1]) for row in rows[1:]] == [
         (name, "ok"), ("body.bias", "ok"), ("head.weight", "ok"), ("head.bias", "ok"),
     ]  # fmt: skip
+
+
+def test_a_file_that_does_not_train_is_still_described(commands):
+    """The facts are on standard output, the reason on standard error, with the exit code of a graph."""
+    text = """<ir_version: 9, opset_import: ["" : 18]>
+        g (float[batch, 3] x) => (float[batch, 3] y) <float[3] a = {1, 2, 3}, float[3] b = {1, 2, 3}>
+        { h = Mul(x, a) m = Hardmax(h) y = Mul(m, b) }"""
+    onnx.save(onnx.parser.parse_model(text), commands.folder / "hard.onnx")
+    told = commands.run("model", "inspect", "hard.onnx")
+    assert_told(told, GRAPH, "no gradient for Hardmax", "--freeze 'a'")
+    assert [line.split(None, 1) for line in told.stdout.splitlines()] == [
+        ["inputs", "x float32 batch x 3"],
+        ["outputs", "y float32 batch x 3"],
+        ["weights", "6 float32 values"],
+        ["operators", "2 Mul, 1 Hardmax"],
+        ["no", "gradient  1 Hardmax"],
+        ["try", "edgeasync model inspect hard.onnx --freeze a"],
+    ]
+    told = commands.run("model", "inspect", "hard.onnx", "--json")
+    found = json.loads(told.stdout)
+    assert (told.returncode, found["training"], found["flags"]) == (GRAPH, None, ["--freeze", "a"])
+    assert found["problem"] in told.stderr
+    say(commands, "model", "inspect", "hard.onnx", *found["flags"])
 
 
 def test_what_only_zeros_were_compared_of_is_not_ok(commands):

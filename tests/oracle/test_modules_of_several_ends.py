@@ -15,7 +15,6 @@ pytest.importorskip("onnxscript")
 
 import edgeasync.torch
 from edgeasync.autodiff.check import check_gradients
-from edgeasync.autodiff.inspection import inspect_graph
 from edgeasync.errors import GraphError
 from edgeasync.sdk.models import graph_settings, prepare
 from edgeasync.training.plan import LocalTraining
@@ -299,7 +298,6 @@ def test_a_module_of_several_ends_trains_as_in_torch(row):
     prepared, said = follow(edgeasync.torch.to_onnx(made(), row.example), row.loss)
     assert len(said) == row.refusals, said
     graph = prepared.graph
-    assert inspect_graph(graph.graph, graph.spec, 8).parameters == graph.spec.trained_length
     assert all(found.passed for found in check_gradients(graph.graph, graph.spec, graph.initial))
     exact, single = steps_of_torch(row, made(), torch.float64), steps_of_torch(row, made(), torch.float32)
     ours = steps_of_onnx(row, prepared)

@@ -462,8 +462,9 @@ def test_the_commands_build_within_the_limits(tmp_path):
 @pytest.mark.parametrize("command", ["build", "inspect", "check"])
 def test_commands_for_models_do_so_too(tmp_path, monkeypatch, command):
     told = []
+    module = "ops.inspection" if command == "inspect" else "cli.model"
     monkeypatch.setattr(
-        "edgeasync.cli.model.load_graph_apart", lambda settings: told.append(settings.file) or stop()
+        f"edgeasync.{module}.load_graph_apart", lambda settings: told.append(settings.file) or stop()
     )
     with Commands(tmp_path) as commands:
         out = ["--out", "out.onnx"] if command == "build" else []

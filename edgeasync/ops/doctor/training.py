@@ -1,6 +1,5 @@
 """Checks whether the model can be trained on a device's data, and measures a step."""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import numpy as np
 from edgeasync.config import expanded
 from edgeasync.data.dataset import Dataset
 from edgeasync.errors import ConfigError, EdgeAsyncError, GraphError
+from edgeasync.graphs.step_process import time_steps
 from edgeasync.ops.doctor.finding import StepFinding, ok, told, warn
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
@@ -17,10 +17,6 @@ from edgeasync.training.onnx_session import Provider, open_session
 from edgeasync.training.onnx_trainer import GRADIENT, NEXT, OnnxTrainer
 from edgeasync.training.plan import LocalTraining, TrainingPlan
 from edgeasync.training.trainer import Trainer
-
-STEPS_MAX = 10
-STEPS_S = 2.0
-"""After the first step, the measurement ends after `STEPS_MAX` steps or `STEPS_S` seconds."""
 
 STEP_S_SLOW = 10.0
 
@@ -52,7 +48,7 @@ def examine_step(
     except EdgeAsyncError as error:
         return StepFinding(told("step", error), 0)
     nbytes = 4 * trainer.spec.length
-    shown = f"the data fits the model, and a step takes {_duration(seconds)}"
+    shown = f"the data fits the model, and a step takes {duration(seconds)}"
     if seconds > STEP_S_SLOW:
         cure = "set micro_batch_size, use a smaller model, or accept few local steps per update"
         return StepFinding(warn("step", shown, cure), nbytes)
@@ -88,16 +84,11 @@ def read_spec(graph: bytes, path: Path) -> ParameterSpec:
 
 
 def _time_steps(trainer: Trainer) -> float:
-    """Return the mean seconds per step. The first step is left out, because it includes loading."""
     generator = np.random.default_rng(0)
     trainer.begin((0.05 * generator.standard_normal(trainer.spec.length)).astype(np.float32))
-    trainer.step()
-    begun_s, steps = time.perf_counter(), 0
-    while not steps or (steps < STEPS_MAX and time.perf_counter() - begun_s < STEPS_S):
-        trainer.step()
-        steps += 1
-    return (time.perf_counter() - begun_s) / steps
+    return time_steps(trainer.step)
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.2g} ms"
+def duration(seconds: float) -> str:
+    """Return a duration with its unit, such as `2.1 ms`."""
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{float(f'{1000 * seconds:.2g}'):g} ms"

@@ -5,7 +5,6 @@ import onnx
 
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.check import check_gradients
-from edgeasync.autodiff.inspection import inspect_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, arguments
 from edgeasync.training.graph_check import check_graph
@@ -42,9 +41,8 @@ def advice_of(sentence):
 
 
 def assert_trains(graph, *, feeds=None, rate=0.1):
-    """Screen, inspect and check a training graph, and take 20 steps: the loss is finite and falls."""
+    """Screen and check a training graph, and take 20 steps: the loss is finite and falls."""
     check_graph(graph.model, bytes_max=1 << 20)
-    assert inspect_graph(graph.model, graph.spec, 8).parameters == graph.spec.trained_length
     for check in check_gradients(graph.model, graph.spec, graph.initial):
         assert check.passed, check
     losses = train(graph, feeds or examples(graph), rate)
