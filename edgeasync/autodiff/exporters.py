@@ -180,8 +180,8 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
     checked = any(entry.key == CHECKED for entry in model.metadata_props)
     if kind in ("dynamo", "torchscript") and drawing and not checked:
         found.append(
-            f"{_listed(drawing)} draws random numbers in evaluations too, because torch's exporter writes channel "
-            "dropouts that way; export with edgeasync.torch.to_onnx"
+            f"{_listed(drawing)} draws random numbers in evaluations too, because torch's exporter writes some "
+            "dropouts as arithmetic; export with edgeasync.torch.to_onnx"
         )
     if kind in ("tf2onnx", "keras", "jax2tf"):
         if bare := _without_bias(prepared):
