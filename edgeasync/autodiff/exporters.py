@@ -218,8 +218,8 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
     checked = any(entry.key == CHECKED for entry in model.metadata_props)
     if kind in ("dynamo", "torchscript") and drawing and not checked:
         found.append(
-            f"{_listed(drawing)} draws random numbers in evaluations too, because torch's exporter writes channel "
-            "dropouts that way; export with edgeasync.torch.to_onnx"
+            f"{_listed(drawing)} draws random numbers in evaluations too, because torch's exporter writes some "
+            "dropouts as arithmetic; export with edgeasync.torch.to_onnx"
         )
     if kind == "onnxruntime" and (convolutions := _with_bias(prepared)):
         found.append(
