@@ -35,7 +35,10 @@ def test_every_kind_of_data_is_made_up():
 
 @pytest.mark.parametrize(
     ("limits", "reason"),
-    [({"bytes_max": 20 << 20}, "not enough memory"), ({"s_max": 1e-3}, "the first steps took longer than 0.001 s")],
+    [
+        ({"bytes_max": 20 << 20}, "not enough memory"),
+        ({"s_max": 1e-3}, "the first steps took longer than 0.001 s"),
+    ],
 )
 def test_a_step_that_fails_says_why(limits, reason):
     with pytest.raises(GraphError, match=reason):
