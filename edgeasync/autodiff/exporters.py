@@ -277,7 +277,7 @@ def _warnings_of_tf2onnx(prepared: ForwardGraph) -> list[str]:
 
 def _drawing(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
     """Return nodes that still draw random numbers in an exported model."""
-    nodes = read_nodes(without_masks(model.graph.node, model.graph.initializer))
+    nodes = read_nodes(without_masks(model.graph))
     left = {name for node in needed(nodes, [entry.name for entry in model.graph.output]) for name in node.inputs}
     return [node.where for node in prepared.nodes if node.op == "RandomUniformLike" and node.outputs[0] in left]
 
