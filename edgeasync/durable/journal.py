@@ -132,22 +132,26 @@ class JournalReading:
                     f"{cause}; {_REMEDY}"
                 )
             valid = yield from self._of(segment, end)
-            if valid == segment.nbytes:
-                continue
-            if end is None and self._is_padding(segment, valid):
-                segment.nbytes = valid
-                continue
             if end is None:
-                if self._was_synced(segment, valid):
-                    raise StorageError(
-                        f"{segment.name}: damaged at byte {valid}: record {self.last + 1} was synced but cannot "
-                        f"be read; {_REMEDY}"
-                    )
-                self.torn.append(TornTail(segment.name, valid, segment.nbytes - valid))
-                segment.nbytes = valid
-            elif self.last + 1 < end:
+                yield from self._end(segment, valid)
+            elif valid != segment.nbytes and self.last + 1 < end:
                 causes.append(f"{segment.name} is damaged at byte {valid}")
         self.finished = True
+
+    def _end(self, segment: Segment, valid: int) -> Iterator[Record]:
+        """Decide what the bytes after the valid ones of the last segment are."""
+        failed: int | None = None
+        while not (padded := self._is_padding(segment, valid)) and self._was_synced(segment, valid):
+            if valid == failed:
+                raise StorageError(
+                    f"{segment.name}: damaged at byte {valid}: record {self.last + 1} was synced but cannot "
+                    f"be read; {_REMEDY}"
+                )
+            failed = valid
+            valid = yield from self._of(segment, None)  # a hub may have written the record after it was read
+        if not padded:
+            self.torn.append(TornTail(segment.name, valid, segment.nbytes - valid))
+        segment.nbytes = valid
 
     def _scan(self) -> list[str]:
         """Read the headers of all segments; return an error for each invalid one."""
@@ -173,14 +177,10 @@ class JournalReading:
         return [f"{name} has an invalid header" for name in unreadable]
 
     def _is_padding(self, segment: Segment, offset: int) -> bool:
-        """Return whether `offset` is followed only by zeros that fill up the last block of the file."""
-        count = -offset % BLOCK_BYTES
-        if segment.nbytes != offset + count:
-            return False
-        try:
-            return bytes(self._disk.read(segment.name, offset)) == bytes(count)
-        except OSError as error:
-            raise _unreadable(segment.name, error) from error
+        """Return whether `offset` is followed by nothing, or by zeros that fill up the last block."""
+        count = segment.nbytes - offset
+        fills = count == -offset % BLOCK_BYTES
+        return not count or (fills and bytes(_read(self._disk, segment.name, offset)) == bytes(count))
 
     def _was_synced(self, segment: Segment, offset: int) -> bool:
         """Return whether a later record proves that the unreadable record at `offset` was synced.
@@ -188,10 +188,7 @@ class JournalReading:
         Disks may write pages in any order. So after a crash, later records of a write may be on
         disk while earlier ones are missing.
         """
-        try:
-            rest = bytes(self._disk.read(segment.name, offset))
-        except OSError as error:
-            raise _unreadable(segment.name, error) from error
+        rest = bytes(_read(self._disk, segment.name, offset))
         for place, number in _places_of(range(self.last + 2, self.last + BEHIND_MAX), rest):
             if not _may_be_record(rest, place):
                 continue
@@ -263,13 +260,17 @@ class _Walk:
         if self.offset + nbytes > self._segment.nbytes:
             return None
         if self.offset + nbytes > self._start + len(self._window):
-            try:
-                content = self._disk.read(self._segment.name, self.offset, max(nbytes, WINDOW_BYTES))
-            except OSError as error:
-                raise _unreadable(self._segment.name, error) from error
+            content = _read(self._disk, self._segment.name, self.offset, max(nbytes, WINDOW_BYTES))
             self._window, self._start = memoryview(content), self.offset
         part = self._window[self.offset - self._start :][:nbytes]
         return part if len(part) == nbytes else None
+
+
+def _read(disk: ReadableDisk, name: str, offset: int, nbytes: int | None = None) -> Buffer:
+    try:
+        return disk.read(name, offset, nbytes)
+    except OSError as error:
+        raise _unreadable(name, error) from error
 
 
 def _places_of(numbers: range, content: bytes) -> Iterator[tuple[int, int]]:

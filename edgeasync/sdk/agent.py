@@ -199,8 +199,9 @@ class Agent(Service):
 
         `data` has the same forms as for `Agent`, or is a function that takes the named arrays. The
         function returns a loss, or a loss and an accuracy. A training graph is evaluated in
-        training mode, with batch statistics and dropout. The result is also passed to the callbacks' `on_evaluation`. After
-        the agent has ended, it evaluates the last model that it received.
+        training mode, with batch statistics and dropout. The result is also passed to the
+        callbacks' `on_evaluation`. After the agent has ended, it evaluates the last model that it
+        received.
 
         Raises `EdgeAsyncError` before the agent has received a model, and `DataError` for unusable
         data.

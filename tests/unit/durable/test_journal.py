@@ -315,6 +315,27 @@ def test_a_record_that_was_synced_before_another_was_written_is_damage(how):
         records(disk)
 
 
+class BehindDisk:
+    """A disk whose first reads of records return `before`, as if a hub wrote while somebody reads."""
+
+    def __init__(self, disk, before):
+        self._disk, self._before, self.names, self.size = disk, before, disk.names, disk.size
+
+    def read(self, name, offset, nbytes=None):
+        if offset and self._before is not None:
+            content, self._before = self._before, None
+            return content[offset:]
+        return self._disk.read(name, offset, nbytes)
+
+
+def test_a_record_that_a_hub_writes_while_it_is_read_is_read_again():
+    disk, writer = written([[(b"a", None)]])
+    before = bytes(disk.files["journal-00000001"].live).ljust(4096, b"\0")
+    for entry in (b"b", b"c"):
+        writer.append([(entry, None)])
+    assert records(BehindDisk(disk, before)) == [(1, b"a", b""), (2, b"b", b""), (3, b"c", b"")]
+
+
 def test_a_torn_header_with_nothing_behind_it_is_cut():
     disk, _ = written([[(b"a" * 400, None)], [(b"b", None)]])
     last = disk.files["journal-00000002"].live
