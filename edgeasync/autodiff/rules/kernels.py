@@ -75,12 +75,26 @@ def _by_shifts(layer: Convolution, wide: str, narrow: str) -> str:
     seen = op("Concat", *parts, axis=2) if len(parts) > 1 else parts[0]
     seen = op("Reshape", seen, graph.ints(-1, layer.group, len(parts) * ins, math.prod(columns)))
     narrow = op("Reshape", narrow, graph.ints(-1, layer.group, outs // layer.group, math.prod(columns)))
+    if layer.group == 1 and outs < len(parts) * ins:  # transpose the smaller side
+        product = op("MatMul", seen, op("Transpose", narrow, perm=[0, 1, 3, 2]))
+        found = op("ReduceSum", product, graph.ints(0), keepdims=0)
+        found = op("Reshape", found, graph.ints(*kernel, ins, outs))
+        last = len(layer.shape) - 1
+        return op("Transpose", found, perm=[last, last - 1, *range(last - 1)])
     product = op("MatMul", narrow, op("Transpose", seen, perm=[0, 1, 3, 2]))
     found = op("ReduceSum", product, graph.ints(0), keepdims=0)
-    if len(parts) > 1:
-        found = op("Reshape", found, graph.ints(outs, len(parts), ins))
-        found = op("Transpose", found, perm=[0, 2, 1])
-    return op("Reshape", found, graph.ints(*layer.shape))
+    return _channels_first(layer, found) if len(parts) > 1 else op("Reshape", found, graph.ints(*layer.shape))
+
+
+def _channels_first(layer: Convolution, found: str) -> str:
+    """Return a kernel's gradient whose last axes are the kernel's positions and input channels.
+
+    The transposition comes last, so that it writes directly into the output of the graph.
+    """
+    outs, ins, *kernel = layer.shape
+    last = len(layer.shape) - 1
+    found = layer.graph.op("Reshape", found, layer.graph.ints(outs, *kernel, ins))
+    return layer.graph.op("Transpose", found, perm=[0, last, *range(1, last)])
 
 
 def _by_planes(layer: Convolution, wide: str, narrow: str) -> str:
@@ -104,11 +118,9 @@ def _by_planes(layer: Convolution, wide: str, narrow: str) -> str:
     )
     seen = [_moved(graph, wide, before[1] - at * dilation[1]) for at in range(width)]
     sums = [_moved(graph, narrow, (at * dilation[0] - before[0]) * size[1]) for at in range(high)]
-    product = op(
-        "MatMul", op("Concat", *sums, axis=0), op("Transpose", op("Concat", *seen, axis=0), perm=[1, 0])
-    )  # fmt: skip
+    product = op("Gemm", op("Concat", *sums, axis=0), op("Concat", *seen, axis=0), transB=1)
     product = op("Reshape", product, graph.ints(high, outs, width, ins))
-    return op("Reshape", op("Transpose", product, perm=[1, 3, 0, 2]), graph.ints(*layer.shape))
+    return op("Transpose", product, perm=[1, 3, 0, 2])
 
 
 def _plane(graph: Graph, value: str, channels: int, sizes: Sequence[int], padded: Sequence[int]) -> str:
@@ -150,8 +162,7 @@ def _by_columns(layer: Convolution, wide: str, narrow: str) -> str:
         row = op("Slice", runs, graph.ints(at), graph.ints(at + out_rows), graph.ints(1))
         found.append(op("MatMul", narrow, op("Reshape", row, graph.ints(-1, width * ins))))
     joined = op("Concat", *found, axis=1) if high > 1 else found[0]
-    turned = op("Transpose", op("Reshape", joined, graph.ints(outs, high * width, ins)), perm=[0, 2, 1])
-    return op("Reshape", turned, graph.ints(*layer.shape))
+    return _channels_first(layer, joined)
 
 
 def _by_rows(layer: Convolution, wide: str, narrow: str) -> str:
