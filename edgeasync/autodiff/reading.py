@@ -6,7 +6,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper, version_converter
 
-from edgeasync.autodiff.graph import Array, needed, read_nodes
+from edgeasync.autodiff.graph import ONNXRUNTIME, Array, needed, read_nodes
 from edgeasync.autodiff.producers import producer_of
 from edgeasync.errors import GraphError, argument, native_reason
 
@@ -14,11 +14,6 @@ OPSET_MIN, OPSET_MAX = 18, 23
 """The supported range of opsets. Models with an older opset are converted to the first one."""
 
 _STANDARD = ("", "ai.onnx")
-
-ONNXRUNTIME = "com.microsoft"
-"""The domain of onnxruntime's own operators. Devices support some of them, but they have no
-gradient rules.
-"""
 
 _WIDER = {
     **dict.fromkeys((TensorProto.DOUBLE, TensorProto.FLOAT16), TensorProto.FLOAT),

@@ -12,8 +12,8 @@ from edgeasync.autodiff.graph import Graph, Node, free_inputs
 NORMS = frozenset({"BatchNormalization", "LayerNormalization"})
 
 CHEAP = NORMS | {
-    "Abs", "Add", "Clip", "Cos", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log",
-    "Mul", "Neg", "Reciprocal", "Relu", "Sigmoid", "Sin", "Softplus", "Sqrt", "Sub", "Tanh",
+    "Abs", "Add", "Clip", "Cos", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu",
+    "Log", "Mul", "Neg", "Reciprocal", "Relu", "Sigmoid", "Sin", "Softplus", "Sqrt", "Sub", "Tanh",
 }  # fmt: skip
 """Operators to compute again. Random operators are excluded, because they would draw new numbers."""
 
@@ -39,9 +39,7 @@ class _Copier:
     on two, as at the end of a residual block, one of them could require all earlier blocks.
     """
 
-    def __init__(
-        self, graph: Graph, forward: Iterable[Node], read: Collection[str], output: str
-    ) -> None:
+    def __init__(self, graph: Graph, forward: Iterable[Node], read: Collection[str], output: str) -> None:
         self._graph = graph
         self._roots: dict[str, str] = {}
         self._makers: dict[str, Node] = {}
@@ -76,6 +74,8 @@ class _Copier:
             if attributes.get("axis", -1) >= 0:
                 attributes["axis"] += 1
             wide = op("Unsqueeze", root, first)
-            again = op("Squeeze", op(node.op, *[wide if each == root else each for each in inputs], **attributes), first)
+            again = op(
+                "Squeeze", op(node.op, *[wide if each == root else each for each in inputs], **attributes), first
+            )
         self._copies[name] = again
         return again

@@ -162,18 +162,20 @@ def _sloped(step: Step) -> Gradients:
 @rule("LeakyRelu")
 def _leaky_relu(step: Step) -> Gradients:
     graph, op = step.graph, step.graph.op
-    # The output has the input's sign, and is kept for the next layer anyway.
     alpha = step.attribute("alpha", 0.01)
-    positive = op("Greater", step.output() if alpha >= 0.0 else step.input(0), graph.scalar(0.0))
-    leaked = op("Mul", step.gradient, graph.scalar(alpha))
-    return [op("Where", positive, step.gradient, leaked)]
+    if 0.0 <= alpha <= 1.0:
+        # The output has the input's sign, and is kept for the next layer anyway.
+        return [op("Mul", step.gradient, op("Max", is_positive(graph, step.output()), graph.scalar(alpha)))]
+    positive = op("Greater", step.input(0), graph.scalar(0.0))
+    return [op("Where", positive, step.gradient, op("Mul", step.gradient, graph.scalar(alpha)))]
 
 
 @rule("Elu")
 def _elu(step: Step) -> Gradients:
     graph, op = step.graph, step.graph.op
     alpha = step.attribute("alpha", 1.0)
-    positive = op("Greater", step.output() if alpha >= 0.0 else step.input(0), graph.scalar(0.0))
+    # For a positive alpha, the output has the input's sign, and is kept for the next layer anyway.
+    positive = op("Greater", step.output() if alpha > 0.0 else step.input(0), graph.scalar(0.0))
     slope = op("Add", step.output(), graph.scalar(alpha))
     return [op("Where", positive, step.gradient, op("Mul", step.gradient, slope))]
 
@@ -189,7 +191,8 @@ def _clip(step: Step) -> Gradients:
     """Pass the gradient where the input is within or equal to the bounds, as torch does."""
     for position in (1, 2):
         step.constant(position)
-    return [step.graph.op("Where", step.saved["inside"], step.gradient, step.graph.scalar(0.0))]
+    # Where takes four times as long.
+    return [step.graph.op("Mul", step.gradient, step.graph.op("Cast", step.saved["inside"], to=1))]
 
 
 @rule("HardSigmoid")

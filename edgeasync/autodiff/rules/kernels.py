@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgeasync.autodiff.graph import Graph
+from edgeasync.autodiff.graph import ONNXRUNTIME, Graph, Node
 from edgeasync.autodiff.rules.geometry import Convolution, as_two
 
 DEEP = 6
@@ -75,15 +75,20 @@ def _by_shifts(layer: Convolution, wide: str, narrow: str) -> str:
     seen = op("Concat", *parts, axis=2) if len(parts) > 1 else parts[0]
     seen = op("Reshape", seen, graph.ints(-1, layer.group, len(parts) * ins, math.prod(columns)))
     narrow = op("Reshape", narrow, graph.ints(-1, layer.group, outs // layer.group, math.prod(columns)))
-    if layer.group == 1 and outs < len(parts) * ins:  # transpose the smaller side
-        product = op("MatMul", seen, op("Transpose", narrow, perm=[0, 1, 3, 2]))
-        found = op("ReduceSum", product, graph.ints(0), keepdims=0)
-        found = op("Reshape", found, graph.ints(*kernel, ins, outs))
-        last = len(layer.shape) - 1
-        return op("Transpose", found, perm=[last, last - 1, *range(last - 1)])
-    product = op("MatMul", narrow, op("Transpose", seen, perm=[0, 1, 3, 2]))
+    product = _product(graph, narrow, seen, transB=1)
     found = op("ReduceSum", product, graph.ints(0), keepdims=0)
     return _channels_first(layer, found) if len(parts) > 1 else op("Reshape", found, graph.ints(*layer.shape))
+
+
+def _product(graph: Graph, left: str, right: str, **transposed: int) -> str:
+    """Return a batched matrix product, of which one side is transposed.
+
+    onnxruntime would fuse a Transpose and a MatMul to the same operator. But it runs nodes that it
+    has created after all others, and would keep their inputs in memory until then.
+    """
+    name = graph.new_name("FusedMatMul")
+    graph.nodes.append(Node("FusedMatMul", [left, right], [name], dict(transposed), name, ONNXRUNTIME))
+    return name
 
 
 def _channels_first(layer: Convolution, found: str) -> str:
@@ -201,7 +206,7 @@ def _by_rows(layer: Convolution, wide: str, narrow: str) -> str:
         sums = _rows(graph, narrow, (out_rows, first, last, 1))
         seen = op("Reshape", seen, graph.ints(channels, -1, columns))
         sums = op("Reshape", sums, graph.ints(channels, -1, out_columns))
-        pairs = op("MatMul", op("Transpose", seen, perm=[0, 2, 1]), sums)
+        pairs = _product(graph, seen, sums, transA=1)
         found.append(op("MatMul", op("Reshape", pairs, graph.ints(channels, columns * out_columns)), pick))
     return op("Reshape", op("Concat", *found, axis=1), graph.ints(*layer.shape))
 

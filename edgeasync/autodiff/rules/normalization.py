@@ -28,11 +28,9 @@ def _batch_norm_forward(step: Step) -> None:
     axes = [axis for axis in range(len(step.shape(0))) if axis != 1]
     mean = op("ReduceMean", x, graph.ints(*axes), keepdims=1)
     centred = op("Sub", x, mean)
-    # A sum over adjacent axes is faster, and needs no tensor for the squares.
-    squares = (
-        op("ReduceSumSquare", centred, graph.ints(*axes[1:]), keepdims=0) if axes[1:] else op("Mul", centred, centred)
-    )
-    total, count = op("ReduceSum", squares, graph.ints(0), keepdims=0), _count(step)
+    # ReduceSumSquare is slower.
+    total = op("ReduceSum", op("Mul", centred, centred), graph.ints(*axes), keepdims=0)
+    count = _count(step)
     variance = op("Div", total, count)
     step.saved = {"centred": centred, "variance": variance, "count": count}
     inputs = [centred, step.input(1), step.input(2), _fill(step, 0.0), variance]
@@ -99,26 +97,27 @@ def _batch_norm(step: Step) -> Gradients:
     """Compute dx = a (dy - mean(dy) - xhat mean(dy xhat)).
 
     See Ioffe and Szegedy 2015 (arXiv:1502.03167). Each pass over the values is a BatchNormalization
-    with other statistics.
+    that has no bias.
     """
     graph, op, gradient, scale = step.graph, step.graph.op, step.gradient, step.input(1)
     axes = graph.ints(*[axis for axis in range(len(step.shape(0))) if axis != 1])
-    zero, one = _fill(step, 0.0), _fill(step, 1.0)
-    live, epsilon = bool(step.saved), step.attribute("epsilon", 1e-5)
+    zero, live, epsilon = _fill(step, 0.0), bool(step.saved), step.attribute("epsilon", 1e-5)
     variance = step.saved["variance"] if live else step.input(4)
 
     def norm(value: str, scale: str, mean: str) -> str:
         return op("BatchNormalization", value, scale, zero, mean, variance, epsilon=epsilon)
 
-    normal = norm(step.saved["centred"], one, zero) if live else norm(step.input(0), one, step.input(3))
     grad_bias = op("ReduceSum", gradient, axes, keepdims=0)
-    grad_scale = op("ReduceSum", op("Mul", gradient, normal), axes, keepdims=0)
     if not live:
+        normal = norm(step.input(0), _fill(step, 1.0), step.input(3))
+        grad_scale = op("ReduceSum", op("Mul", gradient, normal), axes, keepdims=0)
         return [norm(gradient, scale, zero), grad_scale, grad_bias]
-    count = step.saved["count"]
+    centred, count = step.saved["centred"], step.saved["count"]
+    inverse = op("Pow", op("Add", variance, graph.scalar(epsilon)), graph.scalar(-0.5))
+    grad_scale = op("Mul", op("ReduceSum", op("Mul", gradient, centred), axes, keepdims=0), inverse)
     scaled = norm(gradient, scale, op("Div", grad_bias, count))
-    rest = norm(normal, op("Mul", scale, op("Div", grad_scale, count)), zero)
-    return [op("Sub", scaled, rest), grad_scale, grad_bias]
+    slope = op("Mul", op("Mul", grad_scale, scale), op("Div", inverse, count))
+    return [op("Sub", scaled, norm(centred, slope, zero)), grad_scale, grad_bias]
 
 
 def _layer_norm_forward(step: Step) -> None:
