@@ -199,7 +199,7 @@ def _assemble(
     parts = (
         user_loss.add(graph, prepared) if isinstance(loss, OnnxLoss) else add_loss(graph, loss, prepared.output)
     )
-    found = differentiate.reverse(graph, steps, prepared.output, parts.gradient)
+    found = differentiate.reverse(graph, steps, prepared.output, parts.gradient, recomputed=settings.recompute)
     lost = [name for name in trained if name not in found]
     trained = [name for name in trained if name in found]
     if not trained:

@@ -1,13 +1,14 @@
 """Extends a forward graph by the reverse pass, which computes gradients."""
 
-from collections import defaultdict
 from collections.abc import Collection
 
 import msgspec
 
 from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import FLOAT, Node, free_inputs, needed
+from edgeasync.autodiff.recompute import recompute
 from edgeasync.autodiff.rules import INSTEAD, RULES, STOPPING, Step, TrainingGraphBuilder
+from edgeasync.autodiff.rules.normalization import update_statistics
 from edgeasync.autodiff.settings import patterns_for
 from edgeasync.errors import GraphError, argument
 
@@ -60,6 +61,8 @@ def begin(
             graph.nodes.append(step.node)
     if blocking:
         raise GraphError(_blocked(forward, trained, blocking))
+    graph.enter("statistics")
+    update_statistics(graph)
     return graph, steps
 
 
@@ -87,24 +90,24 @@ def _blocked(forward: ForwardGraph, trained: Collection[str], nodes: list[Node])
     return f"{said}{rest}, or freeze the parameters before {them}: {argument('freeze', *patterns)}"
 
 
-def reverse(graph: TrainingGraphBuilder, steps: list[Step], output: str, gradient: str) -> dict[str, str]:
+def reverse(
+    graph: TrainingGraphBuilder, steps: list[Step], output: str, gradient: str, *, recomputed: bool = False
+) -> dict[str, str]:
     """Append the computation of gradients for all tensors that depend on trained parameters.
 
     `gradient` is the gradient at `output`. If gradients reach a tensor on several paths, they are
-    summed. Returns the gradients of those tensors that no node computes, such as parameters.
+    summed. Returns the gradients of those tensors that no node computes, such as parameters. With
+    `recomputed`, results of norms and activations are computed again instead of kept.
     """
-    arrived: dict[str, list[str]] = defaultdict(list)
-    arrived[output].append(gradient)
+    start = len(graph.nodes)
+    arrived = {output: gradient}
     for step in reversed(steps):
         node = step.node
         outputs = [name for name in node.outputs if name in graph.active]
-        if not any(arrived[name] for name in outputs):
+        if arrived.keys().isdisjoint(outputs):
             continue
         graph.enter(f"gradient/{node.name or node.outputs[0]}")
-        step.gradients = [
-            graph.total(arrived.pop(name)) if name in graph.active and arrived[name] else None
-            for name in node.outputs
-        ]
+        step.gradients = [arrived.pop(name, None) for name in node.outputs]
         found = RULES[node.op].gradient(step)
         for position, name in enumerate(node.inputs):
             if name not in graph.active:
@@ -115,11 +118,12 @@ def reverse(graph: TrainingGraphBuilder, steps: list[Step], output: str, gradien
                     f"{node.where}: no gradient for its input {position}, {name!r}; make that input a constant, "
                     "or freeze the parameters it depends on"
                 )
-            arrived[name].append(value)
-    graph.enter("gradient")
-    totals = {name: graph.total(values) for name, values in arrived.items() if values}
+            # Add at once, so that a tensor with many readers needs memory for only one gradient.
+            arrived[name] = graph.op("Add", arrived[name], value) if name in arrived else value
+    if recomputed:
+        recompute(graph, start, output)
     _keep_dropouts(graph)
-    return totals
+    return arrived
 
 
 def _keep_dropouts(graph: TrainingGraphBuilder) -> None:

@@ -22,6 +22,11 @@ IR_VERSION = 10
 
 FLOAT = np.dtype(np.float32)
 
+ONNXRUNTIME = "com.microsoft"
+"""The domain of onnxruntime's own operators. Devices support some of them, but they have no
+gradient rules.
+"""
+
 
 class Node(msgspec.Struct):
     """A node of the graph. Inputs and outputs are tensor names; "" is an omitted optional input."""

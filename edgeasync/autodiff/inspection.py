@@ -211,8 +211,8 @@ def _operations(node: Node, known: Mapping[str, Array]) -> int:
     values = [known[name] for name in node.inputs if name]
     out: int = known[node.outputs[0]].size
     match node.op:
-        case "MatMul" | "Gemm":
-            depth: int = values[0].shape[0 if node.attributes.get("transA") else -1]
+        case "MatMul" | "Gemm" | "FusedMatMul":
+            depth: int = values[0].shape[(0 if node.op == "Gemm" else -2) if node.attributes.get("transA") else -1]
             return 2 * out * depth
         case "Conv":
             return 2 * out * math.prod(values[1].shape[1:])

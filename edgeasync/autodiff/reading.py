@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper, version_converter
 
-from edgeasync.autodiff.graph import Array, needed, read_nodes
+from edgeasync.autodiff.graph import ONNXRUNTIME, Array, needed, read_nodes
 from edgeasync.autodiff.producers import producer_of
 from edgeasync.errors import GraphError, native_reason
 
@@ -19,11 +19,6 @@ _NORMS = {"LayerNormalization": 17, "SimplifiedLayerNormalization": sys.maxsize}
 """Operators that onnxruntime has in all opsets, and the first opset of onnx that has them."""
 
 _STANDARD = ("", "ai.onnx")
-
-ONNXRUNTIME = "com.microsoft"
-"""The domain of onnxruntime's own operators. Devices support some of them, but they have no
-gradient rules.
-"""
 
 _WIDER = {
     **dict.fromkeys((TensorProto.DOUBLE, TensorProto.FLOAT16), TensorProto.FLOAT),

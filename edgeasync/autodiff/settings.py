@@ -44,6 +44,10 @@ class GraphSettings(Section, frozen=True):
     """Target of the loss: the data's `y` (`label`), or the example itself (`input`). `input` makes
     an autoencoder.
     """
+    recompute: bool = False
+    """Compute norms and activations a second time during the backward pass, instead of keeping
+    their results in memory. A step takes longer, and its gradients stay the same.
+    """
 
     def names(self, parameter: str) -> bool:
         """Return whether a pattern of `train` matches the name of a parameter."""

@@ -37,6 +37,8 @@ class GraphKeywords(TypedDict, total=False):
     """Patterns of the parameters to train, such as `["head.*"]`."""
     freeze: str | Sequence[str]
     """Patterns of parameters to freeze, even if `train` matches them."""
+    recompute: bool
+    """Compute norms and activations twice, to save memory."""
 
 
 class DeviceKeywords(TypedDict, total=False):

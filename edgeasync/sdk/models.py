@@ -80,9 +80,11 @@ def graph_settings(
     output: str | None = None,
     train: str | Sequence[str] = (),
     freeze: str | Sequence[str] = (),
+    *,
+    recompute: bool = False,
 ) -> GraphSettings:
     """Build the settings of a training graph; raises `ConfigError` for invalid arguments."""
-    table: dict[str, Any] = {"output": output}
+    table: dict[str, Any] = {"output": output, "recompute": recompute}
     for name, patterns in (("train", train), ("freeze", freeze)):
         if patterns:
             table[name] = [patterns] if isinstance(patterns, str) else patterns
@@ -128,7 +130,7 @@ def prepare(
 def _check_unsaid(model: object, graph: GraphSettings) -> None:
     """Raise `ConfigError` if a graph setting is set that applies only to ONNX models and layers."""
     default = GraphSettings()
-    for name in ("output", "train", "freeze"):
+    for name in ("output", "train", "freeze", "recompute"):
         if getattr(graph, name) != getattr(default, name):
             raise ConfigError(
                 f"{name} requires an ONNX model or layers of edgeasync.nn, and {_name(model)} is neither; remove "

@@ -39,6 +39,9 @@ def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     # One memory block for all tensors of a step would need a fifth more memory, and is not faster.
     options.enable_mem_pattern = False
+    # Run nodes in the order of the graph, in which each gradient is used soon. By default, onnxruntime
+    # first computes the gradients of all activations, and keeps them for those of the parameters.
+    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     chosen = _providers(provider, onnxruntime.get_available_providers())
     try:
         session = onnxruntime.InferenceSession(graph, options, chosen)

@@ -7,8 +7,7 @@ Attention's meaning depends on the version of onnx. onnx has no bodies for onnxr
 
 from collections.abc import Callable, Sequence
 
-from edgeasync.autodiff.graph import Node
-from edgeasync.autodiff.reading import ONNXRUNTIME
+from edgeasync.autodiff.graph import ONNXRUNTIME, Node
 from edgeasync.autodiff.rules.registry import Step, TrainingGraphBuilder
 from edgeasync.errors import GraphError, argument
 

@@ -10,11 +10,9 @@ from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 @rule("Conv")
 def _conv(step: Step) -> Gradients:
     layer = Convolution.of(step, step.shape(0), step.output_shape)
-    return [
-        _input_gradient(layer, step.gradient, step.input(1)),
-        kernel_gradient(layer, step.input(0), step.gradient),
-        _bias_gradient(step),
-    ]
+    # The kernel's gradient comes first, because it needs several copies of the input for a moment.
+    kernel = kernel_gradient(layer, step.input(0), step.gradient)
+    return [_input_gradient(layer, step.gradient, step.input(1)), kernel, _bias_gradient(step)]
 
 
 @rule("ConvTranspose")
@@ -24,11 +22,12 @@ def _conv_transpose(step: Step) -> Gradients:
         raise step.refused("its padding is automatic; export it with numbers in `pads`")
     layer = Convolution.of(step, step.output_shape, step.shape(0))
     geometry = layer.geometry
+    kernel = kernel_gradient(layer, step.gradient, step.input(0))
     grad_x = layer.graph.op(
         "Conv", step.gradient, step.input(1), strides=list(geometry.strides), dilations=list(geometry.dilations),
         pads=geometry.pads, group=layer.group,
     )  # fmt: skip
-    return [grad_x, kernel_gradient(layer, step.gradient, step.input(0)), _bias_gradient(step)]
+    return [grad_x, kernel, _bias_gradient(step)]
 
 
 def _bias_gradient(step: Step) -> str | None:
@@ -62,7 +61,9 @@ def _turned(layer: Convolution, weight: str) -> str:
     graph, op, group = layer.graph, layer.graph.op, layer.group
     outs, ins, *kernel = layer.shape
     spatial = range(2, len(layer.shape))
-    if group > 1:
+    if outs == group and ins == 1:
+        pass  # one channel on either side of each group
+    elif group > 1:
         weight = op("Reshape", weight, graph.ints(group, outs // group, ins, *kernel))
         weight = op("Transpose", weight, perm=[0, 2, 1, *[axis + 1 for axis in spatial]])
         weight = op("Reshape", weight, graph.ints(group * ins, outs // group, *kernel))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgeasync.autodiff.graph import Graph
+from edgeasync.autodiff.graph import ONNXRUNTIME, Graph, Node
 from edgeasync.autodiff.rules.geometry import Convolution, as_two
 
 DEEP = 6
@@ -75,12 +75,31 @@ def _by_shifts(layer: Convolution, wide: str, narrow: str) -> str:
     seen = op("Concat", *parts, axis=2) if len(parts) > 1 else parts[0]
     seen = op("Reshape", seen, graph.ints(-1, layer.group, len(parts) * ins, math.prod(columns)))
     narrow = op("Reshape", narrow, graph.ints(-1, layer.group, outs // layer.group, math.prod(columns)))
-    product = op("MatMul", narrow, op("Transpose", seen, perm=[0, 1, 3, 2]))
+    product = _product(graph, narrow, seen, transB=1)
     found = op("ReduceSum", product, graph.ints(0), keepdims=0)
-    if len(parts) > 1:
-        found = op("Reshape", found, graph.ints(outs, len(parts), ins))
-        found = op("Transpose", found, perm=[0, 2, 1])
-    return op("Reshape", found, graph.ints(*layer.shape))
+    return _channels_first(layer, found) if len(parts) > 1 else op("Reshape", found, graph.ints(*layer.shape))
+
+
+def _product(graph: Graph, left: str, right: str, **transposed: int) -> str:
+    """Return a batched matrix product, of which one side is transposed.
+
+    onnxruntime would fuse a Transpose and a MatMul to the same operator. But it runs nodes that it
+    has created after all others, and would keep their inputs in memory until then.
+    """
+    name = graph.new_name("FusedMatMul")
+    graph.nodes.append(Node("FusedMatMul", [left, right], [name], dict(transposed), name, ONNXRUNTIME))
+    return name
+
+
+def _channels_first(layer: Convolution, found: str) -> str:
+    """Return a kernel's gradient whose last axes are the kernel's positions and input channels.
+
+    The transposition comes last, so that it writes directly into the output of the graph.
+    """
+    outs, ins, *kernel = layer.shape
+    last = len(layer.shape) - 1
+    found = layer.graph.op("Reshape", found, layer.graph.ints(outs, *kernel, ins))
+    return layer.graph.op("Transpose", found, perm=[0, last, *range(1, last)])
 
 
 def _by_planes(layer: Convolution, wide: str, narrow: str) -> str:
@@ -104,11 +123,9 @@ def _by_planes(layer: Convolution, wide: str, narrow: str) -> str:
     )
     seen = [_moved(graph, wide, before[1] - at * dilation[1]) for at in range(width)]
     sums = [_moved(graph, narrow, (at * dilation[0] - before[0]) * size[1]) for at in range(high)]
-    product = op(
-        "MatMul", op("Concat", *sums, axis=0), op("Transpose", op("Concat", *seen, axis=0), perm=[1, 0])
-    )  # fmt: skip
+    product = op("Gemm", op("Concat", *sums, axis=0), op("Concat", *seen, axis=0), transB=1)
     product = op("Reshape", product, graph.ints(high, outs, width, ins))
-    return op("Reshape", op("Transpose", product, perm=[1, 3, 0, 2]), graph.ints(*layer.shape))
+    return op("Transpose", product, perm=[1, 3, 0, 2])
 
 
 def _plane(graph: Graph, value: str, channels: int, sizes: Sequence[int], padded: Sequence[int]) -> str:
@@ -150,8 +167,7 @@ def _by_columns(layer: Convolution, wide: str, narrow: str) -> str:
         row = op("Slice", runs, graph.ints(at), graph.ints(at + out_rows), graph.ints(1))
         found.append(op("MatMul", narrow, op("Reshape", row, graph.ints(-1, width * ins))))
     joined = op("Concat", *found, axis=1) if high > 1 else found[0]
-    turned = op("Transpose", op("Reshape", joined, graph.ints(outs, high * width, ins)), perm=[0, 2, 1])
-    return op("Reshape", turned, graph.ints(*layer.shape))
+    return _channels_first(layer, joined)
 
 
 def _by_rows(layer: Convolution, wide: str, narrow: str) -> str:
@@ -190,7 +206,7 @@ def _by_rows(layer: Convolution, wide: str, narrow: str) -> str:
         sums = _rows(graph, narrow, (out_rows, first, last, 1))
         seen = op("Reshape", seen, graph.ints(channels, -1, columns))
         sums = op("Reshape", sums, graph.ints(channels, -1, out_columns))
-        pairs = op("MatMul", op("Transpose", seen, perm=[0, 2, 1]), sums)
+        pairs = _product(graph, seen, sums, transA=1)
         found.append(op("MatMul", op("Reshape", pairs, graph.ints(channels, columns * out_columns)), pick))
     return op("Reshape", op("Concat", *found, axis=1), graph.ints(*layer.shape))
 

@@ -3,10 +3,13 @@
 Trained batch norms use the statistics of the batch and update the running statistics.
 """
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
-from edgeasync.autodiff.rules.reduction import count_of
-from edgeasync.autodiff.rules.registry import Gradients, Step, rule
+from edgeasync.autodiff.graph import Node
+from edgeasync.autodiff.rules.registry import Gradients, StatisticsUpdate, Step, TrainingGraphBuilder, rule
 from edgeasync.autodiff.rules.resampling import multiply
 
 
@@ -14,67 +17,108 @@ def _batch_norm_forward(step: Step) -> None:
     """Normalize by the batch's statistics, or by running statistics that stay fixed.
 
     The training mode of the BatchNormalization operator cannot be used. It overwrites its inputs if
-    the statistics are not outputs of the graph. Also, it does not output the mean and variance of
-    the batch, which the gradient needs.
+    the statistics are not outputs of the graph. Also, onnxruntime supports it only on the CPU.
     """
-    graph, op, node = step.graph, step.graph.op, step.node
-    momentum = step.attribute("momentum", 0.9)
-    node.attributes = {"epsilon": step.attribute("epsilon", 1e-5)}
+    graph, op, node, x = step.graph, step.graph.op, step.node, step.input(0)
+    epsilon = step.attribute("epsilon", 1e-5)
     del node.outputs[1:]
-    mean_name, variance_name = step.input(3), step.input(4)
-    if mean_name not in graph.live_statistics:
-        graph.nodes.append(node)
+    names = step.input(3), step.input(4)
+    if names[0] not in graph.live_statistics:
+        graph.nodes.append(Node(node.op, node.inputs, node.outputs, {"epsilon": epsilon}, node.name))
         return
-    shape = step.shape(0)
-    axes = [axis for axis in range(len(shape)) if axis != 1]
-    mean = op("ReduceMean", step.input(0), graph.ints(*axes), keepdims=1)
-    centred = op("Sub", step.input(0), mean)
-    variance = op("ReduceMean", op("Mul", centred, centred), graph.ints(*axes), keepdims=0)
-    flat_mean = op("Reshape", mean, graph.ints(-1))
-    count = count_of(step, shape, axes)
+    axes = [axis for axis in range(len(step.shape(0))) if axis != 1]
+    mean = op("ReduceMean", x, graph.ints(*axes), keepdims=1)
+    centred = op("Sub", x, mean)
+    # ReduceSumSquare is slower.
+    total = op("ReduceSum", op("Mul", centred, centred), graph.ints(*axes), keepdims=0)
+    count = _count(step)
+    variance = op("Div", total, count)
     step.saved = {"centred": centred, "variance": variance, "count": count}
-    node.inputs[3:] = [flat_mean, variance]
-    graph.nodes.append(node)
+    inputs = [centred, step.input(1), step.input(2), _fill(step, 0.0), variance]
+    graph.nodes.append(Node(node.op, inputs, node.outputs, {"epsilon": epsilon}, node.name))
+    graph.updates.append(StatisticsUpdate(names, len(axes), mean, total, count, step.attribute("momentum", 0.9)))
+
+
+def _fill(step: Step, value: float) -> str:
+    """Return a constant with the same value for each channel."""
+    return step.graph.constant(np.full(step.graph.static_shape(step.input(1), step.node.where), value, np.float32))
+
+
+def _count(step: Step) -> str:
+    """Return the number of values per channel, as a float32 vector of one value."""
+    graph, op, shape = step.graph, step.graph.op, step.shape(0)
+    channels = math.prod(graph.static_shape(step.input(1), step.node.where))
+    if None not in shape:
+        return graph.constant(np.array([math.prod(dim or 0 for dim in shape) / channels], np.float32))
+    size = op("Cast", op("Size", step.input(0)), to=1)
+    return op("Div", size, graph.constant(np.array([channels], np.float32)))
+
+
+def update_statistics(graph: TrainingGraphBuilder) -> None:
+    """Compute the next running statistics of all batch norms at once, which needs few nodes.
+
+    If a norm is used twice, its second use updates the result of the first.
+    """
+    left = graph.updates
+    while left:
+        now, later, names = list[StatisticsUpdate](), list[StatisticsUpdate](), set[str]()
+        for update in left:
+            # Only means of the same rank can be concatenated.
+            fits = update.rank == left[0].rank and names.isdisjoint(update.names)
+            (now if fits else later).append(update)
+            names.update(update.names)
+        _update(graph, now)
+        left = later
+
+
+def _update(graph: TrainingGraphBuilder, updates: Sequence[StatisticsUpdate]) -> None:
+    op = graph.op
+    sizes = [math.prod(graph.static_shape(update.names[0], "batch norm")) for update in updates]
+    kept = np.repeat(np.array([update.momentum for update in updates], np.float32), sizes)
+    keep, share = graph.constant(kept), graph.constant(np.float32(1.0) - kept)
+    mean = op("Reshape", op("Concat", *[update.mean for update in updates], axis=1), graph.ints(-1))
+    counts = op("Concat", *[update.count for update in updates], axis=0)
+    rest = op("Sub", counts, graph.scalar(1.0))
+    rest = op("Gather", rest, graph.constant(np.repeat(np.arange(len(sizes)), sizes)))
     # Use the unbiased variance, as torch does; the difference matters for small batches.
-    several = op("Greater", count, graph.scalar(1.0))
-    unbiased = op("Mul", variance, op("Div", count, op("Sub", count, graph.scalar(1.0))))
-    for name, fresh in ((mean_name, flat_mean), (variance_name, unbiased)):
-        # If a norm is used twice, the second use updates the result of the first.
-        old = graph.statistics.get(name, name)
-        kept = op("Mul", old, graph.scalar(momentum))
-        moved = op("Add", kept, op("Mul", fresh, graph.scalar(1.0 - momentum)))
-        # A single value has no variance, and the last batch of an epoch may be a single example.
-        graph.statistics[name] = moved if name == mean_name else op("Where", several, moved, old)
+    variance = op("Div", op("Concat", *[update.total for update in updates], axis=0), rest)
+    for place, fresh in enumerate((mean, variance)):
+        names = [update.names[place] for update in updates]
+        old = op("Concat", *[graph.statistics.get(name, name) for name in names], axis=0)
+        moved = op("Add", op("Mul", old, keep), op("Mul", fresh, share))
+        if fresh == variance:
+            # A single value has no variance, and the last batch of an epoch may be a single example.
+            moved = op("Where", op("Greater", rest, graph.scalar(0.0)), moved, old)
+        parts = graph.add("Split", moved, graph.ints(*sizes), outputs=len(sizes), axis=0)
+        graph.statistics.update(zip(names, parts, strict=True))
 
 
 @rule("BatchNormalization", forward=_batch_norm_forward)
 def _batch_norm(step: Step) -> Gradients:
     """Compute dx = a (dy - mean(dy) - xhat mean(dy xhat)).
 
-    See Ioffe and Szegedy 2015 (arXiv:1502.03167).
+    See Ioffe and Szegedy 2015 (arXiv:1502.03167). Each pass over the values is a BatchNormalization
+    that has no bias.
     """
-    graph, op, gradient = step.graph, step.graph.op, step.gradient
-    rank = len(step.shape(0))
-    axes = graph.ints(*[axis for axis in range(rank) if axis != 1])
-    spatial = graph.ints(-1, *[1] * (rank - 2))
-    live = bool(step.saved)
+    graph, op, gradient, scale = step.graph, step.graph.op, step.gradient, step.input(1)
+    axes = graph.ints(*[axis for axis in range(len(step.shape(0))) if axis != 1])
+    zero, live, epsilon = _fill(step, 0.0), bool(step.saved), step.attribute("epsilon", 1e-5)
     variance = step.saved["variance"] if live else step.input(4)
-    epsilon = graph.scalar(step.attribute("epsilon", 1e-5))
-    inverse = op("Reciprocal", op("Sqrt", op("Add", variance, epsilon)))
-    centred = step.saved["centred"] if live else op("Sub", step.input(0), op("Reshape", step.input(3), spatial))
+
+    def norm(value: str, scale: str, mean: str) -> str:
+        return op("BatchNormalization", value, scale, zero, mean, variance, epsilon=epsilon)
+
     grad_bias = op("ReduceSum", gradient, axes, keepdims=0)
-    projected = op("Mul", op("ReduceSum", op("Mul", gradient, centred), axes, keepdims=0), inverse)
-    factor = op("Mul", step.input(1), inverse)
-    scaled = op("Mul", gradient, op("Reshape", factor, spatial))
     if not live:
-        return [scaled, projected, grad_bias]
-    share = op("Neg", op("Div", factor, step.saved["count"]))
-    slope, offset = (op("Mul", value, share) for value in (op("Mul", projected, inverse), grad_bias))
-    # slope * centred + offset in one pass, as a batch norm with mean 0 and variance 1.
-    channels = graph.static_shape(step.input(1), step.node.where)
-    zero, one = (graph.constant(np.full(channels, value, np.float32)) for value in (0.0, 1.0))
-    rest = op("BatchNormalization", centred, slope, offset, zero, one, epsilon=0.0)
-    return [op("Add", scaled, rest), projected, grad_bias]
+        normal = norm(step.input(0), _fill(step, 1.0), step.input(3))
+        grad_scale = op("ReduceSum", op("Mul", gradient, normal), axes, keepdims=0)
+        return [norm(gradient, scale, zero), grad_scale, grad_bias]
+    centred, count = step.saved["centred"], step.saved["count"]
+    inverse = op("Pow", op("Add", variance, graph.scalar(epsilon)), graph.scalar(-0.5))
+    grad_scale = op("Mul", op("ReduceSum", op("Mul", gradient, centred), axes, keepdims=0), inverse)
+    scaled = norm(gradient, scale, op("Div", grad_bias, count))
+    slope = op("Mul", op("Mul", grad_scale, scale), op("Div", inverse, count))
+    return [op("Sub", scaled, norm(centred, slope, zero)), grad_scale, grad_bias]
 
 
 def _layer_norm_forward(step: Step) -> None:

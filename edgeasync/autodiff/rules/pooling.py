@@ -1,7 +1,7 @@
 """Gradients of pooling."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -89,19 +89,25 @@ def _by_places(step: Step, geometry: Geometry) -> str:
 
     The first match of a window receives the gradient.
     """
-    op = step.graph.op
+    return _put_back(step, geometry, _shares(step, geometry))
+
+
+def _shares(step: Step, geometry: Geometry) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Yield each window position, and the gradients of the windows whose maximum is there."""
+    op, left = step.graph.op, step.gradient
     look = _phases(step, geometry) if _has_phases(geometry) else _windows(step, geometry)
-    left, given = step.gradient, {}
     places = list(np.ndindex(*geometry.kernel))
     for place in places[:-1]:
-        given[place] = op("Mul", op("Cast", op("Equal", look(place), step.output()), to=1), left)
-        left = op("Sub", left, given[place])
-    given[places[-1]] = left
-    return _put_back(step, geometry, given)
+        share = op("Mul", op("Cast", op("Equal", look(place), step.output()), to=1), left)
+        yield place, share
+        left = op("Sub", left, share)
+    yield places[-1], left
 
 
-def _put_back(step: Step, geometry: Geometry, given: dict[tuple[int, ...], str]) -> str:
+def _put_back(step: Step, geometry: Geometry, given: Iterable[tuple[tuple[int, ...], str]]) -> str:
     """Sum the gradients from all window positions, because windows may overlap.
+
+    Each is added before the next one is computed, which saves memory.
 
     Values whose positions are equal modulo the stride form a grid. If a window is moved by one
     stride, each of its positions moves to the next value on the same grid. Finally, a transposed
@@ -109,18 +115,18 @@ def _put_back(step: Step, geometry: Geometry, given: dict[tuple[int, ...], str])
     """
     graph, op = step.graph, step.graph.op
     grid = [-(-wide // stride) for wide, stride in zip(geometry.wide, geometry.strides, strict=True)]
-    grids: dict[tuple[int, ...], list[str]] = {}
-    for place, share in given.items():
+    grids: dict[tuple[int, ...], str] = {}
+    for place, share in given:
         moved = [at - pad for at, pad in zip(place, geometry.before, strict=True)]
         steps = [at // stride for at, stride in zip(moved, geometry.strides, strict=True)]
         phase = tuple([at % stride for at, stride in zip(moved, geometry.strides, strict=True)])
         ends = [size - shift - narrow for size, shift, narrow in zip(grid, steps, geometry.narrow, strict=True)]
         shifted = op("Pad", share, graph.ints(0, 0, *steps, 0, 0, *ends)) if any((*steps, *ends)) else share
-        grids.setdefault(phase, []).append(shifted)
+        grids[phase] = op("Add", grids[phase], shifted) if phase in grids else shifted
     one_hot = np.zeros((len(grids), 1, *geometry.strides), np.float32)
     for number, phase in enumerate(grids):
         one_hot[(number, 0, *phase)] = 1.0
-    parts = [op("Reshape", graph.total(shares), graph.ints(-1, 1, *grid)) for shares in grids.values()]
+    parts = [op("Reshape", total, graph.ints(-1, 1, *grid)) for total in grids.values()]
     joined = op("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
     woven = op("ConvTranspose", joined, graph.constant(one_hot), strides=list(geometry.strides))
     over = [size * stride - wide for size, stride, wide in zip(grid, geometry.strides, geometry.wide, strict=True)]

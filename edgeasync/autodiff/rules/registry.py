@@ -87,6 +87,21 @@ class Step:
         return self.graph.reduce_to(gradient, self.output_shape, self.shape(position))
 
 
+class StatisticsUpdate(msgspec.Struct, frozen=True):
+    """The batch's statistics of a batch norm, by which its running statistics are updated."""
+
+    names: tuple[str, str]
+    """Names of the running mean and variance."""
+    rank: int
+    mean: str
+    """The batch's mean, with size 1 on all axes of `rank` other than the channels."""
+    total: str
+    """The sum of squared distances from the mean, per channel."""
+    count: str
+    """The number of values per channel, as a vector of one value."""
+    momentum: float
+
+
 class TrainingGraphBuilder(Graph):
     """The training graph under construction, with the information that gradient rules need."""
 
@@ -96,6 +111,7 @@ class TrainingGraphBuilder(Graph):
         """Tensors that depend on a trained parameter."""
         self.statistics: dict[str, str] = {}
         """For each updated running statistic, the tensor that contains its next value."""
+        self.updates: list[StatisticsUpdate] = []
         self.live_statistics: frozenset[str] = frozenset()
         """Running statistics to update. A batch norm uses its other running statistics unchanged.
         """

@@ -1,6 +1,7 @@
 """Gradients of normalizations against finite differences, and what becomes of running statistics."""
 
 import numpy as np
+import onnx
 import pytest
 
 from edgeasync.autodiff.build import build_training_graph
@@ -173,3 +174,20 @@ def test_responses_of_neighbouring_channels(size, sizes):
 
     text = f"y = LRN<size={size}, alpha=0.3, beta=0.6, bias=2.0>(h)"
     check(text, (5, *sizes), reference=formula)
+
+
+def test_another_batch_norm_adds_few_nodes():
+    """Each node needs time in every step and at the start. Statistics are updated for all norms at once."""
+
+    def count(norms):
+        parameters, lines = {"p": numbers((1, 3, 4))}, ["h0 = Mul(x, p)"]
+        for place in range(norms):
+            names = [f"{name}{place}" for name in norm()]
+            parameters |= zip(names, norm().values(), strict=True)
+            lines.append(f"h{place + 1} = BatchNormalization(h{place}, {', '.join(names)})")
+        lines.append(f"y = Tanh(h{norms})")
+        model = forward("\n".join(lines), parameters, (3, 4))
+        graph = onnx.load_model_from_string(build_training_graph(model, GraphSettings(loss="mse")).model).graph
+        return len(graph.node)
+
+    assert count(5) - count(4) <= 22
