@@ -99,7 +99,7 @@ def settle(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
     """Switch every node to inference mode."""
     read = _read_names(graph)
     nodes = []
-    for node in without_masks(graph.node, getattr(graph, "initializer", ())):
+    for node in without_masks(graph):
         nodes.append(node)
         for attribute in node.attribute:
             if attribute.HasField("g"):

@@ -217,8 +217,8 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
     checked = any(entry.key == CHECKED for entry in model.metadata_props)
     if kind in ("dynamo", "torchscript") and drawing and not checked:
         found.append(
-            f"{_listed(drawing)} draws random numbers in evaluations too, because torch's exporter writes channel "
-            "dropouts that way; export with edgeasync.torch.to_onnx"
+            f"{_listed(drawing)} draws random numbers in evaluations too, because torch's exporter writes some "
+            "dropouts as arithmetic; export with edgeasync.torch.to_onnx"
         )
     if kind == "onnxruntime" and (convolutions := _with_bias(prepared)):
         found.append(
@@ -276,7 +276,7 @@ def _warnings_of_tf2onnx(prepared: ForwardGraph) -> list[str]:
 
 def _drawing(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
     """Return nodes that still draw random numbers in an exported model."""
-    nodes = read_nodes(without_masks(model.graph.node, model.graph.initializer))
+    nodes = read_nodes(without_masks(model.graph))
     left = {name for node in needed(nodes, [entry.name for entry in model.graph.output]) for name in node.inputs}
     return [node.where for node in prepared.nodes if node.op == "RandomUniformLike" and node.outputs[0] in left]
 

@@ -5,8 +5,6 @@ a fixed probability, and what is kept is divided by that probability. Exporters 
 comparison of random numbers with the probability.
 """
 
-from collections.abc import Iterable, Sequence
-
 import msgspec
 import onnx
 from onnx import helper
@@ -19,6 +17,9 @@ _CLOSE = 1e-5
 _SAME = frozenset({"Cast", "CastLike", "Expand", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators whose result has the values of their first input."""
 
+_NOT_VALUES = frozenset({"RandomNormalLike", "RandomUniformLike", "Shape", "Size"})
+"""Operators whose result does not depend on the values of their input, only on its shape."""
+
 _BELOW = {"Less": True, "LessOrEqual": True, "Greater": False, "GreaterOrEqual": False}
 """Comparisons, and whether they hold if the first operand is below the second."""
 
@@ -30,52 +31,70 @@ class _Mask(msgspec.Struct, frozen=True):
     scale: float = 1.0
 
 
-def without_masks(nodes: Sequence[onnx.NodeProto], values: Iterable[onnx.TensorProto]) -> list[onnx.NodeProto]:
-    """Return the nodes, with products of data and masks replaced by the data.
+def without_masks(graph: onnx.GraphProto | onnx.FunctionProto) -> list[onnx.NodeProto]:
+    """Return the nodes of a graph, with products of data and masks replaced by the data.
 
     A mask is removed only if the mean of the product is the data, because that is what inference
-    computes. All other random numbers remain. `values` are the initializers of the graph.
+    computes, and if the product has the data's shape. All other random numbers remain.
     """
-    return _Search(nodes, values).nodes
+    return _Search(graph).nodes
 
 
 class _Search:
     """Goes through the nodes of a graph once, and recognizes random numbers, masks and constants."""
 
-    def __init__(self, nodes: Sequence[onnx.NodeProto], values: Iterable[onnx.TensorProto]) -> None:
-        self._tensors = {tensor.name: tensor for tensor in values}
+    def __init__(self, graph: onnx.GraphProto | onnx.FunctionProto) -> None:
+        self._tensors = {tensor.name: tensor for tensor in getattr(graph, "initializer", ())}
+        self._dims = {
+            entry.name: entry.type.tensor_type.shape.dim
+            for entry in (*graph.value_info, *graph.input, *graph.output)
+            if not isinstance(entry, str) and entry.type.tensor_type.HasField("shape")
+        }
+        self._live = {entry if isinstance(entry, str) else entry.name for entry in graph.input} - {*self._tensors}
+        """Tensors that depend on the values of the graph's inputs, so that they contain the batch."""
         self._makers = dict[str, onnx.NodeProto]()
         self._shifts = dict[str, float]()
         """Random numbers between 0 and 1, and the number that was added to them."""
         self._masks = dict[str, _Mask]()
-        self.nodes = [self._replaced(node) for node in nodes]
+        self.nodes = [self._replaced(node) for node in graph.node]
 
     def _replaced(self, node: onnx.NodeProto) -> onnx.NodeProto:
         self._makers |= dict.fromkeys(node.output, node)
+        if node.op_type not in _NOT_VALUES and not self._live.isdisjoint(node.input):
+            self._live.update(node.output)
         first, second = [*node.input, "", ""][:2]
         for data, mask in ((first, second), (second, first)):
-            if node.op_type == "Mul" and mask in self._masks and (kept := self._kept(data, self._masks[mask])):
+            if node.op_type != "Mul" or mask not in self._masks or not self._spans(data, node.output[0]):
+                continue
+            if kept := self._kept(data, self._masks[mask]):
                 return helper.make_node("Identity", [kept], list(node.output), node.name)
+        if (found := self._mask(node.op_type, first, second)) is not None:
+            self._masks[node.output[0]] = found
+        elif (shift := self._shift(node, first, second)) is not None:
+            self._shifts[node.output[0]] = shift
+        return node
+
+    def _shift(self, node: onnx.NodeProto, first: str, second: str) -> float | None:
+        """Return what was added to a random number between 0 and 1, if a node computes one."""
         if node.op_type == "RandomUniformLike":
             bounds = {entry.name: entry.f for entry in node.attribute}
-            if bounds.get("low", 0.0) == 0.0 and bounds.get("high", 1.0) == 1.0:
-                self._shifts[node.output[0]] = 0.0
-        elif node.op_type == "Bernoulli" and (odds := self._number(first)) is not None:
-            self._masks[node.output[0]] = _Mask(odds)
-        elif (mask_ := self._mask(node.op_type, first, second)) is not None:
-            self._masks[node.output[0]] = mask_
-        elif node.op_type == "Add":
-            for random, shift in ((first, second), (second, first)):
-                if random in self._shifts and (number := self._number(shift)) is not None:
-                    self._shifts[node.output[0]] = self._shifts[random] + number
-        return node
+            return 0.0 if bounds.get("low", 0.0) == 0.0 and bounds.get("high", 1.0) == 1.0 else None
+        if node.op_type == "Add":
+            for random, other in ((first, second), (second, first)):
+                number = self._number(other)
+                if random in self._shifts and number is not None:
+                    return self._shifts[random] + number
+        return None
 
     def _mask(self, op: str, first: str, second: str) -> _Mask | None:
         """Return the mask that an operator computes, if it does."""
         if op in _SAME:
             return self._masks.get(first)
-        if op == "Floor" and 0 < (odds := self._shifts.get(first, 0.0)) < 1:
-            return _Mask(odds)
+        if op == "Bernoulli":
+            odds = self._number(first)
+            return None if odds is None else _Mask(odds)
+        if op == "Floor" and 0 < (shift := self._shifts.get(first, 0.0)) < 1:
+            return _Mask(shift)
         for one, other, turned in ((first, second, False), (second, first, True)):
             number = self._number(other)
             if op in _BELOW and number is not None and self._shifts.get(one) == 0.0:
@@ -84,6 +103,18 @@ class _Search:
                 mask = self._masks[one]
                 return _Mask(mask.kept, mask.scale * number if op == "Mul" else mask.scale / number)
         return None
+
+    def _spans(self, data: str, product: str) -> bool:
+        """Return whether a tensor is data, and a product has the same shape as far as it is known."""
+        if data not in self._live:
+            return False
+        if data not in self._dims or product not in self._dims:
+            return True
+        pairs = [*zip(self._dims[data], self._dims[product], strict=False)]
+        known = [(one, other) for one, other in pairs if one.dim_value and other.dim_value]
+        return len(self._dims[data]) == len(self._dims[product]) and all(
+            a.dim_value == b.dim_value for a, b in known
+        )
 
     def _kept(self, data: str, mask: _Mask) -> str:
         """Return the mean of a product of data and a mask, or "" if it is not a tensor of the graph."""

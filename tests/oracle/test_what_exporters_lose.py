@@ -161,14 +161,21 @@ def test_numbers_that_nothing_repeats_are_no_comparison():
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's exporters and what they call warn of themselves
-def test_a_file_of_torch_s_own_exporter_tells_that_its_masks_stay():
+def test_a_file_of_torch_s_own_exporter_tells_which_of_its_masks_stay():
+    """A mask that only multiplies is removed from an exported model, an affine one is not."""
+    x = torch.randn(3, 4)
     module = nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Dropout1d(0.5), nn.Flatten(), nn.Linear(4, 2))
-    (told,) = build_training_graph(export(module, torch.randn(3, 4), **EXPORTS["new"]), MSE).warnings
+    data = export(module, x, **EXPORTS["new"])
+    assert build_training_graph(data, MSE).warnings == ()
+    same = run_forward(onnx.load_model_from_string(export_model(data, {})), x)
+    np.testing.assert_allclose(same, module.eval()(x).detach(), rtol=1e-5, atol=1e-6)
+    module = nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(4, 2))
+    (told,) = build_training_graph(export(module, x, **EXPORTS["new"]), MSE).warnings
     assert re.fullmatch(
         r"node '.*' \(RandomUniformLike\) draws random numbers in evaluations too, .*edgeasync.torch.to_onnx",
         told,
     )
-    assert graph_of(edgeasync.torch.to_onnx(module, torch.randn(3, 4))).warnings == ()
+    assert graph_of(edgeasync.torch.to_onnx(module, x)).warnings == ()
 
 
 DROPOUTS = {

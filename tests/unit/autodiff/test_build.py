@@ -41,23 +41,24 @@ def test_an_autoencoder_is_its_own_target():
 
 
 def test_an_operator_without_a_rule_is_named_and_what_to_do():
-    text = DENSE.replace("a = Relu(h)", "a = Sinh(h)")
-    refused(model(text), r"the Sinh that computes 'a': no gradient for Sinh; write the model with other "
+    text = DENSE.replace("a = Relu(h)", "a = Hardmax(h)")
+    refused(model(text), r"the Hardmax that computes 'a': no gradient for Hardmax; write the model with other "
                          r"operators, or freeze the parameters before it: freeze=\['w1', 'b1'\]$")  # fmt: skip
     assert names(build_training_graph(model(text), GraphSettings(freeze=("w1", "b1")))) == ["w2", "b2"]
     refused(model(text), "all trained parameters come before it, so write the model with other operators$",
             train=("*1",))  # fmt: skip
     named = edited(model(text), lambda proto: setattr(proto.graph.node[1], "name", "bend"))
-    refused(named, r"node 'bend' \(Sinh\): no gradient for Sinh")
+    refused(named, r"node 'bend' \(Hardmax\): no gradient for Hardmax")
     assert names(build_training_graph(named, GraphSettings(train=("*2",)))) == ["w2", "b2"]
 
 
 def test_operators_without_a_rule_are_named_all_at_once():
-    text = "h = Gemm(x, w1, b1)\na = Sinh(h)\nb = Mul(a, w2)\nc = Cosh(b)\nd = Sinh(c)\ny = Mul(d, b2)"
+    text = "h = Gemm(x, w1, b1)\na = Hardmax(h)\nb = Mul(a, w2)\nc = Compress<axis=1>(b, k)\nd = Hardmax(c)"
+    text += "\ny = Mul(d, b2)"
     data = model(text, {"w1": numbers((4, 5), 1), "b1": numbers((5,), 2), "w2": numbers((5,), 3),
-                        "b2": numbers((5,), 4)})  # fmt: skip
-    refused(data, "the Sinh that computes 'a', the Cosh that computes 'c', the Sinh that computes 'd': no "
-                  r"gradient for Sinh, Cosh; .* before them: freeze=\['w1', 'b1', 'w2'\]$")  # fmt: skip
+                        "b2": numbers((5,), 4), "k": np.ones(5, bool)})  # fmt: skip
+    refused(data, "the Hardmax that computes 'a', the Compress that computes 'c', the Hardmax that computes 'd': "
+                  r"no gradient for Hardmax, Compress; .* before them: freeze=\['w1', 'b1', 'w2'\]$")  # fmt: skip
     assert names(build_training_graph(data, GraphSettings(loss="mse", freeze=("w1", "b1", "w2")))) == ["b2"]
 
 
@@ -218,7 +219,7 @@ def test_an_operator_without_a_rule_has_its_replacement_named(monkeypatch):
 
 def test_what_would_be_refused_next_is_said_at_once():
     text = (
-        "a = Sinh(w0)\nb = Mul(x, a)\nh = MatMul(b, w1)\nc = Sinh(h)\nd = Add(c, b1)\ne = Softmax(d)\ny = Neg(e)"
+        "a = Hardmax(w0)\nb = Mul(x, a)\nh = MatMul(b, w1)\nc = Hardmax(h)\nd = Add(c, b1)\ne = Softmax(d)\ny = Neg(e)"
     )
     parameters = {"w0": numbers((4,), 1), "w1": numbers((4, 3), 2), "b1": numbers((3,), 3)}
     told = r"comes from Softmax, .* set output='d'; after that: .* freeze=\['w0', 'w1'\]$"

@@ -14,6 +14,7 @@ SHAPE = "s = Shape<end=1>(h)\nt = Concat<axis=0>(s, unit)\ne = ConstantOfShape(t
 DRAWN = f"{SHAPE}u = RandomUniformLike(e)\n"
 CONSTANTS = {
     "unit": np.array([1]),
+    "wide": np.array([3]),
     "keep": np.float32(0.75),
     "inverse": np.float32(4 / 3),
     "rest": np.float32(0.25),
@@ -70,6 +71,10 @@ OTHERS = {
     "odds that the data computes": DRAWN + "o = Sigmoid(h)\nb = Less(u, o)\nm = Cast<to=1>(b)\ny = Mul(h, m)",
     "other random numbers": f"{SHAPE}u = RandomUniformLike<high=2.0>(e)\nb = Less(u, keep)\nm = Cast<to=1>(b)\n"
     "k = Div(m, keep)\ny = Mul(h, k)",
+    "a mask of a parameter, which has no batch": DRAWN
+    + "b = Less(u, keep)\nm = Cast<to=1>(b)\nk = Div(m, keep)\nv = Mul(p, k)\ny = Mul(h, v)",
+    "a mask that is wider than the data": DRAWN.replace("unit", "wide")
+    + "g = ReduceSum<keepdims=1>(h, unit)\nb = Less(u, keep)\nm = Cast<to=1>(b)\nk = Div(m, keep)\ny = Mul(g, k)",
     "a mask that is the divisor": DRAWN + "b = Less(u, keep)\nm = Cast<to=1>(b)\nk = Div(keep, m)\ny = Mul(h, k)",
 }
 
