@@ -33,7 +33,7 @@ def _join_heads(step: ReplacedStep, value: str) -> str:
 
 @expands("Attention")
 def _attention(step: ReplacedStep) -> Sequence[str | None]:
-    """Expand attention of opset 23: over several heads, which may share keys and values in groups."""
+    """Expand attention over several heads. Groups of heads may share their keys and values."""
     step.refuse_inputs({4: "past keys", 5: "past values", 6: "lengths of padded keys"})
     graph, op, wide = step.graph, step.graph.op, step.rank(0) == 4
     tensors, sizes = [step.input(position) for position in range(3)], []
@@ -45,10 +45,12 @@ def _attention(step: ReplacedStep) -> Sequence[str | None]:
         else:
             tensors[position] = _split_heads(step, tensors[position], heads[position])
             sizes.append(step.fixed(position, 2) // heads[position])
-    copies = heads[0] // heads[1]
-    if copies > 1:
-        tensors[1:] = [_repeat_heads(step, value, copies, heads[0]) for value in tensors[1:]]
     queries, keys = (step.fixed(position, -2) for position in (0, 1))
+    if (copies := heads[0] // heads[1]) > 1:
+        for position in (1, 2):
+            apart = op("Unsqueeze", tensors[position], graph.ints(2))
+            apart = op("Expand", apart, graph.ints(1, 1, copies, 1, 1))
+            tensors[position] = op("Reshape", apart, graph.ints(0, heads[0], keys, sizes[position]))
     scores = _scores(step, tensors[0], tensors[1], sizes[0])
     if cap := step.attribute("softcap", 0.0):
         scores = op("Mul", op("Tanh", op("Div", scores, graph.scalar(cap))), graph.scalar(cap))
@@ -83,15 +85,6 @@ def _weights(step: ReplacedStep, scores: str, queries: int, keys: int) -> str:
     hidden = op("Where", op("Greater", some, graph.scalar(0.0)), graph.scalar(-np.inf), graph.scalar(0.0))
     weights = op("Softmax", op("Where", seen, scores, hidden), axis=-1)
     return op("Where", seen, weights, graph.scalar(0.0))
-
-
-def _repeat_heads(step: ReplacedStep, value: str, copies: int, heads: int) -> str:
-    """Repeat each head of keys or values for all queries of its group."""
-    graph, op = step.graph, step.graph.op
-    apart = op("Expand", op("Unsqueeze", value, graph.ints(2)), graph.ints(1, 1, copies, 1, 1))
-    # 0 keeps the size of the batch; -1 cannot, because the other axes may not be known here.
-    merged = op("Concat", graph.ints(0, heads), op("Slice", op("Shape", value), *map(graph.ints, (2, 4))), axis=0)
-    return op("Reshape", apart, merged)
 
 
 @expands("RotaryEmbedding")

@@ -1,6 +1,7 @@
 """Replaces operators without a gradient rule by equivalent operators that have one."""
 
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from edgeasync.autodiff.expansions.registry import EXPANSIONS, Expansion, ReplacedStep
 from edgeasync.autodiff.graph import FLOAT, Graph, Node, free_inputs, needed
@@ -37,9 +38,8 @@ def expand(
         if expansion is None or not (active or node.op not in (ALLOWED_OWN if node.domain else ALLOWED)):
             builder.nodes.append(node)
             continue
-        before = _trained_before(nodes, node, trained) if active else []
-        step = ReplacedStep(builder, node, opset, before)
-        _replace(step, expansion, read)
+        before = partial(_trained_before, nodes, node, trained)
+        _replace(ReplacedStep(builder, node, opset, before), expansion, read)
     return builder.nodes
 
 

@@ -16,10 +16,12 @@ from edgeasync.errors import GraphError, argument
 class ReplacedStep(Step):
     """A node that is replaced by the nodes which its expansion adds to `graph`.
 
-    `before` names the trained parameters that the node depends on, if others are trained as well.
+    `before` returns the trained parameters that the node depends on, if others are trained as well.
     """
 
-    def __init__(self, graph: TrainingGraphBuilder, node: Node, opset: int, before: Sequence[str]) -> None:
+    def __init__(
+        self, graph: TrainingGraphBuilder, node: Node, opset: int, before: Callable[[], Sequence[str]]
+    ) -> None:
         super().__init__(graph, node)
         self.opset = opset
         self._before = before
@@ -46,7 +48,8 @@ class ReplacedStep(Step):
 
     def refused(self, why: str) -> GraphError:
         """Return the error that reports why this node cannot be replaced, and what to do."""
-        rest = f", or freeze the parameters before it: {argument('freeze', *self._before)}" if self._before else ""
+        before = self._before()
+        rest = f", or freeze the parameters before it: {argument('freeze', *before)}" if before else ""
         return GraphError(f"{self.node.where} cannot be written with operators that have a gradient: {why}{rest}")
 
 

@@ -1,9 +1,16 @@
 """Matrix products and convolutions that onnxruntime's optimizer fused: its values, and finite differences."""
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
+from onnx import numpy_helper
 
-from tests.support.models.gradients import check, forward, numbers
+from edgeasync import nn
+from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.training.graph_check import check_graph
+from tests.support.models.gradients import check, forward, numbers, run
 from tests.support.models.small_models import refused
 
 SHAPES = {
@@ -82,3 +89,30 @@ def test_an_unknown_activation():
     text = 'h = Mul(x, p)\ny = com.microsoft.FusedGemm<activation="Softplus">(h, w)'
     model = forward(text, {"p": numbers((1, 4)), "w": numbers((4, 3), 1)}, (4,))
     refused(model, "its activation is Softplus with 0 parameters; use the original file, before onnxruntime opt")
+
+
+def test_a_file_that_onnxruntime_has_optimized(tmp_path):
+    layers = [nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 5), nn.LeakyReLU(0.2)]
+    layers += [nn.Linear(5, 5), nn.Sigmoid(), nn.Linear(5, 3)]
+    proto = nn.to_onnx(nn.Sequential(*layers), (1, 8, 8))
+    for place, entry in enumerate(proto.graph.initializer):
+        if entry.data_type == onnx.TensorProto.FLOAT:  # onnxruntime merges tensors of the same values
+            entry.CopyFrom(numpy_helper.from_array(numbers(tuple(entry.dims), place), entry.name))
+    data = proto.SerializeToString()
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    onnxruntime.InferenceSession(data, options, ["CPUExecutionProvider"])
+    optimized = (tmp_path / "optimized.onnx").read_bytes()
+    own = {node.op_type for node in onnx.load_model_from_string(optimized).graph.node if node.domain}
+    assert own == {"FusedConv", "FusedGemm"}
+    x, labels = numbers((4, 1, 8, 8)), np.array([0, 2, 1, 1])
+    name = proto.graph.input[0].name
+    results = []
+    for content in (data, optimized):
+        graph = build_training_graph(content, GraphSettings(loss="cross_entropy"))
+        check_graph(graph.model, bytes_max=1 << 20)
+        results.append(run(graph, {name: x, "target": labels}))
+    assert results[0].keys() == results[1].keys()
+    for key, value in results[0].items():
+        np.testing.assert_allclose(results[1][key], value, rtol=1e-4, atol=1e-7, err_msg=key)
