@@ -78,14 +78,14 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
     found = published.read(model)
     try:
         return _build_published(found.model, found.remarks, settings)
-    except GraphError:
+    except GraphError as error:
         if found.fixed is None:
             raise
-        try:  # some operators can only be trained with a fixed batch size
-            return _build_published(found.fixed, (), settings)
+        said = f"the batch size stays as in the file, because only a fixed one can be trained: {error}"
+        try:
+            return _build_published(found.fixed, (said, *found.remarks[1:]), settings)
         except GraphError:
-            pass
-        raise
+            raise error from None  # fixing the batch size does not help
 
 
 def _build_published(proto: onnx.ModelProto, remarks: tuple[str, ...], settings: GraphSettings) -> TrainingGraph:

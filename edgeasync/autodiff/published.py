@@ -15,7 +15,7 @@ class Published(msgspec.Struct, frozen=True):
 
     model: onnx.ModelProto
     remarks: tuple[str, ...]
-    """What was changed, one sentence each."""
+    """What was changed, one sentence each, beginning with a fixed batch size."""
     fixed: onnx.ModelProto | None = None
     """The model with the batch size of the file, if `model` has a dynamic one instead."""
 

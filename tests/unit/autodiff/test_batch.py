@@ -6,6 +6,7 @@ import pytest
 
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.errors import GraphError
 from tests.support.models.gradients import forward, numbers, run, session, squares
 from tests.support.models.small_models import MSE
 
@@ -113,3 +114,17 @@ def test_batch_norms_of_a_file_in_training_mode_do_not_fix_its_batch():
     text = "a = MatMul(x, w)\ny, k, l = BatchNormalization<training_mode=1>(a, s, b, m, v)"
     graph = build_training_graph(forward(text, {"w": numbers((4, 3), 1)} | norm, (4,), batch=1), MSE)
     assert batches(graph) == {"batch"}
+
+
+def test_what_trains_only_with_a_fixed_batch_keeps_it():
+    text = """t = Transpose<perm=[1, 0, 2]>(x)
+        k = Mul(t, w)
+        v = Gather<axis=0>(k, i)
+        y = Transpose<perm=[2, 0, 1, 3]>(v)"""
+    parameters = {"w": numbers((4,), 1), "i": np.array([[0, 1], [1, 2]])}
+    with pytest.raises(GraphError, match="depends on the batch size"):
+        build_training_graph(forward(text, parameters, (6, 4)), MSE)
+    graph = build_training_graph(forward(text, parameters, (6, 4), batch=2), MSE)
+    assert batches(graph) == {""}
+    (said,) = graph.warnings
+    assert "only a fixed one can be trained: the Gather that computes 'v' has no gradient" in said
