@@ -218,9 +218,8 @@ def test_an_operator_without_a_rule_has_its_replacement_named(monkeypatch):
 
 
 def test_what_would_be_refused_next_is_said_at_once():
-    text = (
-        "a = Hardmax(w0)\nb = Mul(x, a)\nh = MatMul(b, w1)\nc = Hardmax(h)\nd = Add(c, b1)\ne = Softmax(d)\ny = Neg(e)"
-    )
+    text = "a = Hardmax(w0)\nb = Mul(x, a)\nh = MatMul(b, w1)\nc = Hardmax(h)\n"
+    text += "d = Add(c, b1)\ne = Softmax(d)\ny = Neg(e)"
     parameters = {"w0": numbers((4,), 1), "w1": numbers((4, 3), 2), "b1": numbers((3,), 3)}
     told = r"comes from Softmax, .* set output='d'; after that: .* freeze=\['w0', 'w1'\]$"
     refused(model(text, parameters), told, loss="cross_entropy")
