@@ -25,8 +25,8 @@ QUOTAS = {"torchvision": 8, "timm": 12, "transformers": 8, "MONAI": 5, "Keras": 
 """How many models of each library are drawn."""
 
 PACKAGES = (
-    "keras==3.15.1", "monai==1.6.1", "onnxscript==0.7.2", "sentencepiece", "timm==1.0.31", "torch==2.13.0",
-    "torchvision==0.28.0", "transformers==5.24.0",
+    "einops==0.8.2", "keras==3.15.1", "monai==1.6.1", "onnxscript==0.7.2", "sentencepiece==0.2.3", "timm==1.0.31",
+    "torch==2.13.0", "torchvision==0.28.0", "transformers==5.24.0",
 )  # fmt: skip
 WHEEL = "openwakeword==0.4.0"
 """Installed without its dependencies, because only its files are read."""

@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-from edgeasync.autodiff import reading
+from edgeasync.autodiff import published
 
 Values = dict[str, Tensor]
 
@@ -55,8 +55,8 @@ def run(model: onnx.ModelProto, values: Mapping[str, Tensor], live: set[str], ou
 
 
 def parse(data: bytes) -> onnx.ModelProto:
-    """Read a file and convert it to a recent opset."""
-    return reading.parse(data)
+    """Read a file, convert it to a recent opset, and replace branches by their nodes."""
+    return published.read(data).model
 
 
 def _tensor(entry: onnx.TensorProto, kind: torch.dtype) -> Tensor:

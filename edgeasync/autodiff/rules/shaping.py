@@ -100,7 +100,7 @@ def _slice(step: Step) -> Gradients:
     """Insert the gradient at the positions that were sliced, and zeros elsewhere.
 
     If a step is negative, flip the gradient. If its size is above 1, insert zeros between the
-    values.
+    values. A slice of size 0, as torch writes for a roll by 0, has a gradient of zeros.
     """
     graph, gradient = step.graph, step.gradient
     rank = len(step.shape(0))
@@ -120,7 +120,7 @@ def _slice(step: Step) -> Gradients:
         size = _fixed(step, 0, axis)
         chosen = range(size)[int(start) : _end(int(end), size, int(stride)) : int(stride)]
         if not chosen:
-            raise step.refused("it selects nothing")
+            return [graph.op("Expand", graph.scalar(0.0), graph.op("Shape", step.node.inputs[0]))]
         if stride < 0:
             gradient = _flip(graph, gradient, axis)
         if abs(stride) > 1:

@@ -117,6 +117,12 @@ def test_slice(starts, ends, axes, steps):
           {"starts": ints(*starts), "ends": ints(*ends), "axes": ints(*axes), "steps": ints(*steps)})  # fmt: skip
 
 
+def test_a_slice_that_selects_nothing():
+    constants = {"start": ints(0), "split": ints(0), "end": ints(INT_MAX), "axes": ints(1)}
+    check("a = Slice(h, split, end, axes)\nb = Slice(h, start, split, axes)\nc = Concat<axis=1>(a, b)\n"
+          "y = Mul(c, h)", (6, 7), constants)  # fmt: skip
+
+
 @pytest.mark.parametrize("end", [1_000_001, 10**9, 2**31 - 1, 2**63 - 1])
 def test_a_slice_of_the_whole_batch(end):
     check("a = Slice(h, starts, ends)\ny = Mul(a, a)", (6,),
