@@ -36,8 +36,8 @@ def test_a_graph_is_run_by_as_many_threads_as_the_flag_says_whatever_the_file_do
     sessions = []
 
     class Session(onnxruntime.InferenceSession):
-        def __init__(self, graph, options, providers):
-            super().__init__(graph, options, providers)
+        def __init__(self, graph, options, providers, **rest):
+            super().__init__(graph, options, providers, **rest)
             sessions.append(self)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)

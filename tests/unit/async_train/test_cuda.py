@@ -33,10 +33,10 @@ def substitute(monkeypatch, available, starting):
     asked, real = [], onnxruntime.InferenceSession
 
     class Session(real):
-        def __init__(self, graph, options, providers):
+        def __init__(self, graph, options, providers, **rest):
             asked.append(providers[0])
             self._starting = [name for name in providers if name in starting]
-            super().__init__(graph, options, [CPU])
+            super().__init__(graph, options, [CPU], **rest)
 
         def get_providers(self):
             return self._starting

@@ -277,7 +277,9 @@ def test_one_session_of_one_thread_serves_every_evaluation(monkeypatch):
     model = of(MLP, (8,))
     graph, vector = prepared(model)
     monkeypatch.setattr(
-        onnxruntime, "InferenceSession", lambda *given: made.append(given[1].intra_op_num_threads) or real(*given)
+        onnxruntime,
+        "InferenceSession",
+        lambda *given, **rest: made.append(given[1].intra_op_num_threads) or real(*given, **rest),
     )
     once = evaluator(model, graph, numbers((N, 8)), LABELS)
     found = {once(vector + np.float32(shift)).loss for shift in (0.0, 0.1, 0.2)}

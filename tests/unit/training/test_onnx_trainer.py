@@ -435,7 +435,7 @@ def stand_in(monkeypatch, available, starting):
     asked = []
 
     class Session:
-        def __init__(self, graph, options, providers):
+        def __init__(self, graph, options, providers, disabled_optimizers):
             asked.extend(providers)
 
         def get_providers(self):
