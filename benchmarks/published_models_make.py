@@ -85,7 +85,7 @@ def _pictures(channels: int, sizes: tuple[int, ...], name: str) -> Iterator[Exam
 def _torchvision_examples(module: Any) -> Iterator[Example]:
     own = next(iter(inspect.signature(module.forward).parameters))
     if ".video." in type(module).__module__:
-        yield {own: torch.randn(2, 3, 16, 112, 112)}
+        yield {own: torch.randn(2, 3, 16, 64, 64)}
     yield from _pictures(3, (SIZE, SIZE_OF_MOST), own)
 
 
