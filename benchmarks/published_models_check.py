@@ -140,8 +140,8 @@ def loss_of(scores: Tensor, target: Array, settings: GraphSettings) -> Tensor:
     values = torch.from_numpy(target)
     if kind == "cross_entropy":
         return F.cross_entropy(scores, values)
-    function = {"mse": F.mse_loss, "bce_with_logits": F.binary_cross_entropy_with_logits}[kind]
-    return function(scores, values.to(scores.dtype))
+    values = values.to(scores.dtype)
+    return F.mse_loss(scores, values) if kind == "mse" else F.binary_cross_entropy_with_logits(scores, values)
 
 
 class Oracle:

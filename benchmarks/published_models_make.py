@@ -74,7 +74,7 @@ def _torchvision_make(name: str) -> nn.Module:
     models = _torchvision()
     own = inspect.signature(models.get_model_builder(name)).parameters
     without = {key: None for key in ("weights", "weights_backbone") if key in own}
-    return models.get_model(name, **without)  # type: ignore[no-any-return]
+    return models.get_model(name, **without)
 
 
 def _pictures(channels: int, sizes: tuple[int, ...], name: str) -> Iterator[Example]:
@@ -85,7 +85,7 @@ def _pictures(channels: int, sizes: tuple[int, ...], name: str) -> Iterator[Exam
 def _torchvision_examples(module: Any) -> Iterator[Example]:
     own = next(iter(inspect.signature(module.forward).parameters))
     if ".video." in type(module).__module__:
-        yield {own: torch.randn(2, 3, 16, 112, 112)}
+        yield {own: torch.randn(2, 3, 16, 64, 64)}
     yield from _pictures(3, (SIZE, SIZE_OF_MOST), own)
 
 
@@ -104,7 +104,7 @@ def _timm_families() -> Families:
 
 
 def _timm_make(name: str) -> nn.Module:
-    return _timm().create_model(name, pretrained=False)  # type: ignore[no-any-return]
+    return _timm().create_model(name, pretrained=False)
 
 
 def _timm_examples(module: Any) -> Iterator[Example]:
@@ -147,7 +147,7 @@ def _transformers_make(name: str) -> nn.Module:
     config = config_type(**{key: value for key, value in _SHRUNK.items() if getattr(plain, key, None) is not None})
     config.pad_token_id = 0
     config.use_cache = False
-    return getattr(import_module("transformers"), made if isinstance(made, str) else made[0])(config)  # type: ignore[no-any-return]
+    return getattr(import_module("transformers"), made if isinstance(made, str) else made[0])(config)
 
 
 def _transformers_examples(module: Any) -> Iterator[Example]:
@@ -217,7 +217,7 @@ def _monai_make(name: str) -> nn.Module:
     if "spatial_dims" in inspect.signature(made).parameters:
         needed.add("spatial_dims")
     own = _OWN.get(name, {})
-    return made(**{key: _GIVEN[key] for key in needed - own.keys()} | own)  # type: ignore[no-any-return]
+    return made(**{key: _GIVEN[key] for key in needed - own.keys()}, **own)
 
 
 def _monai_examples(module: Any) -> Iterator[Example]:

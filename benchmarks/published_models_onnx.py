@@ -42,7 +42,7 @@ def run(model: onnx.ModelProto, values: Mapping[str, Tensor], live: set[str], ou
                 inputs[1],
                 inputs[2],
                 training=training,
-                eps=epsilon,  # type: ignore[arg-type]
+                eps=epsilon,
             )
             continue
         made = OPERATORS[node.op_type](attributes, *inputs)
@@ -108,7 +108,7 @@ def _max_pool(attributes: Mapping[str, Any], x: Tensor) -> Tensor:
     attributes = _same_pads(attributes, list(x.shape[2:]), kernel)
     pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[spatial - 1]
     padded = F.pad(x, _pads(attributes, spatial), value=-torch.inf)
-    return pool(  # type: ignore[no-any-return]
+    return pool(
         padded, kernel, attributes.get("strides", [1] * spatial), 0, attributes.get("dilations", [1] * spatial),
         ceil_mode=bool(attributes.get("ceil_mode", 0)),
     )  # fmt: skip
@@ -120,9 +120,9 @@ def _average_pool(attributes: Mapping[str, Any], x: Tensor) -> Tensor:
     pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[spatial - 1]
     strides, pads = attributes.get("strides", [1] * spatial), _pads(attributes, spatial)
     ceil = bool(attributes.get("ceil_mode", 0))
-    made: Tensor = pool(F.pad(x, pads), kernel, strides, 0, ceil)  # type: ignore[operator]
+    made: Tensor = pool(F.pad(x, pads), kernel, strides, 0, ceil)
     if not attributes.get("count_include_pad", 0):
-        made = made / pool(F.pad(torch.ones_like(x), pads), kernel, strides, 0, ceil)  # type: ignore[operator]
+        made = made / pool(F.pad(torch.ones_like(x), pads), kernel, strides, 0, ceil)
     return made
 
 
@@ -172,8 +172,8 @@ def _gather(attributes: Mapping[str, Any], x: Tensor, indices: Tensor) -> Tensor
 def _split(attributes: Mapping[str, Any], x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
     axis = attributes.get("axis", 0)
     if sizes is None:
-        return x.chunk(attributes["num_outputs"], axis)
-    return x.split(_ints(sizes), axis)  # type: ignore[no-any-return, no-untyped-call]
+        return tuple(x.chunk(attributes["num_outputs"], axis))
+    return tuple(x.split(_ints(sizes), axis))
 
 
 def _reduce(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
