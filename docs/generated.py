@@ -287,7 +287,7 @@ def inspection_keys() -> str:
         Payload,
         MeasuredStep,
     )
-    return "\n\n".join(map(_keys, structs))
+    return "\n\n".join(_keys(struct) for struct in structs)
 
 
 def check_keys() -> str:
