@@ -15,6 +15,7 @@ from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import FLOAT, Array, Shape
 from edgeasync.autodiff.losses import TARGET, add_loss, target_type
 from edgeasync.autodiff.outputs import choose_output
+from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.producers import producer_of
 from edgeasync.autodiff.selection import Selection, select
 from edgeasync.autodiff.settings import GraphSettings
@@ -249,7 +250,7 @@ def _check_run(made: TrainingGraph, prepared: ForwardGraph, target: Shape) -> No
         size = [forward.PROBES[0] if dim is None else dim for dim in prepared.shapes[name]]
         feeds[name] = np.zeros(size, prepared.dtypes[name])
     try:
-        session = forward.open_session(made.model)
+        session = open_session(made.model)
         kind = next(entry.type for entry in session.get_inputs() if entry.name == TARGET)
         feeds[TARGET] = np.zeros([dim or 0 for dim in target], np.int64 if kind == "tensor(int64)" else FLOAT)
         names = [entry.name for entry in session.get_outputs()]

@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 import onnx
 
-from edgeasync.autodiff import forward
 from edgeasync.autodiff.chance import without_chance
 from edgeasync.autodiff.graph import Array, free_inputs, needed, read_nodes, value_info, write_nodes
 from edgeasync.autodiff.inspection import example_feeds, measure
 from edgeasync.autodiff.losses import TARGET
+from edgeasync.autodiff.probing import open_session
 from edgeasync.errors import GraphError
 from edgeasync.parameters import ParameterSpec, Vector
 
@@ -141,11 +141,11 @@ class _Scene:
         self._gradients = [entry.name for entry in self._proto.graph.output if entry.name.endswith(".grad")]
         self._stops = _stops(self._proto)
         self._proto.graph.output.extend([onnx.ValueInfoProto(name=name) for name in self._stops])
-        self._whole = forward.open_session(self._proto.SerializeToString())
+        self._whole = open_session(self._proto.SerializeToString())
         self._points: list[_Point] = []
         feeds = self.point(0).feeds
         alone = _loss_alone(self._proto, {name: feeds[name] for name in self._stops})
-        self._forward = forward.open_session(alone.SerializeToString())
+        self._forward = open_session(alone.SerializeToString())
         self._read = {entry.name for entry in alone.graph.input}
         self.operations = measure(alone, self._those_read(feeds)).operations
 

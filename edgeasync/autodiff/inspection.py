@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from edgeasync.autodiff import forward
 from edgeasync.autodiff.graph import FLOAT, Array, Node, free_inputs, read_nodes, value_info
 from edgeasync.autodiff.losses import TARGET
+from edgeasync.autodiff.probing import open_session
 from edgeasync.errors import GraphError, native_reason
 from edgeasync.parameters import ParameterSpec
 
@@ -197,7 +197,7 @@ def run_with_every_tensor(proto: onnx.ModelProto, feeds: Mapping[str, Array]) ->
     del whole.graph.output[:]
     whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     try:
-        return dict(zip(names, forward.open_session(whole.SerializeToString()).run(names, feeds), strict=True))
+        return dict(zip(names, open_session(whole.SerializeToString()).run(names, feeds), strict=True))
     except Exception as error:
         raise GraphError(f"the graph does not run: {native_reason(error)}") from error
 

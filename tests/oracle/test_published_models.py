@@ -13,6 +13,8 @@ from edgeasync.autodiff.settings import GraphSettings
 
 nn = torch.nn
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's exporter warns of itself
+
 
 @pytest.fixture(scope="module")
 def exported():
