@@ -105,15 +105,17 @@ class _Search:
         return None
 
     def _spans(self, data: str, product: str) -> bool:
-        """Return whether a tensor is data, and a product has the same shape as far as it is known."""
+        """Return whether a tensor is data, and a product with it has the same shape.
+
+        Axes of unknown size belong to the batch, so they count as equal.
+        """
         if data not in self._live:
             return False
-        if data not in self._dims or product not in self._dims:
+        own, whole = self._dims.get(data, ()), self._dims.get(product, ())
+        if not own or not whole:
             return True
-        pairs = [*zip(self._dims[data], self._dims[product], strict=False)]
-        known = [(one, other) for one, other in pairs if one.dim_value and other.dim_value]
-        return len(self._dims[data]) == len(self._dims[product]) and all(
-            a.dim_value == b.dim_value for a, b in known
+        return len(own) == len(whole) and all(
+            mine.dim_value != 1 or other.dim_value == 1 for mine, other in zip(own, whole, strict=True)
         )
 
     def _kept(self, data: str, mask: _Mask) -> str:
