@@ -248,7 +248,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "ReduceSum": _reduce(torch.sum),
     "Relu": lambda _, x: x.relu(),
     "Reshape": _reshape,
-    "Shape": lambda _, x: torch.tensor(x.shape),
+    "Shape": lambda a, x: torch.tensor(x.shape[a.get("start", 0) : a.get("end")]),
     "Sigmoid": lambda _, x: x.sigmoid(),
     "Slice": _slice,
     "Softmax": lambda a, x: x.softmax(a.get("axis", -1)),

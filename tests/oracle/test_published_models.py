@@ -13,6 +13,8 @@ from edgeasync.autodiff.settings import GraphSettings
 
 nn = torch.nn
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's exporter warns of itself
+
 
 @pytest.fixture(scope="module")
 def exported():
@@ -51,10 +53,19 @@ def test_a_wrong_gradient_is_found(exported):
 
 
 def test_the_flag_that_a_message_names_is_set():
+    module = nn.Sequential(nn.Linear(6, 1)).eval()
+    example = {"input": torch.randn(2, 6)}
+    model, _ = check.export("own", module, example)
+    made, settings, flags = check.build(model)
+    assert settings == GraphSettings(loss="bce_with_logits")
+    assert flags == ["--loss bce_with_logits"]
+    assert outcome(module, model, made, settings, example) == ("trains", "module")
+
+
+def test_a_softmax_at_the_end_is_skipped_by_both_sides():
     module = nn.Sequential(nn.Linear(6, 3), nn.Softmax(1)).eval()
     example = {"input": torch.randn(2, 6)}
     model, _ = check.export("own", module, example)
-    made, settings, (flag,) = check.build(model)
-    assert settings == GraphSettings(output=settings.output)
-    assert flag == f"--output {settings.output}"
+    made, settings, flags = check.build(model)
+    assert flags == []
     assert outcome(module, model, made, settings, example) == ("trains", "file")
