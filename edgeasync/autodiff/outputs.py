@@ -23,6 +23,9 @@ _ENDING = frozenset(
 """Operators that compute probabilities, their maximum, or a label from scores."""
 
 
+_LAYERS = frozenset({"Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})
+
+
 class Output(msgspec.Struct, frozen=True):
     """The chosen tensor, and the reason why it was chosen among several outputs."""
 
@@ -65,13 +68,13 @@ def _only(model: onnx.ModelProto, names: list[str]) -> Output:
     way = _Way(model)
     trained = [name for name in candidates if way.is_trained(name)]
     scores = [name for name in trained if not any(way.is_ending(other, name) for other in trained)]
-    last = [name for name in scores if all(way.depends(name, other) for other in scores if other != name)]
+    last = [name for name in scores if all(way.has_layer(other, name) for other in scores if other != name)]
     if len(last) == 1:
         reasons = ["no other output depends on the data and on weights"] if trained == last else []
         if made := [repr(name) for name in trained if name not in scores]:
             reasons.append(f"{', '.join(made)} is computed from scores without weights")
         if used := [repr(name) for name in scores if name not in last]:
-            reasons.append(f"it is computed from {', '.join(used)}")
+            reasons.append(f"layers compute it from {', '.join(used)}")
         said = f"the model has {len(names)} outputs; trains {last[0]!r}, because {' and '.join(reasons)}"
         return Output(last[0], f"{said}; to train another, set output")
     name = (*dictionaries, *scores, *candidates, *names)[0]
@@ -110,9 +113,17 @@ class _Way:
         before = self._before(name)
         return not before.isdisjoint(self._inputs) and not before.isdisjoint(self._weights)
 
-    def depends(self, name: str, other: str) -> bool:
-        """Return whether a tensor is computed from another one."""
-        return self._same.get(other, other) in self._before(name)
+    def has_layer(self, before: str, name: str) -> bool:
+        """Return whether a tensor is computed from the tensor `before` by at least one layer."""
+        before, name = self._same.get(before, before), self._same.get(name, name)
+        reached, layered = {before}, set[str]()
+        for node in needed(self._nodes, [name]):
+            if reached.isdisjoint(inputs := free_inputs(node)):
+                continue
+            reached.update(node.outputs)
+            if node.op in _LAYERS or not layered.isdisjoint(inputs):
+                layered.update(node.outputs)
+        return name in layered
 
     def is_ending(self, scores: str, name: str) -> bool:
         """Return whether a tensor is computed from `scores` alone, by operators without weights."""

@@ -79,16 +79,17 @@ class RandomRuns:
         return open_session(model.SerializeToString())
 
     @cached_property
-    def _variances(self) -> set[str]:
-        """Running statistics, which must not become negative."""
+    def _statistics(self) -> set[str]:
+        """Running statistics, which stay as they are, because variances must not become negative."""
         nodes = self._prepared.nodes
         return {name for node in nodes if node.op == "BatchNormalization" for name in node.inputs[3:]}
 
     def _near_feeds(self) -> Iterator[dict[str, Array]]:
+        # In training mode, a BatchNormalization of onnxruntime overwrites statistics, so it gets copies.
         for number, scale in enumerate(DRAWS):
             generator = np.random.Generator(np.random.PCG64(number))
             yield self._inputs(generator, scale) | {
-                name: value if name in self._variances else value + drawn(value, MOVED, generator)
+                name: value.copy() if name in self._statistics else value + drawn(value, MOVED, generator)
                 for name, value in self._prepared.parameters.items()
             }
 
@@ -97,7 +98,7 @@ class RandomRuns:
         for number, scale in enumerate(SCALES):
             generator = np.random.Generator(np.random.PCG64(number))
             yield self._inputs(generator, DRAWS[number % len(DRAWS)]) | {
-                name: value if name in self._variances else drawn(value, scale, generator)
+                name: value.copy() if name in self._statistics else drawn(value, scale, generator)
                 for name, value in self._prepared.parameters.items()
             }
 

@@ -200,7 +200,7 @@ ROWS_OF_TABLE = {
     "two sequences": Row(Translate, SEQUENCES, "cross_entropy", all_of_it, whole(3, ROWS, 4)),
     "two heads": Row(Heads, normal(ROWS, 4), "cross_entropy", lambda found: found[0], LABELS, 1),
     "a dict of probabilities": Row(Named, normal(ROWS, 4), "cross_entropy", None, LABELS, 1),
-    "a dataclass": Row(Quantized, normal(ROWS, 4), "mse", lambda found: found.rebuilt, normal(ROWS, 4), 1),
+    "a dataclass": Row(Quantized, normal(ROWS, 4), "mse", lambda found: found.rebuilt, normal(ROWS, 4)),
     "two views": Row(
         TwoViews,
         {"one": normal(ROWS, 4), "other": normal(ROWS, 4, seed=1)},

@@ -609,7 +609,7 @@ ONE_WAY = {
         r"no gradient reaches a.weight, a.bias of Module; .* freeze=[",
     ),
     "an operator without a gradient": (
-        lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU(), nn.Linear(4, 2)),
+        lambda: of_floats(lambda m, x: m.b(m.a(x) * torch.linalg.det(m.a(x).reshape(-1, 2, 2)).reshape(-1, 1))),
         "dynamo",
         "freeze=[",
     ),

@@ -22,8 +22,8 @@ def read(text):
             "[peer]\nhub = 'tcp://h:1'\npeers = 'peers.toml'",
             "peers and hub both define the list of peers; set only one of them",
         ),
-        ("[peer]\nenrol = 'edgeasync1_'", "enrol requires hub"),
-        ("[peer]\naddress = 'tcp://h:1'", "address requires hub"),
+        ("[peer]\nenrol = 'edgeasync1_'", "enrol requires the setting hub"),
+        ("[peer]\naddress = 'tcp://h:1'", "address requires the setting hub"),
         (
             "[peer]\nhub = 'tcp://h:1'\naddress = 'ipc://here'",
             "address 'ipc://here' is invalid; set tcp://HOST:PORT",

@@ -19,6 +19,7 @@ from edgeasync.training.micro_batches import MicroBatchSize
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.plan import LocalTraining
 from edgeasync.training.trainer import StepResult
+from tests.support.models.gradients import forward, numbers
 from tests.support.models.trainers import onnx_trainer
 
 MLP = MlpModel(inputs=6, hidden=(8,), classes=3)
@@ -182,10 +183,10 @@ def test_a_batch_norm_is_trained_where_a_batch_is_one_part():
 
 
 def test_a_fixed_batch_is_not_cut_but_added_up():
-    proto = nn.to_onnx(LAYERS, (6,))
-    for entry in (*proto.graph.input, *proto.graph.output):
-        entry.type.tensor_type.shape.dim[0].dim_value = 10
-    graph = build_training_graph(proto.SerializeToString(), GraphSettings())
+    # The largest values of the batch are subtracted, so the size in the file cannot be changed.
+    parameters = {"w": numbers((6, 3)), "first": np.array([0])}
+    model = forward("m = ReduceMax(x, first)\nd = Sub(x, m)\ny = MatMul(d, w)", parameters, (6,), batch=10)
+    graph = build_training_graph(model, GraphSettings())
 
     def make(**options):
         return onnx_trainer(graph.model, graph.spec, Dataset.of(X, Y), [SGD()], provider="cpu", **options)
