@@ -53,7 +53,9 @@ def test_several_heads_are_listed_with_their_shapes():
     build_training_graph(several(text, "s", "z"), GraphSettings(output="z"))
 
 
-@pytest.mark.parametrize("text", ["y = Mul(z, b2)", "k = Gemm(x, w1)\ny = Sub(z, k)"], ids=["scale", "other scores"])
+@pytest.mark.parametrize(
+    "text", ["y = Mul(z, b2)", "k = Gemm(x, w1)\ny = Sub(z, k)"], ids=["scale", "other scores"]
+)
 def test_arithmetic_on_scores_may_be_meant_as_well(text):
     """It is no layer, such as the head of an embedding, and no ending, such as a softmax."""
     refused(several(text, "y", "z"), "the model has 2 outputs .*; choose the one to train: output='y'")
