@@ -29,7 +29,7 @@ PACKAGES = (
     "torch==2.13.0", "torchvision==0.28.0", "transformers==5.24.0",
 )  # fmt: skip
 WHEEL = "openwakeword==0.4.0"
-"""Installed without its dependencies, because only its files are read."""
+"""This wheel is installed without its dependencies, because only its files are read."""
 
 SPARES = 2
 """For each model, this many are drawn, because some cannot be exported."""
@@ -46,8 +46,8 @@ ERROR_RATIO_MAX = 2.0
 EXACT = 1e-6
 """A median error that is always accepted, because it is near the precision of float32."""
 
-WRONG, WRONG_RATIO = 1e-3, 10.0
-"""A gradient is wrong from this relative error, unless it is at most so many times that of torch."""
+WRONG = 1e-3
+"""A parameter's relative error from which its gradient is wrong, unless torch's error is as large."""
 
 Outcome = dict[str, Any]
 
@@ -73,25 +73,12 @@ def judge(told: Outcome) -> Outcome:
     """Decide whether a model trains, from what its process told."""
     if told["outcome"] != "built":
         return told
-    if told["unknown"] or told["missing"] or not _is_right(told):
+    bound = max(ERROR_RATIO_MAX * told["torch error"], EXACT)
+    exact = told["error"] <= bound and told["worst error"] <= max(WRONG, 10 * told["worst torch error"])
+    if not exact or told["unknown"] or told["missing"]:
         return told | {"outcome": "WRONG", "reason": _wrong(told)}
-    if told["error"] > max(ERROR_RATIO_MAX * told["torch error"], EXACT):
-        return told | {"outcome": "less exact", "reason": _wrong(told)}
     many = len(told["flags"]) > 1
     return told | {"outcome": "needs more flags" if many else "trains"}
-
-
-def _is_right(told: Outcome) -> bool:
-    """Return whether rounding explains the errors.
-
-    Where rounding switches a ReLU or a maximum, some errors are much larger than others, in torch
-    as well.
-    """
-    usual = told["torch error"]
-    return bool(
-        told["error"] <= max(WRONG_RATIO * usual, EXACT)
-        and told["worst error"] <= max(WRONG, WRONG_RATIO * max(usual, told["worst torch error"]))
-    )
 
 
 def _wrong(told: Outcome) -> str:
