@@ -41,7 +41,7 @@ class Library:
 
 @cache
 def _torchvision() -> Any:
-    """Import torchvision, also if its compiled operators are of another build than torch.
+    """Import torchvision, even if its compiled operators were built for another version of torch.
 
     torchvision registers implementations of two of them, which must therefore be defined.
     """

@@ -1,4 +1,4 @@
-"""Opens models in onnxruntime while a training graph is built."""
+"""Opens onnxruntime sessions for the runs that the build of a training graph needs."""
 
 import onnxruntime
 

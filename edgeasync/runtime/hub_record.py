@@ -82,7 +82,7 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
 
 
 def _within_limits(model: OnnxModel) -> OnnxModel:
-    """Return the model settings, with the limits on building the model reduced to the defaults."""
+    """Return the model settings. Limits on the build that exceed the defaults are reduced to them."""
     nbytes = model.build_memory_bytes_max
     if nbytes is not None:
         nbytes = ByteCount(min(nbytes, half_of_memory_bytes() or nbytes))

@@ -195,7 +195,7 @@ def _leaky_relu(step: Step) -> Gradients:
     graph, op = step.graph, step.graph.op
     alpha = step.attribute("alpha", 0.01)
     if 0.0 <= alpha <= 1.0:
-        # The output has the input's sign, and is kept for the next layer anyway.
+        # The output is positive where the input is. Unlike the input, it is kept in memory anyway.
         return [op("Mul", step.gradient, op("Max", is_positive(graph, step.output()), graph.scalar(alpha)))]
     positive = op("Greater", step.input(0), graph.scalar(0.0))
     return [op("Where", positive, step.gradient, op("Mul", step.gradient, graph.scalar(alpha)))]
@@ -205,7 +205,7 @@ def _leaky_relu(step: Step) -> Gradients:
 def _elu(step: Step) -> Gradients:
     graph, op = step.graph, step.graph.op
     alpha = step.attribute("alpha", 1.0)
-    # For a positive alpha, the output has the input's sign, and is kept for the next layer anyway.
+    # If alpha is positive, the output has the sign of the input. Unlike the input, it is kept in memory anyway.
     positive = op("Greater", step.output() if alpha > 0.0 else step.input(0), graph.scalar(0.0))
     slope = op("Add", step.output(), graph.scalar(alpha))
     return [op("Where", positive, step.gradient, op("Mul", step.gradient, slope))]

@@ -16,7 +16,7 @@ def _rnn(step: Step) -> Gradients:
 
 
 def _cell(function: str, direction: RecurrentDirection) -> Local:
-    """Return the gradients of a cell. The derivative of f is known from the state after each step."""
+    """Return the gradients of a cell. The derivative of f is computed from f's result."""
     graph, op, states = direction.graph, direction.graph.op, direction.states
     slope = SLOPES[function](graph, "", states)
 

@@ -39,7 +39,7 @@ from edgeasync.parameters import ParameterSpec, Vector
 SCALARS = "scalars"
 
 TOLERANCE = 1e-6
-"""Two floats of the core count as equal if their relative difference is at most this.
+"""Maximum relative difference of two floats in core states that count as equal.
 
 Machines may round differently.
 """
