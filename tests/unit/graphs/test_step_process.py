@@ -18,12 +18,16 @@ def measure(built, batch_size=4, *, s_max=60.0, bytes_max=1 << 32):
     return measure_step(built.model, built.spec, batch_size, threads=1, s_max=s_max, bytes_max=bytes_max)
 
 
+LIBRARIES_SPREAD_BYTES = 1 << 20
+"""The peak memory of two processes that import the same libraries differs by less than this."""
+
+
 def test_a_larger_model_needs_its_memory():
     """Parameters and gradient, and two copies at most of what onnxruntime reads in place."""
     small, large = graph(8), graph(2000)
     memory = [measure(each).memory_bytes for each in (small, large)]
     nbytes = 4 * large.spec.length
-    assert 2 * nbytes < memory[1] - memory[0] < 4 * nbytes
+    assert 2 * nbytes - LIBRARIES_SPREAD_BYTES < memory[1] - memory[0] < 4 * nbytes
 
 
 def test_every_kind_of_data_is_made_up():
