@@ -209,6 +209,12 @@ def _layer_norm(attributes: Mapping[str, Any], x: Tensor, scale: Tensor, bias: T
     return F.layer_norm(x, shape, scale, bias, attributes.get("epsilon", 1e-5))
 
 
+def _constant_of_shape(attributes: Mapping[str, Any], shape: Tensor) -> Tensor:
+    value = attributes.get("value")
+    filled = torch.zeros(1) if value is None else _tensor(value, torch.get_default_dtype())
+    return filled.reshape(()).expand(_ints(shape) or []).clone()
+
+
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Abs": lambda _, x: x.abs(),
     "Add": lambda _, x, y: x + y,
@@ -216,6 +222,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Cast": _cast,
     "Clip": _clip,
     "Concat": lambda a, *parts: torch.cat(parts, a["axis"]),
+    "ConstantOfShape": _constant_of_shape,
     "Conv": _conv,
     "Div": lambda _, x, y: x / y,
     "Dropout": lambda _, x, *__: x,

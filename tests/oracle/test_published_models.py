@@ -27,7 +27,7 @@ def exported():
 
 
 def outcome(module, model, made, settings, example):
-    told = check.compare(check.Oracle(module, model, made, settings), made, example, 1)
+    told = check.compare(check.Oracle(module, model, made, settings, example), made, example, 1)
     facts = {"outcome": "built", "flags": [], "parameters": 1, "nodes": 1, "build s": 1.0}
     return judge(facts | told)["outcome"], told["oracle"]
 
@@ -38,6 +38,12 @@ def test_a_small_module_trains_by_its_module_and_by_its_file(exported):
     assert flags == []
     assert outcome(module, model, made, settings, example) == ("trains", "module")
     assert outcome(model, model, made, settings, example) == ("trains", "file")
+
+
+def test_errors_are_compared_input_by_input():
+    rare = {"ours": [1e-5, 1e-5, 0.1, 1e-5], "torch": [1e-5, 2e-5, 1e-5, 1e-5]}
+    assert check._ratio(rare) == 1.0
+    assert check._ratio({"ours": [1.5e-6, 1e-6], "torch": [0.0, 1e-7]}) == 2.5  # a millionth is 2.0
 
 
 def test_a_wrong_gradient_is_found(exported):

@@ -10,9 +10,10 @@ from benchmarks.published_models import judge, measure, report
 from benchmarks.report import Results
 
 BUILT = {
-    "outcome": "built", "flags": [], "error": 2e-6, "torch error": 1e-6, "worst": "weight", "worst error": 1e-5,
-    "worst torch error": 1e-5, "unknown": [], "missing": [], "parameters": 3, "nodes": 4, "build s": 1.0,
-    "session s": 1.0, "step s": 1.0, "torch step s": 2.0,
+    "outcome": "built", "flags": [], "inputs": 4, "error ratio": 2.0, "error": 2e-6, "torch error": 1e-6,
+    "worst": "weight", "worst ratio": 10.0, "worst error": 1e-5, "worst torch error": 1e-6, "unknown": [],
+    "missing": [], "parameters": 3, "nodes": 4, "build s": 1.0, "session s": 1.0, "step s": 1.0,
+    "torch step s": 2.0,
 }  # fmt: skip
 
 
@@ -38,13 +39,11 @@ def test_models_that_cannot_be_exported_are_replaced_and_listed(monkeypatch):
         ({}, "trains"),
         ({"flags": ["--output scores"]}, "trains"),
         ({"flags": ["--output scores", "--loss mse"]}, "needs more flags"),
-        ({"error": 2.1e-6}, "WRONG"),
-        ({"error": 0.9e-6, "torch error": 1e-7}, "trains"),
-        ({"worst error": 0.5}, "WRONG"),
-        ({"worst error": 0.5, "worst torch error": 0.1}, "trains"),
+        ({"error ratio": 2.1}, "WRONG"),
+        ({"worst ratio": 11.0}, "WRONG"),
         ({"unknown": ["mask"]}, "WRONG"),
         ({"missing": ["scale"]}, "WRONG"),
-        ({"error": float("nan")}, "WRONG"),
+        ({"error ratio": float("nan")}, "WRONG"),
         ({"outcome": "refused"}, "refused"),
     ],
 )
