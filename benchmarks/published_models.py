@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from benchmarks.published_models_limits import ERROR_RATIO_MAX, WRONG_RATIO_MAX
 from benchmarks.report import UNFIT, Form, Results, benchmark, make_parser, show_progress
 from benchmarks.surroundings import ROOT
 
@@ -39,18 +40,6 @@ PATIENCE_S = 1200.0
 
 TRAIN_MIN = 37 / 40
 """The least share of the drawn models that train with at most one flag."""
-
-ERROR_RATIO_MAX = 2.0
-"""Our error may be this many times that of torch in float32, in the median of the inputs."""
-
-EXACT = 1e-6
-"""An error that is always accepted, because it is near the precision of float32."""
-
-WRONG = 1e-3
-"""A parameter's relative error that is always accepted."""
-
-WRONG_RATIO_MAX = 10.0
-"""A parameter's error may be this many times that of torch in float32, in the median of the inputs."""
 
 Outcome = dict[str, Any]
 

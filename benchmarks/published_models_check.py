@@ -30,7 +30,7 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from torch.utils import _pytree
 
 from benchmarks import published_models_onnx as in_torch
-from benchmarks.published_models import ERROR_RATIO_MAX, EXACT, WRONG, WRONG_RATIO_MAX
+from benchmarks.published_models_limits import ERROR_RATIO_MAX, EXACT, WRONG, WRONG_RATIO_MAX
 from benchmarks.published_models_make import Example, draw, example_of, make
 from edgeasync.autodiff.build import TrainingGraph, build_training_graph
 from edgeasync.autodiff.settings import GraphSettings

@@ -220,6 +220,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Add": lambda _, x, y: x + y,
     "AveragePool": _average_pool,
     "Cast": _cast,
+    "CastLike": lambda _, x, like: x.to(like.dtype),
     "Clip": _clip,
     "Concat": lambda a, *parts: torch.cat(parts, a["axis"]),
     "ConstantOfShape": _constant_of_shape,
