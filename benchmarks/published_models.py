@@ -78,7 +78,7 @@ def _wrong(told: Outcome) -> str:
     if told["missing"]:
         return f"does not train {', '.join(told['missing'])}"
     return (
-        f"{told['error ratio']:.1f} times torch's error (medians {told['error']:.1e}, {told['torch error']:.1e}); "
+        f"{told['error ratio']:.1f} times torch's error ({told['error']:.1e}, {told['torch error']:.1e}); "
         f"{told['worst']}: {told['worst ratio']:.1f} times ({told['worst error']:.1e}, "
         f"{told['worst torch error']:.1e})"
     )

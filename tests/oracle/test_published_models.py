@@ -40,10 +40,11 @@ def test_a_small_module_trains_by_its_module_and_by_its_file(exported):
     assert outcome(model, model, made, settings, example) == ("trains", "file")
 
 
-def test_errors_are_compared_input_by_input():
-    rare = {"ours": [1e-5, 1e-5, 0.1, 1e-5], "torch": [1e-5, 2e-5, 1e-5, 1e-5]}
-    assert check._ratio(rare) == 1.0
-    assert check._ratio({"ours": [1.5e-6, 1e-6], "torch": [0.0, 1e-7]}) == 2.5  # a millionth is 2.0
+def test_rare_large_errors_do_not_count_but_frequent_ones_do():
+    rare = {"ours": [1e-5, 1e-5, 1e-5, 0.1], "torch": [1e-5, 2e-5, 1e-5, 1e-5]}
+    assert check._ratio(rare, check.MEDIAN) == 1.0
+    assert check._ratio({"ours": [0.1, 1e-5, 0.1, 0.1], "torch": [1e-5] * 4}, check.QUARTILE) > 1000
+    assert check._ratio({"ours": [1e-6], "torch": [0.0]}, check.MEDIAN) == 2.0  # the limit
 
 
 def test_a_wrong_gradient_is_found(exported):
