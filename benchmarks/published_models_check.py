@@ -362,9 +362,14 @@ def check(library: str, name: str, seed: int) -> Outcome:
     """Return what happened to a model: whether it was exported, built and exact, and how fast."""
     told: Outcome = {"library": library, "model": name}
     try:
-        example = example_of(library, make(library, name, seed))
-        model, told["export"] = export(library, make(library, name, seed), example)
-        module = make(library, name, seed)  # some modules keep tensors of their first run
+        called = make(library, name, seed)
+        example = example_of(library, called)
+        # Some modules keep tensors of their first run, which must not be constants of the file.
+        made_anew: Callable[[], Any] = (
+            (lambda: called) if _is_keras(called) else partial(make, library, name, seed)
+        )
+        model, told["export"] = export(library, made_anew(), example)
+        module = made_anew()
     except Exception as error:  # noqa: BLE001 - of a library
         while isinstance(error.__cause__, Exception):
             error = error.__cause__

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from edgeasync.autodiff import published
+from edgeasync.autodiff.reading import stops_gradient
 
 Values = dict[str, Tensor]
 
@@ -46,6 +47,7 @@ def run(model: onnx.ModelProto, values: Mapping[str, Tensor], live: set[str], ou
             )
             continue
         made = OPERATORS[node.op_type](attributes, *inputs)
+        made = made.detach() if stops_gradient(node) else made
         for name, value in zip(node.output, made if isinstance(made, tuple | list) else [made], strict=False):
             if name and name not in values:
                 have[name] = value
@@ -101,6 +103,18 @@ def _conv(attributes: Mapping[str, Any], x: Tensor, weight: Tensor, bias: Tensor
     strides, dilations = attributes.get("strides", [1] * spatial), attributes.get("dilations", [1] * spatial)
     padded = F.pad(x, _pads(attributes, spatial))
     return convolve(padded, weight, bias, strides, 0, dilations, attributes.get("group", 1))
+
+
+def _conv_transpose(
+    attributes: Mapping[str, Any], x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    spatial = x.ndim - 2
+    convolve = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[spatial - 1]
+    ones, group = [1] * spatial, attributes.get("group", 1)
+    strides, dilations = attributes.get("strides", ones), attributes.get("dilations", ones)
+    more = attributes.get("output_padding", [0] * spatial)
+    made: Tensor = convolve(x, weight, bias, strides, 0, more, group, dilations)
+    return F.pad(made, [-size for size in _pads(attributes, spatial)])
 
 
 def _max_pool(attributes: Mapping[str, Any], x: Tensor) -> Tensor:
@@ -218,6 +232,7 @@ def _constant_of_shape(attributes: Mapping[str, Any], shape: Tensor) -> Tensor:
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Abs": lambda _, x: x.abs(),
     "Add": lambda _, x, y: x + y,
+    "ArgMax": lambda a, x: x.argmax(a.get("axis", 0), bool(a.get("keepdims", 1))),
     "AveragePool": _average_pool,
     "Cast": _cast,
     "CastLike": lambda _, x, like: x.to(like.dtype),
@@ -225,6 +240,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Concat": lambda a, *parts: torch.cat(parts, a["axis"]),
     "ConstantOfShape": _constant_of_shape,
     "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
     "Div": lambda _, x, y: x / y,
     "Dropout": lambda _, x, *__: x,
     "Elu": lambda a, x: F.elu(x, a.get("alpha", 1.0)),
