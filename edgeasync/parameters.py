@@ -7,6 +7,7 @@ of them.
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate, zip_longest
 from typing import Annotated, Literal, get_args
@@ -34,6 +35,17 @@ Role = Literal["trained", "statistic"]
 """Updates change `trained` arrays. The hub averages `statistic` arrays (running values of batch norms)."""
 
 _ROLES: tuple[Role, ...] = get_args(Role)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return whether a shell pattern matches a name.
+
+    A name matches itself, even if it contains brackets, which have a meaning in patterns.
+
+    >>> matches("head.weight", "head.*"), matches("layers[0].weight", "layers[0].weight")
+    (True, True)
+    """
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 class Parameter(msgspec.Struct, frozen=True, array_like=True):

@@ -14,8 +14,10 @@ class Published(msgspec.Struct, frozen=True):
     """A model without branches, whose batch size is dynamic if the file allows it."""
 
     model: onnx.ModelProto
-    remarks: tuple[str, ...]
+    notes: tuple[str, ...]
     """What was changed, one sentence each, beginning with a fixed batch size."""
+    warnings: tuple[str, ...] = ()
+    """What could not be changed, one sentence each."""
     fixed: onnx.ModelProto | None = None
     """The model with the batch size of the file, if `model` has a dynamic one instead."""
 
@@ -37,30 +39,33 @@ def read(data: bytes) -> Published:
     selections = resolve_branches(model)
     model = reading.convert(model)
     reading.widen_weights(model)
-    size, remarks, fixed = fixed_size(model), [], None
+    size, notes, warnings, fixed = fixed_size(model), list[str](), list[str](), None
     _check_selections(model, selections, size)
     if size is not None:
         freed, reason = free_batch(model, original)
-        fixed = model if reason is None else None
-        remarks.append(
-            f"the file has the batch size {size}, but trains with any, because random examples give the same "
-            "together as one by one"
-            if reason is None
-            else f"the batch size stays {size}, as in the file, because {reason}; to train with another, export "
-            "the model with a dynamic batch size"
-        )
+        if reason is None:
+            fixed = model
+            notes.append(
+                f"the file has the batch size {size}, but trains with any, because random examples give the same "
+                "together as one by one"
+            )
+        else:
+            warnings.append(
+                f"the batch size stays {size}, as in the file, because {reason}; to train with another, export "
+                "the model with a dynamic batch size"
+            )
         model = freed
     elif selections and (found := difference(original, model)) is not None and found.ran:
         raise GraphError(
             f"{selections[0].where} chooses by the data, and cannot be computed for each example: {found.reason}; "
             "write the model without a branch"
         )
-    remarks += [
+    notes += [
         f"{selection.where} chooses by the data; both branches are computed and trained, each with the examples "
         "that take it"
         for selection in selections
     ]
-    return Published(model, tuple(remarks), fixed)
+    return Published(model, tuple(notes), tuple(warnings), fixed)
 
 
 def _check_selections(model: onnx.ModelProto, selections: tuple[SelectedResult, ...], size: int | None) -> None:

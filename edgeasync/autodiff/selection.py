@@ -1,7 +1,6 @@
 """Selects the initializers to train, by name patterns and by hints that the exporter left."""
 
 from collections.abc import Collection, Iterator, Mapping
-from fnmatch import fnmatchcase
 
 import msgspec
 import numpy as np
@@ -12,6 +11,7 @@ from edgeasync.autodiff.exporters import kinds_of_inputs
 from edgeasync.autodiff.graph import FLOAT, Array
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
+from edgeasync.parameters import matches
 from edgeasync.structs import parse_json
 
 FROZEN = "edgeasync.frozen"
@@ -189,11 +189,11 @@ def _nothing_to_train(values: Mapping[str, Array]) -> str:
 
 def _chosen(names: list[str], settings: GraphSettings) -> set[str]:
     for pattern in (*(settings.train or ()), *settings.freeze):
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(matches(name, pattern) for name in names):
             raise GraphError(f"no parameter matches {pattern!r}; the parameters are {', '.join(names)}")
     return {
         name
         for name in names
         if (settings.train is None or settings.names(name))
-        and not any(fnmatchcase(name, pattern) for pattern in settings.freeze)
+        and not any(matches(name, pattern) for pattern in settings.freeze)
     }

@@ -59,7 +59,7 @@ def test_a_file_of_one_example_trains_with_any_batch(text, parameters, x):
     data = forward(text, parameters, x, batch=1)
     graph = build_training_graph(data, MSE)
     assert batches(graph) == {"batch"}
-    assert ["the file has the batch size 1, but trains with any" in said for said in graph.warnings] == [True]
+    assert ["the file has the batch size 1, but trains with any" in said for said in graph.notes] == [True]
     values = numbers((5, *x), 7)
     y = np.concatenate([session(data).run(None, {"x": values[[row]]})[0] for row in range(5)])
     target = numbers(y.shape, 8)

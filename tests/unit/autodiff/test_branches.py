@@ -94,7 +94,7 @@ def test_a_condition_of_the_data_chooses_for_each_example():
     """As a second network that verifies the answer of the first; the file has a batch of one."""
     data = branching(DATA, branch("r = MatMul(h, v)"), branch("r = Tanh(h)"), parameters=DATA_PARAMETERS, batch=1)
     graph = build_training_graph(data, MSE)
-    assert ["node 'choice' (If) chooses by the data" in said for said in graph.warnings].count(True) == 1
+    assert ["node 'choice' (If) chooses by the data" in said for said in graph.notes].count(True) == 1
     x, target = numbers((8, 4), 2), numbers((8, 3), 3)
     w, v = DATA_PARAMETERS["w"], DATA_PARAMETERS["v"]
     taken = (x @ w).max(axis=1) > 1
@@ -113,7 +113,7 @@ def test_sigmoids_of_both_branches_have_common_scores():
     before = f"{DATA}\ns = Sigmoid(h)"
     data = branching(before, then, branch("r = Identity(s)"), parameters=DATA_PARAMETERS, batch=1)
     graph = build_training_graph(data, GraphSettings(loss="bce_with_logits"))
-    assert any("trains the scores before it, 'i::scores'" in said for said in graph.warnings)
+    assert any("trains the scores before it, 'i::scores'" in said for said in graph.notes)
     x = numbers((6, 4), 2)
     target = (numbers((6, 3), 3) > 0).astype(np.float32)
     p = np.concatenate([session(data).run(None, {"x": x[[row]]})[0] for row in range(6)]).astype(np.float64)

@@ -82,7 +82,7 @@ def test_a_published_file_trains_with_at_most_a_loss(data, settings, scores):
     assert_trains(graph)
     metadata = session(graph.model).get_modelmeta().custom_metadata_map
     assert metadata["edgeasync.output"] == scores
-    assert any(f"trains the scores before it, '{scores}'" in said for said in graph.warnings)
+    assert any(f"trains the scores before it, '{scores}'" in said for said in graph.notes)
     trained = graph.spec.views(graph.initial + np.float32(0.1))
     exported = onnx.load_model_from_string(export_model(data, trained))
     original = onnx.load_model_from_string(data)
