@@ -4,9 +4,20 @@ import msgspec
 import onnx
 
 from edgeasync.autodiff import reading
-from edgeasync.autodiff.batch import EXAMPLES, difference, examples, fixed_size, free_batch, run_all
+from edgeasync.autodiff.batch import (
+    EXAMPLES,
+    difference,
+    examples,
+    fixed_size,
+    free_batch,
+    is_close,
+    run_all,
+    settled,
+)
 from edgeasync.autodiff.branches import SelectedResult, resolve_branches
 from edgeasync.autodiff.contract import is_training_graph
+from edgeasync.autodiff.forward import RANDOM_OPERATORS
+from edgeasync.autodiff.producers import producer_of
 from edgeasync.errors import GraphError
 
 
@@ -37,7 +48,9 @@ def read(data: bytes) -> Published:
         model = onnx.ModelProto()
         model.CopyFrom(original)
     selections = resolve_branches(model)
-    model = reading.convert(model)
+    before, model = model, reading.convert(model)
+    if model is not before:
+        _check_conversion(before, model)
     reading.widen_weights(model)
     size, notes, warnings, fixed = fixed_size(model), list[str](), list[str](), None
     _check_selections(model, selections, size)
@@ -66,6 +79,25 @@ def read(data: bytes) -> Published:
         for selection in selections
     ]
     return Published(model, tuple(notes), tuple(warnings), fixed)
+
+
+def _check_conversion(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """Raise `GraphError` if a model computes other values after the conversion of its opset."""
+    if any(node.op_type in RANDOM_OPERATORS - {"Dropout"} for node in before.graph.node):
+        return
+    try:
+        feeds = examples(before, fixed_size(before) or EXAMPLES)
+        first, second = [run_all(settled(model), feeds) for model in (before, after)]
+    except Exception:  # noqa: BLE001 - of onnxruntime; preparation reports it
+        return
+    for node in after.graph.node:
+        for name in node.output:
+            if name in first and name in second and not is_close(first[name], second[name]):
+                raise GraphError(
+                    f"{reading.read_nodes([node])[0].where}: onnx cannot convert it from opset "
+                    f"{reading.opset_of(before)}, because it then computes other values; "
+                    f"{producer_of(before).opset}"
+                )
 
 
 def _check_selections(model: onnx.ModelProto, selections: tuple[SelectedResult, ...], size: int | None) -> None:

@@ -158,13 +158,35 @@ def convert(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         if opset < OPSET_MIN:
             _hide_unknown_norms(model)
+            resized = _resized_before_11(model) if opset < 11 else {}
             model = version_converter.convert_version(model, OPSET_MIN)
+            for node in model.graph.node:
+                if (modes := resized.get(node.output[0])) is not None:
+                    node.attribute.extend([helper.make_attribute(*item) for item in modes.items()])
     except Exception as error:
         raise _unconverted(model, error) from error
     for node in model.graph.node:
         if node.op_type in _NORMS:
             node.domain = ""
     return model
+
+
+def _resized_before_11(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
+    """Return the attributes with which Resize computes the same as nodes of an opset before 11.
+
+    onnx's converter omits them. The keys are the outputs of the nodes.
+    """
+    stored = dict(_stored(model.graph))
+    found = {}
+    for node in model.graph.node:
+        if node.op_type in ("Resize", "Upsample"):
+            scales = [value for entry in node.attribute if entry.name == "scales" for value in entry.floats]
+            if not scales and (tensor := stored.get(node.input[1])) is not None:
+                scales = [*array_of(tensor, f"tensor {node.input[1]!r}")]
+            shrunk = bool(scales) and all(scale <= 1.0 for scale in scales)
+            rounding = {"nearest_mode": "ceil" if shrunk else "floor"}
+            found[node.output[0]] = {"coordinate_transformation_mode": "asymmetric"} | rounding
+    return found
 
 
 def _unconverted(model: onnx.ModelProto, error: Exception) -> GraphError:

@@ -130,6 +130,15 @@ def test_results_of_different_shapes_are_refused():
         build_training_graph(data, MSE)
 
 
+def test_a_rare_condition_over_the_batch_is_refused():
+    """No random example has a value above 5, so every one takes the same branch."""
+    before = ("h = MatMul(x, w)\ng = Greater(x, five)\nk = Cast<to=7>(g)\nm = ReduceMax<keepdims=0>(k)\n"
+              "c = Cast<to=9>(m)")  # fmt: skip
+    data = branching(before, branch("r = Neg(h)"), branch("r = Tanh(h)"), batch="batch",
+                     parameters=W | {"five": np.float32(5)})  # fmt: skip
+    refused(data, "chooses by the data, and cannot be computed for each example: the values of 'm'")
+
+
 @pytest.mark.parametrize("batch", ["batch", 1])
 def test_a_condition_over_the_batch_is_refused_or_holds_for_the_whole_batch(batch):
     before = "h = MatMul(x, w)\np = ReduceMax<keepdims=0>(h)\nc = Greater(p, zero)"
