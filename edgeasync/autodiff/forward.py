@@ -261,7 +261,7 @@ def _split_sizes(node: Node, forward: ForwardGraph, model: onnx.ModelProto) -> l
 
 
 def _constant_value(node: Node) -> Array:
-    ((kind, value),) = node.attributes.items()
+    kind, value = next(iter(node.attributes.items()), ("", None))
     if kind == "value":
         return array_of(value, node.where)
     if kind in ("value_float", "value_floats"):
@@ -269,8 +269,8 @@ def _constant_value(node: Node) -> Array:
     if kind in ("value_int", "value_ints"):
         return np.asarray(value, np.int64)
     raise GraphError(
-        f"{node.where} has the attribute {kind}, which is not supported in a training graph; store the constant "
-        "as a dense tensor of numbers"
+        f"{node.where} has {f'the attribute {kind}' if kind else 'no value'}, which is not supported in a "
+        "training graph; store the constant as a dense tensor of numbers"
     )
 
 
@@ -301,6 +301,8 @@ def _measure(
         session = open_session(model.SerializeToString())
         runs = [run(batch) for batch in (PROBES if symbolic else PROBES[:1])]
     except Exception as error:
+        if isinstance(error, MemoryError) or "Failed to allocate memory" in str(error):
+            raise GraphError(f"not enough memory to run the forward model: {native_reason(error)}") from error
         fixed = symbolic and session is not None and _runs_at_a_size(run, str(error))
         advice = producer.batch if fixed else "write that part of the model with other operators"
         if "Could not find an implementation" in str(error):

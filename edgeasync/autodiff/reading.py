@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from edgeasync.errors import GraphError, native_reason
 
 OPSET_MIN, OPSET_MAX = 18, 24
 """The supported range of opsets. Models with an older opset are converted to the first one."""
+
+NODES_MAX = 20_000
+"""Maximum number of nodes of a model that has functions of its own. A device accepts no more."""
 
 _NORMS = {"LayerNormalization": 17, "SimplifiedLayerNormalization": sys.maxsize}
 """Operators that onnxruntime has in all opsets, and the first opset of onnx that has them."""
@@ -142,10 +146,35 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replace calls of the model's own functions by their nodes. Raises `GraphError`."""
     if not any(entry.domain in _STANDARD for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid("", OPSET_MIN))  # it has no standard operator
+    _check_functions(model)
     try:
         return inliner.inline_local_functions(model) if model.functions else model
     except Exception as error:
         raise _unconverted(model, error) from error
+
+
+def _check_functions(model: onnx.ModelProto) -> None:
+    """Raise `GraphError` if calls of functions cannot be replaced by nodes.
+
+    onnx has already refused recursive functions.
+    """
+    bodies = {(function.domain, function.name): function for function in model.functions}
+    for domain, name in bodies:
+        if domain in (*_STANDARD, ONNXRUNTIME):
+            raise GraphError(
+                f"the model defines the operator {name} anew, and runtimes differ in which definition they use; "
+                "rename the function in the model"
+            )
+    calls = {key: [(node.domain, node.op_type) for node in body.node] for key, body in bodies.items()}
+    sizes: dict[tuple[str, str], int] = {}
+    for key in TopologicalSorter({key: bodies.keys() & made for key, made in calls.items()}).static_order():
+        sizes[key] = sum(sizes.get(called, 1) for called in calls[key])
+    count = sum(sizes.get((node.domain, node.op_type), 1) for node in model.graph.node)
+    if bodies and count > NODES_MAX:
+        raise GraphError(
+            f"the model has {count} nodes if calls of its own functions are replaced, over the limit of "
+            f"{NODES_MAX}; write it with fewer calls"
+        )
 
 
 def convert(model: onnx.ModelProto) -> onnx.ModelProto:

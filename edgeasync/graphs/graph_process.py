@@ -28,7 +28,7 @@ from edgeasync.host.host_info import half_of_memory_bytes
 from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol.messages import Frozen
 
-_NO_MEMORY = re.compile(r"bad_alloc|out of memory|allocat\w+ memory", re.IGNORECASE)
+_NO_MEMORY = re.compile(r"bad_alloc|out of memory|not enough memory|allocat\w+ memory", re.IGNORECASE)
 """Pattern of the error messages that libraries raise when memory is exhausted."""
 
 

@@ -97,12 +97,12 @@ def test_a_published_file_trains_with_at_most_a_loss(data, settings, scores):
 
 
 RESIZED = {
-    "enlarged": (10, "y = Resize<mode=\"linear\">(h, s)", [1, 1, 2, 1.5]),
-    "shrunk": (10, "y = Resize<mode=\"linear\">(h, s)", [1, 1, 0.75, 0.4375]),
-    "enlarged, nearest": (10, "y = Resize<mode=\"nearest\">(h, s)", [1, 1, 2.25, 1.4375]),
-    "shrunk, nearest": (10, "y = Resize<mode=\"nearest\">(h, s)", [1, 1, 0.75, 0.4375]),
-    "by the older operator": (9, "y = Upsample<mode=\"linear\">(h, s)", [1, 1, 2, 1.5]),
-    "by the oldest operator": (7, "y = Upsample<mode=\"linear\", scales=[1.0, 1.0, 2.0, 3.0]>(h)", None),
+    "enlarged": (10, 'y = Resize<mode="linear">(h, s)', [1, 1, 2, 1.5]),
+    "shrunk": (10, 'y = Resize<mode="linear">(h, s)', [1, 1, 0.75, 0.4375]),
+    "enlarged, nearest": (10, 'y = Resize<mode="nearest">(h, s)', [1, 1, 2.25, 1.4375]),
+    "shrunk, nearest": (10, 'y = Resize<mode="nearest">(h, s)', [1, 1, 0.75, 0.4375]),
+    "by the older operator": (9, 'y = Upsample<mode="linear">(h, s)', [1, 1, 2, 1.5]),
+    "by the oldest operator": (7, 'y = Upsample<mode="linear", scales=[1.0, 1.0, 2.0, 3.0]>(h)', None),
 }
 
 
