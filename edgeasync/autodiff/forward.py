@@ -8,6 +8,7 @@ size.
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import onnx
@@ -261,7 +262,8 @@ def _split_sizes(node: Node, forward: ForwardGraph, model: onnx.ModelProto) -> l
 
 
 def _constant_value(node: Node) -> Array:
-    kind, value = next(iter(node.attributes.items()), ("", None))
+    given: tuple[str, Any] = next(iter(node.attributes.items()), ("", None))
+    kind, value = given
     if kind == "value":
         return array_of(value, node.where)
     if kind in ("value_float", "value_floats"):

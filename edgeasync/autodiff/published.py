@@ -17,6 +17,7 @@ from edgeasync.autodiff.batch import (
 from edgeasync.autodiff.branches import SelectedResult, resolve_branches
 from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.forward import RANDOM_OPERATORS
+from edgeasync.autodiff.graph import read_nodes
 from edgeasync.autodiff.producers import producer_of
 from edgeasync.errors import GraphError
 
@@ -94,7 +95,7 @@ def _check_conversion(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
         for name in node.output:
             if name in first and name in second and not is_close(first[name], second[name]):
                 raise GraphError(
-                    f"{reading.read_nodes([node])[0].where}: onnx cannot convert it from opset "
+                    f"{read_nodes([node])[0].where}: onnx cannot convert it from opset "
                     f"{reading.opset_of(before)}, because it then computes other values; "
                     f"{producer_of(before).opset}"
                 )

@@ -117,8 +117,8 @@ def test_images_are_resized_as_by_the_opset_of_the_file(opset, text, scales):
 def test_what_the_conversion_of_an_opset_changes_is_refused():
     """Before opset 13, Hardmax treated all axes from its own on as one."""
     text = "m = Hardmax<axis=1>(x)\nh = Flatten(m)\ny = MatMul(h, w)"
-    refused(forward(text, {"w": numbers((20, 3), 1)}, (4, 5), opset=12, ir=7),
-            r"Hardmax .*: onnx cannot convert it from opset 12, because it then computes other values; ")  # fmt: skip
+    data = forward(text, {"w": numbers((20, 3), 1)}, (4, 5), opset=12, ir=7)
+    refused(data, r"Hardmax .*: onnx cannot convert it from opset 12, because it then computes other values; ")
 
 
 def test_the_default_loss_of_one_answer_is_refused_with_one_flag():
