@@ -74,11 +74,13 @@ def read(data: bytes) -> Published:
             f"{selections[0].where} chooses by the data, and cannot be computed for each example: {found.reason}; "
             "write the model without a branch"
         )
-    notes += [
-        f"{selection.where} chooses by the data; both branches are computed and trained, each with the examples "
-        "that take it"
-        for selection in selections
-    ]
+    if selections:
+        first, *others = dict.fromkeys(selection.where for selection in selections)
+        chooses = f" and {len(others)} other If nodes choose" if others else " chooses"
+        notes.append(
+            f"{first}{chooses} by the data; both branches are computed and trained, each with the examples that "
+            "take it"
+        )
     return Published(model, tuple(notes), tuple(warnings), fixed)
 
 

@@ -108,6 +108,25 @@ def test_a_condition_of_the_data_chooses_for_each_example():
     assert "If" in {node.op_type for node in onnx.load_model_from_string(exported).graph.node}
 
 
+def nested(depth):
+    """Return a branch with If nodes in both branches of If nodes, down to this depth."""
+    if depth == 0:
+        return branch("r = Tanh(h)")
+    inner = helper.make_node("If", ["c"], ["r"], then_branch=nested(depth - 1), else_branch=nested(depth - 1))
+    return helper.make_graph([inner], "b", [], [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)])
+
+
+def test_many_branches_are_told_in_one_note():
+    data = branching(DATA, nested(2), branch("r = Neg(h)"), parameters=DATA_PARAMETERS, batch=1)
+    *_, said = build_training_graph(data, MSE).notes
+    assert said.startswith("node 'choice' (If) and 3 other If nodes choose by the data; ")
+
+
+def test_more_branches_than_can_be_replaced_are_refused_at_once():
+    data = branching(DATA, nested(10), branch("r = Neg(h)"), parameters=DATA_PARAMETERS, batch=1)
+    refused(data, "the model has 1024 If nodes, over the limit of 1000")
+
+
 def test_sigmoids_of_both_branches_have_common_scores():
     then = branch("a = MatMul(h, v)\nr = Sigmoid(a)")
     before = f"{DATA}\ns = Sigmoid(h)"
