@@ -1,7 +1,7 @@
 """Builds a training graph from a forward ONNX model. Plain onnxruntime can run this graph."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from edgeasync.autodiff.selection import Selection, select
 from edgeasync.autodiff.settings import NEXT_ERROR, GraphSettings, follow
 from edgeasync.errors import GraphError, argument, native_reason
 from edgeasync.losses import CrossEntropy, Loss, OnnxLoss, find_loss, kind_of
-from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.parameters import AXES_MAX, NAME_MAX, Parameter, ParameterSpec, Vector
 from edgeasync.protocol.operators import ALLOWED, ALLOWED_OWN
 
 
@@ -128,6 +128,8 @@ def _build_published(found: published.Published, settings: GraphSettings) -> Tra
         )
     warnings = (*found.warnings, *_warnings(proto, prepared, selection, settings))
     made = _assemble(prepared, settings, selection)
+    if not isinstance(loss, OnnxLoss):
+        _check_rows(prepared)
     _check_run(made, prepared, sample)
     return msgspec.structs.replace(made, warnings=warnings, notes=tuple(notes))
 
@@ -146,6 +148,31 @@ def _check_devices(model: onnx.ModelProto, prepared: ForwardGraph) -> None:
             raise GraphError(f"{node.where}: operator {node.op} is not supported on devices; {rest}")
 
 
+def _check_rows(prepared: ForwardGraph) -> None:
+    """Raise `GraphError` unless axis 0 of the output belongs to the examples of the batch.
+
+    It may be a multiple of the batch size, such as one row per word.
+    """
+    rows, shape = prepared.shapes[prepared.inputs[0]][0], prepared.shapes[prepared.output]
+    if not shape or (shape[0] is not None if rows is None else (shape[0] or 0) % rows != 0):
+        raise GraphError(
+            f"output {prepared.output!r} of shape {shape} has no axis for the examples of a batch, which is axis 0 "
+            f"of input {prepared.inputs[0]!r}, of shape {prepared.shapes[prepared.inputs[0]]}; choose an output "
+            "with one row per example, or export the model with the batch as axis 0"
+        )
+
+
+def _check_parameters(parameters: Sequence[Parameter]) -> None:
+    """Raise `GraphError` if devices would not accept the name or shape of a parameter."""
+    for parameter in parameters:
+        if not 0 < len(parameter.name) <= NAME_MAX or len(parameter.shape) > AXES_MAX:
+            raise GraphError(
+                f"parameter {parameter.name[:60]!r} has {len(parameter.name)} characters in its name and "
+                f"{len(parameter.shape)} axes, but the limits are {NAME_MAX} and {AXES_MAX}; rename or reshape it "
+                "in the model, or freeze it by a pattern"
+            )
+
+
 def _warnings(
     model: onnx.ModelProto, prepared: ForwardGraph, selection: Selection, settings: GraphSettings
 ) -> tuple[str, ...]:
@@ -161,6 +188,10 @@ def _warnings(
             f"only finite float32 weights are trained, so these are not: {of_which}; to train them, export "
             "the model in float32"
         )
+    constants = prepared.constants.items()
+    nans = [name for name, value in constants if value.dtype.kind == "f" and np.isnan(value).any()]
+    if nans := [name for name in nans if name not in selection.unfit]:
+        found.append(f"constants contain NaN, so that all results may be NaN: {', '.join(nans)}; correct the file")
     if folded := folded_scalars(model, prepared):
         of_which = ", ".join([f"{name} of {origin}" for name, origin in folded.items()])
         found.append(
@@ -217,12 +248,10 @@ def _assemble(prepared: ForwardGraph, settings: GraphSettings, selection: Select
     results = {"loss": parts.loss, contract.WEIGHT: parts.weight}
     results |= {name + contract.GRADIENT: found[name] for name in trained}
     results |= {name + contract.NEXT: graph.statistics[name] for name in statistics}
-    spec = ParameterSpec(
-        tuple([
-            *[Parameter(name, prepared.parameters[name].shape) for name in trained],
-            *[Parameter(name, prepared.parameters[name].shape, "statistic") for name in statistics],
-        ])
-    )  # fmt: skip
+    parameters = [Parameter(name, prepared.parameters[name].shape) for name in trained]
+    parameters += [Parameter(name, prepared.parameters[name].shape, "statistic") for name in statistics]
+    _check_parameters(parameters)
+    spec = ParameterSpec(tuple(parameters))
     model = contract.serialize(prepared, graph, spec, results, _metadata(prepared, loss, settings))
     initial = spec.flatten({parameter.name: prepared.parameters[parameter.name] for parameter in spec.parameters})
     return TrainingGraph(model, spec, initial)

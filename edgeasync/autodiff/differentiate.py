@@ -27,6 +27,7 @@ def begin(
     graph = TrainingGraphBuilder()
     graph.constants = dict(forward.constants)
     graph.shapes, graph.dtypes = dict(forward.shapes), dict(forward.dtypes)
+    graph.avoid(graph.shapes)
     graph.active = set(trained)
     graph.live_statistics = frozenset(statistics)
     steps, blocking = [], list[Node]()

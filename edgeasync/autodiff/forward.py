@@ -27,6 +27,7 @@ from edgeasync.autodiff.graph import (
     tensor,
     value_info,
 )
+from edgeasync.autodiff.losses import TARGET
 from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.producers import Producer, producer_of
 from edgeasync.autodiff.reading import array_of, initial_values, opset_of, read_instead, stops_gradient
@@ -110,6 +111,13 @@ def prepare(
     for entry in model.graph.input:
         if entry.name not in forward.parameters and entry.name not in forward.constants and entry.name in used:
             _read_input(forward, entry, symbols, producer_of(model).sizes)
+    sizes = {name: forward.shapes[name][0] for name in forward.inputs if name != TARGET}
+    if len(set(sizes.values())) > 1:
+        told = ", ".join([f"{name}: {size or 'dynamic'}" for name, size in sizes.items()])
+        raise GraphError(
+            f"axis 0 of all inputs must be the batch, but their sizes differ ({told}); export the model with one "
+            "batch size for all inputs, best a dynamic one"
+        )
     if not forward.inputs:
         raise GraphError(f"output {output!r} does not depend on any input of the model; choose another output")
     producer, symbolic = producer_of(model), bool(symbols)

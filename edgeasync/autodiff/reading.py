@@ -45,6 +45,10 @@ def load(data: bytes) -> onnx.ModelProto:
     Raises `GraphError` if the model is invalid or uses external files.
     """
     model = read(data)
+    if sparse := [entry.values.name for entry in model.graph.sparse_initializer]:
+        raise GraphError(
+            f"the model stores sparse tensors, which are not supported: {', '.join(sparse)}; store them densely"
+        )
     for entry in model.graph.output:
         if entry.type.HasField("tensor_type"):
             entry.type.tensor_type.shape.SetInParent()  # onnx requires a shape; all shapes are measured later
