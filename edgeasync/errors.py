@@ -83,7 +83,7 @@ def arguments(sentence: str) -> dict[str, Any]:
 
 _NATIVE = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : \w+ : | ?==> Context: .*|Load model from \S* failed: ?|Status Message: "
-    r"|void\* onnxruntime::\w+\([^()]{0,100}\) "
+    r"|void\* onnxruntime::[\w:]{1,100}\([^()]{0,100}\) "
     r"|(?<!\S)\S+\.(?:h|hpp|c|cc|cpp|cu):\d+:? ?"
     r"(?:.* was false\. ?|(?:\w+: )?Assertion .* failed: ?|[A-Z][a-z]\w+[A-Z]\w+(?= ) ?)?"
     r"|\b[A-Z]\w+::(?=[A-Z])"

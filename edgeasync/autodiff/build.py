@@ -156,8 +156,8 @@ def _check_rows(prepared: ForwardGraph) -> None:
     rows, shape = prepared.shapes[prepared.inputs[0]][0], prepared.shapes[prepared.output]
     if not shape or (shape[0] is not None if rows is None else (shape[0] or 0) % rows != 0):
         raise GraphError(
-            f"output {prepared.output!r} of shape {shape} has no axis for the examples of a batch, which is axis 0 "
-            f"of input {prepared.inputs[0]!r}, of shape {prepared.shapes[prepared.inputs[0]]}; choose an output "
+            f"output {prepared.output!r} of shape {shape} has no axis for the examples of a batch, which is axis "
+            f"0 of input {prepared.inputs[0]!r}, of shape {prepared.shapes[prepared.inputs[0]]}; choose an output "
             "with one row per example, or export the model with the batch as axis 0"
         )
 
@@ -190,7 +190,7 @@ def _warnings(
         )
     constants = prepared.constants.items()
     nans = [name for name, value in constants if value.dtype.kind == "f" and np.isnan(value).any()]
-    if nans := [name for name in nans if name not in selection.unfit]:
+    if nans and not selection.unfit:
         found.append(f"constants contain NaN, so that all results may be NaN: {', '.join(nans)}; correct the file")
     if folded := folded_scalars(model, prepared):
         of_which = ", ".join([f"{name} of {origin}" for name, origin in folded.items()])

@@ -64,7 +64,7 @@ class Graph:
         self._shared: dict[tuple[str, Shape, bytes], str] = {}
 
     def avoid(self, names: Iterable[str]) -> None:
-        """Number new names higher than these names of a model, which may come from another build."""
+        """Give no new name that is among `names`, which may come from another build."""
         numbers = [found[1] for name in names if (found := re.search(r"::\w*_(\d{1,9})$", name))]
         self._count = max(map(int, numbers), default=self._count)
 

@@ -158,7 +158,10 @@ def _fixed(model: onnx.ModelProto) -> set[str]:
     return found
 
 
-_FIXED_FROM = {"Clip": 1, "Dropout": 1, "Pad": 1, "Resize": 1, "Pow": 1, "OneHot": 0, "RotaryEmbedding": 1}
+_FIXED_FROM = {
+    "Clip": 1, "DequantizeLinear": 1, "Dropout": 1, "MatMulNBits": 1, "OneHot": 0, "Pad": 1, "Pow": 1,
+    "QuantizeLinear": 1, "Resize": 1, "RotaryEmbedding": 1,
+}  # fmt: skip
 """For each operator, the position of its first input that is configuration instead of data."""
 
 
