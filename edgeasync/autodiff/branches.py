@@ -59,8 +59,10 @@ def resolve_branches(model: onnx.ModelProto) -> tuple[SelectedResult, ...]:
 
 def _count(graph: onnx.GraphProto) -> int:
     """Return the number of If nodes, including those in other nodes."""
-    bodies = [entry.g for node in graph.node for entry in node.attribute if entry.HasField("g")]
-    return sum(node.op_type == "If" for node in graph.node) + sum(map(_count, bodies))
+    count = sum(1 for node in graph.node if node.op_type == "If")
+    for node in graph.node:
+        count += sum(_count(entry.g) for entry in node.attribute if entry.HasField("g"))
+    return count
 
 
 def _branches(node: onnx.NodeProto) -> dict[bool, onnx.GraphProto]:

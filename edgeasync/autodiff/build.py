@@ -190,7 +190,7 @@ def _warnings(
         )
     constants = prepared.constants.items()
     nans = [name for name, value in constants if value.dtype.kind == "f" and np.isnan(value).any()]
-    if nans and not selection.unfit:
+    if nans and not selection.unfit and settings.train is None:
         found.append(f"constants contain NaN, so that all results may be NaN: {', '.join(nans)}; correct the file")
     if folded := folded_scalars(model, prepared):
         of_which = ", ".join([f"{name} of {origin}" for name, origin in folded.items()])

@@ -35,10 +35,12 @@ def test_what_is_said_of_another_tool_stays(said):
 
 
 def test_a_failed_allocation_is_told_without_the_function_that_failed():
-    said = ("[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Pad node. Name:'p' Status "
-            "Message: /onnxruntime_src/onnxruntime/core/framework/bfc_arena.cc:360 void* onnxruntime::BFCArena::"
-            "AllocateRawInternal(size_t, bool, onnxruntime::Stream*) Failed to allocate memory for requested buffer "
-            "of size 8")  # fmt: skip
+    said = (
+        "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Pad node. Name:'p' "
+        "Status Message: /onnxruntime_src/onnxruntime/core/framework/bfc_arena.cc:360 "
+        "void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool, onnxruntime::Stream*) "
+        "Failed to allocate memory for requested buffer of size 8"
+    )
     found = native_reason(ValueError(said))
     assert found == "node 'p' (Pad) fails: Failed to allocate memory for requested buffer of size 8"
 
