@@ -128,8 +128,6 @@ def _build_published(found: published.Published, settings: GraphSettings) -> Tra
         )
     warnings = (*found.warnings, *_warnings(proto, prepared, selection, settings))
     made = _assemble(prepared, settings, selection)
-    if not isinstance(loss, OnnxLoss):
-        _check_rows(prepared)
     _check_run(made, prepared, sample)
     return msgspec.structs.replace(made, warnings=warnings, notes=tuple(notes))
 
@@ -146,20 +144,6 @@ def _check_devices(model: onnx.ModelProto, prepared: ForwardGraph) -> None:
             if node.domain or "Integer" in node.op or node.op.startswith("QLinear"):
                 rest = producer_of(model).foreign
             raise GraphError(f"{node.where}: operator {node.op} is not supported on devices; {rest}")
-
-
-def _check_rows(prepared: ForwardGraph) -> None:
-    """Raise `GraphError` unless axis 0 of the output belongs to the examples of the batch.
-
-    It may be a multiple of the batch size, such as one row per word.
-    """
-    rows, shape = prepared.shapes[prepared.inputs[0]][0], prepared.shapes[prepared.output]
-    if not shape or (shape[0] is not None if rows is None else (shape[0] or 0) % rows != 0):
-        raise GraphError(
-            f"output {prepared.output!r} of shape {shape} has no axis for the examples of a batch, which is axis "
-            f"0 of input {prepared.inputs[0]!r}, of shape {prepared.shapes[prepared.inputs[0]]}; choose an output "
-            "with one row per example, or export the model with the batch as axis 0"
-        )
 
 
 def _check_parameters(parameters: Sequence[Parameter]) -> None:

@@ -101,6 +101,7 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
             forward = content
             built = build.build_training_graph(content, model)
         check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
+        contract.check_rows(built.model)
     except GraphError as error:
         raise GraphError(f"{where}: {error}") from error
     frozen = None

@@ -8,7 +8,7 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from tests.support.models.gradients import forward, numbers, run, session, squares
-from tests.support.models.small_models import MSE, refused
+from tests.support.models.small_models import MSE
 
 TOKEN = {"t": numbers((1, 1, 4), 3), "w": numbers((4, 3), 1)}
 NEAREST = 'mode="nearest", nearest_mode="floor", coordinate_transformation_mode="asymmetric"'
@@ -95,9 +95,6 @@ def test_what_computes_across_the_batch_keeps_its_size(text, size):
     data = forward(f"a = MatMul(x, w)\n{text}", {"w": numbers((4, 3), 1)} | constants, (4,), batch=size)
     if "first" in text and size == 1:
         return  # it may mean all examples
-    if text == ACROSS["one answer for the whole batch"] and size > 1:
-        refused(data, "has no axis for the examples of a batch")
-        return
     graph = build_training_graph(data, GraphSettings(loss="mse"))
     assert batches(graph) == {""}
     assert any(f"the batch size stays {size}, as in the file, because" in said for said in graph.warnings)

@@ -1,7 +1,5 @@
 """The training graph's contract, what is chosen to be trained, and what is refused, with what to do about it."""
 
-import re
-
 import numpy as np
 import onnx
 import pytest
@@ -11,6 +9,8 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.rules import INSTEAD
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
+from edgeasync.graphs.graph_model import build_graph
+from edgeasync.graphs.onnx_model import OnnxModel
 from tests.support.models.gradients import forward, numbers, run, session
 from tests.support.models.small_models import DENSE, FOLDED_FROM, MSE, dense, edited, model, names, noted, refused
 
@@ -240,19 +240,19 @@ def test_a_batch_norm_uses_its_stored_statistics_only_if_all_four_arrays_are_fro
 
 
 ROWS = {
-    "a mean over the batch": ("m = ReduceMean(a, zero)\ny = MatMul(m, v)", "batch", (1, 3)),
-    "classes first": ("b = MatMul(a, v)\ny = Transpose<perm=[1, 0]>(b)", "batch", (3, None)),
-    "times instead of examples": ("m = ReduceMean(a, zero)\ny = MatMul(m, v)", 16, (1, 3)),
+    "a mean over the batch": ("m = ReduceMean(a, zero)\ny = MatMul(m, v)", "batch"),
+    "classes first": ("b = MatMul(a, v)\ny = Transpose<perm=[1, 0]>(b)", "batch"),
+    "times instead of examples": ("m = ReduceMean(a, zero)\ny = MatMul(m, v)", 16),
 }
 
 
-@pytest.mark.parametrize(("text", "batch", "shape"), ROWS.values(), ids=ROWS)
-def test_an_output_without_an_axis_for_the_examples_is_refused(text, batch, shape):
+@pytest.mark.parametrize(("text", "batch"), ROWS.values(), ids=ROWS)
+def test_an_output_without_an_axis_for_the_examples_is_refused(text, batch):
     """Devices have one target per example, so no device could train it."""
     parameters = {"w": numbers((4, 5), 1), "v": numbers((5, 3), 2), "zero": np.array([0])}
     data = forward(f"a = MatMul(x, w)\n{text}", parameters, (4,), batch=batch)
-    why = f"output 'y' of shape {shape} has no axis for the examples of a batch"
-    refused(data, re.escape(why))
+    with pytest.raises(GraphError, match="m: output 'y' has no axis for the examples of a batch"):
+        build_graph(data, OnnxModel(file="m", loss="mse"), "m")
 
 
 @pytest.mark.parametrize("size", [1, 5])
