@@ -25,7 +25,7 @@ import ast
 import re
 from typing import Any, ClassVar
 
-_QUOTED = r"""(?:'[^']*'|"[^"]*")"""
+_QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _ARGUMENT = re.compile(rf"\b(output|loss|train|freeze)=({_QUOTED}|\[{_QUOTED}(?:, {_QUOTED})*\])")
 
 
@@ -49,9 +49,23 @@ def with_flags(sentence: str) -> str:
     """
 
     def flags(found: re.Match[str]) -> str:
-        return " ".join([f"--{found[1]} {value}" for value in re.findall(_QUOTED, found[2])])
+        return " ".join([f"--{found[1]} {_for_shell(value)}" for value in re.findall(_QUOTED, found[2])])
 
     return _ARGUMENT.sub(flags, sentence)
+
+
+def _for_shell(quoted: str) -> str:
+    """Quote a Python string for a shell, which would expand a dollar sign in double quotes."""
+    value = _parsed(quoted)
+    return quoted if value is None else "'" + value.replace("'", "'\"'\"'") + "'"
+
+
+def _parsed(given: str) -> Any:
+    """Return a Python value, or `None` if it is not valid. A name in a message may look like one."""
+    try:
+        return ast.literal_eval(given)
+    except (SyntaxError, ValueError):
+        return None
 
 
 def arguments(sentence: str) -> dict[str, Any]:
@@ -62,13 +76,14 @@ def arguments(sentence: str) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, given in _ARGUMENT.findall(sentence):
-        value = ast.literal_eval(given)
-        found[name] = (*found.get(name, ()), *value) if isinstance(value, list) else value
+        if (value := _parsed(given)) is not None:
+            found[name] = (*found.get(name, ()), *value) if isinstance(value, list) else value
     return found
 
 
 _NATIVE = re.compile(
     r"\[ONNXRuntimeError\] : \d+ : \w+ : | ?==> Context: .*|Load model from \S* failed: ?|Status Message: "
+    r"|void\* onnxruntime::[\w:]{1,100}\([^()]{0,100}\) "
     r"|(?<!\S)\S+\.(?:h|hpp|c|cc|cpp|cu):\d+:? ?"
     r"(?:.* was false\. ?|(?:\w+: )?Assertion .* failed: ?|[A-Z][a-z]\w+[A-Z]\w+(?= ) ?)?"
     r"|\b[A-Z]\w+::(?=[A-Z])"

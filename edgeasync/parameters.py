@@ -7,6 +7,7 @@ of them.
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate, zip_longest
 from typing import Annotated, Literal, get_args
@@ -30,10 +31,27 @@ CHUNK = 1 << 16
 """Number of values processed at a time. Three arrays of this length fit into the L2 cache of small machines.
 """
 
+NAME_MAX = 256
+"""Maximum length of a parameter's name."""
+
+AXES_MAX = 8
+"""Maximum number of axes of a parameter."""
+
 Role = Literal["trained", "statistic"]
 """Updates change `trained` arrays. The hub averages `statistic` arrays (running values of batch norms)."""
 
 _ROLES: tuple[Role, ...] = get_args(Role)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return whether a shell pattern matches a name.
+
+    A name matches itself, even if it contains brackets, which have a meaning in patterns.
+
+    >>> matches("head.weight", "head.*"), matches("layers[0].weight", "layers[0].weight")
+    (True, True)
+    """
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 class Parameter(msgspec.Struct, frozen=True, array_like=True):
@@ -47,8 +65,8 @@ class Parameter(msgspec.Struct, frozen=True, array_like=True):
     'trained'
     """
 
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=2**40)], ...], msgspec.Meta(max_length=8)]
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_MAX)]
+    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=2**40)], ...], msgspec.Meta(max_length=AXES_MAX)]
     role: Role = "trained"
 
     @property

@@ -5,7 +5,7 @@ changed model then runs on a batch of different random examples. All its tensors
 in runs of the original file with one example each.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -13,7 +13,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edgeasync.autodiff.export import settle
-from edgeasync.autodiff.graph import Array
+from edgeasync.autodiff.forward import SHAPE_OPERATORS
+from edgeasync.autodiff.graph import Array, free_inputs, read_nodes
 from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.reading import replace_nodes
 from edgeasync.errors import native_reason
@@ -42,7 +43,7 @@ def data_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 def fixed_size(model: onnx.ModelProto) -> int | None:
     """Return the batch size that a model fixes, or `None` if it is dynamic or unclear."""
     shapes = [[dim.dim_value for dim in entry.type.tensor_type.shape.dim] for entry in data_inputs(model)]
-    sizes = {int(shape[0]) if shape and all(shape) else 0 for shape in shapes}
+    sizes = {int(shape[0]) if shape and min(shape) > 0 else 0 for shape in shapes}
     return sizes.pop() or None if len(sizes) == 1 else None
 
 
@@ -214,22 +215,21 @@ def difference(original: onnx.ModelProto, changed: onnx.ModelProto) -> BatchDiff
     size = fixed_size(original) or 1
     count = EXAMPLES + (size == EXAMPLES)
     feeds = examples(original, count)
-    settled = []
-    for model in (original, changed):
-        copied = onnx.ModelProto()
-        copied.CopyFrom(model)
-        settle(copied.graph)
-        settled.append(copied)
+    single_model, batch_model = settled(original), settled(changed)
     try:
-        batch = run_all(settled[1], feeds)
+        batch = run_all(batch_model, feeds)
+        fewer = run_all(batch_model, {name: value[:-1] for name, value in feeds.items()})
     except Exception as error:  # noqa: BLE001 - of onnxruntime
         return BatchDifference(f"it does not run with another: {native_reason(error)}", ran=False)
+    for name in _computed_from_values(batch_model):
+        if batch[name].shape == fewer[name].shape:
+            return _mixed(name)
     results = [entry.name for entry in changed.graph.output]
     shares = {node.output[0] for node in changed.graph.node if node.op_type in ("Sigmoid", "Softmax")}
     for place in range(count):
         one = {name: value[place : place + 1] for name, value in feeds.items()}
         try:
-            single = run_all(settled[0], one, size)
+            single = run_all(single_model, one, size)
         except Exception as error:  # noqa: BLE001 - of onnxruntime
             return BatchDifference(f"it does not run: {native_reason(error)}", ran=False)
         for name in [*results, *[name for name in single if name not in results]]:
@@ -238,12 +238,30 @@ def difference(original: onnx.ModelProto, changed: onnx.ModelProto) -> BatchDiff
             # If a sigmoid is almost 0 everywhere, rounding its scores changes it by a large factor.
             least = 1.0 if name in shares else 0.0
             parts = _parts(single[name], batch[name], place, (size, count), exact=name in results)
-            if not any(_same(one, other, least) for one, other in parts):
-                return BatchDifference(
-                    f"the values of {name!r} for an example depend on the other examples of its batch, as if the "
-                    "model computed a mean over the batch"
-                )
+            if not any(is_close(one, other, least) for one, other in parts):
+                return _mixed(name)
     return None
+
+
+def _computed_from_values(model: onnx.ModelProto) -> Iterator[str]:
+    """Yield the tensors that depend on values of the data, not only on its shape.
+
+    If such a tensor lacks the batch axis, it combines all examples, even if its values are the same
+    for all random examples, such as whether any value exceeds a threshold.
+    """
+    live = {entry.name for entry in data_inputs(model)}
+    for node in read_nodes(model.graph.node):
+        if node.op not in SHAPE_OPERATORS and not live.isdisjoint(free_inputs(node)):
+            made = [name for name in node.outputs if name]
+            live.update(made)
+            yield from made
+
+
+def _mixed(name: str) -> BatchDifference:
+    return BatchDifference(
+        f"the values of {name!r} for an example depend on the other examples of its batch, as if the model "
+        "computed a mean over the batch"
+    )
 
 
 def _parts(
@@ -269,7 +287,21 @@ def _parts(
     return found if found or exact else [(single, single)]
 
 
-def _same(one: Array, other: Array, least: float) -> bool:
+def settled(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a model in inference mode."""
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    settle(copied.graph)
+    return copied
+
+
+def is_close(one: Array, other: Array, least: float = 0.0) -> bool:
+    """Return whether two tensors differ by no more than rounding.
+
+    A difference is compared with the largest value, which is assumed to be at least `least`.
+    """
+    if one.shape != other.shape:
+        return False
     one, other = one.astype(np.float64), other.astype(np.float64)
     largest = float(np.abs(one[np.isfinite(one)]).max(initial=least))
     return bool(np.allclose(one, other, rtol=0.0, atol=TOLERANCE * largest, equal_nan=True))

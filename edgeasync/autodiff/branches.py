@@ -17,6 +17,7 @@ from edgeasync.autodiff.forward import PROBES, SHAPE_OPERATORS, is_picked
 from edgeasync.autodiff.graph import FLOAT, Array, Node, free_inputs, model_of, needed, read_nodes
 from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.reading import array_of, opset_of, read_instead, replace_nodes
+from edgeasync.errors import GraphError
 
 IFS_MAX = 1000
 """Maximum number of If nodes to replace, including those in branches."""
@@ -37,8 +38,12 @@ def resolve_branches(model: onnx.ModelProto) -> tuple[SelectedResult, ...]:
     """Replace all If nodes that can be replaced. Return the results that the data selects.
 
     Names of tensors stay as they are unless both branches, or a branch and the model, use the same
-    name.
+    name. Raises `GraphError` if there are too many.
     """
+    if (count := _count(model.graph)) > IFS_MAX:
+        raise GraphError(
+            f"the model has {count} If nodes, over the limit of {IFS_MAX}; write the model with fewer branches"
+        )
     selected: list[SelectedResult] = []
     for _ in range(IFS_MAX):
         for node in model.graph.node:
@@ -50,6 +55,14 @@ def resolve_branches(model: onnx.ModelProto) -> tuple[SelectedResult, ...]:
         else:
             break
     return tuple(selected)
+
+
+def _count(graph: onnx.GraphProto) -> int:
+    """Return the number of If nodes, including those in other nodes."""
+    count = sum(1 for node in graph.node if node.op_type == "If")
+    for node in graph.node:
+        count += sum(_count(entry.g) for entry in node.attribute if entry.HasField("g"))
+    return count
 
 
 def _branches(node: onnx.NodeProto) -> dict[bool, onnx.GraphProto]:

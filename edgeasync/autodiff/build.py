@@ -1,7 +1,7 @@
 """Builds a training graph from a forward ONNX model. Plain onnxruntime can run this graph."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from edgeasync.autodiff.selection import Selection, select
 from edgeasync.autodiff.settings import NEXT_ERROR, GraphSettings, follow
 from edgeasync.errors import GraphError, argument, native_reason
 from edgeasync.losses import CrossEntropy, Loss, OnnxLoss, find_loss, kind_of
-from edgeasync.parameters import Parameter, ParameterSpec, Vector
+from edgeasync.parameters import AXES_MAX, NAME_MAX, Parameter, ParameterSpec, Vector
 from edgeasync.protocol.operators import ALLOWED, ALLOWED_OWN
 
 
@@ -32,7 +32,9 @@ class TrainingGraph(msgspec.Struct, frozen=True):
     spec: ParameterSpec
     initial: Vector
     warnings: tuple[str, ...] = ()
-    """Warnings about choices that the model file or its exporter made, one sentence each."""
+    """What may be wrong with the model file, one sentence each."""
+    notes: tuple[str, ...] = ()
+    """What the build chose or changed, one sentence each."""
 
 
 TRIES = 3
@@ -77,21 +79,25 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
         raise GraphError("this is already a training graph; pass the forward model")
     found = published.read(model)
     try:
-        return _build_published(found.model, found.remarks, settings)
+        return _build_published(found, settings)
     except GraphError as error:
         if found.fixed is None:
             raise
         said = f"the batch size stays as in the file, because only a fixed one can be trained: {error}"
+        kept = msgspec.structs.replace(
+            found, model=found.fixed, notes=found.notes[1:], warnings=(said, *found.warnings)
+        )
         try:
-            return _build_published(found.fixed, (said, *found.remarks[1:]), settings)
+            return _build_published(kept, settings)
         except GraphError:
             raise error from None  # fixing the batch size does not help
 
 
-def _build_published(proto: onnx.ModelProto, remarks: tuple[str, ...], settings: GraphSettings) -> TrainingGraph:
+def _build_published(found: published.Published, settings: GraphSettings) -> TrainingGraph:
+    proto, notes = found.model, [*found.notes]
     reading.widen_inputs(proto)
     chosen = choose_output(proto, settings.output)
-    remarks += (chosen.remark,) if chosen.remark else ()
+    notes += [chosen.remark] if chosen.remark else []
     output = chosen.name
     selection = select(proto, reading.initial_values(proto), settings)
     loss = find_loss(settings.loss)
@@ -110,15 +116,20 @@ def _build_published(proto: onnx.ModelProto, remarks: tuple[str, ...], settings:
         said = f"{kind_of(loss)} trains the scores before it, {ending.scores!r}"
         if isinstance(loss, CrossEntropy) and ending.axis is None:
             said += f" (if several answers of an example may be yes, set {argument('loss', 'bce_with_logits')})"
-        remarks += (f"output {output!r} {ending.said}; {said}; exported models still return the output",)
+        notes.append(f"output {output!r} {ending.said}; {said}; exported models still return the output")
         prepared = forward.prepare(proto, ending.scores, selection.trained, selection.statistics)
     if not isinstance(loss, OnnxLoss):
         sample = target_type(loss, prepared.output_sample)[1]
     check_export(proto, prepared, selection.statistics, settings)
-    warnings = (*remarks, *_warnings(proto, prepared, selection, settings))
-    made = _assemble(prepared, settings, selection, warnings)
+    if selection.frozen:
+        notes.append(
+            f"not trained, because frozen in torch: {', '.join(selection.frozen)}; to train them, name them in "
+            "train"
+        )
+    warnings = (*found.warnings, *_warnings(proto, prepared, selection, settings))
+    made = _assemble(prepared, settings, selection)
     _check_run(made, prepared, sample)
-    return made
+    return msgspec.structs.replace(made, warnings=warnings, notes=tuple(notes))
 
 
 def _check_devices(model: onnx.ModelProto, prepared: ForwardGraph) -> None:
@@ -135,15 +146,21 @@ def _check_devices(model: onnx.ModelProto, prepared: ForwardGraph) -> None:
             raise GraphError(f"{node.where}: operator {node.op} is not supported on devices; {rest}")
 
 
+def _check_parameters(parameters: Sequence[Parameter]) -> None:
+    """Raise `GraphError` if devices would not accept the name or shape of a parameter."""
+    for parameter in parameters:
+        if not 0 < len(parameter.name) <= NAME_MAX or len(parameter.shape) > AXES_MAX:
+            raise GraphError(
+                f"parameter {parameter.name[:60]!r} has {len(parameter.name)} characters in its name and "
+                f"{len(parameter.shape)} axes, but the limits are {NAME_MAX} and {AXES_MAX}; rename or reshape it "
+                "in the model, or freeze it by a pattern"
+            )
+
+
 def _warnings(
     model: onnx.ModelProto, prepared: ForwardGraph, selection: Selection, settings: GraphSettings
 ) -> tuple[str, ...]:
     found = []
-    if selection.frozen:
-        found.append(
-            f"not trained, because frozen in torch: {', '.join(selection.frozen)}; to train them, name them in "
-            "train"
-        )
     if held := [name for name in selection.held if name in prepared.constants]:
         found.append(
             f"weights in Constant nodes are not trained: {', '.join(held)}; to train them, set "
@@ -155,6 +172,10 @@ def _warnings(
             f"only finite float32 weights are trained, so these are not: {of_which}; to train them, export "
             "the model in float32"
         )
+    constants = prepared.constants.items()
+    nans = [name for name, value in constants if value.dtype.kind == "f" and np.isnan(value).any()]
+    if nans and not selection.unfit and settings.train is None:
+        found.append(f"constants contain NaN, so that all results may be NaN: {', '.join(nans)}; correct the file")
     if folded := folded_scalars(model, prepared):
         of_which = ", ".join([f"{name} of {origin}" for name, origin in folded.items()])
         found.append(
@@ -183,9 +204,7 @@ def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingG
     return TrainingGraph(model, spec, spec.flatten(initial))
 
 
-def _assemble(
-    prepared: ForwardGraph, settings: GraphSettings, selection: Selection, warnings: tuple[str, ...]
-) -> TrainingGraph:
+def _assemble(prepared: ForwardGraph, settings: GraphSettings, selection: Selection) -> TrainingGraph:
     trained = [name for name in selection.trained if name in prepared.parameters]
     graph, steps = differentiate.begin(prepared, trained, selection.statistics)
     loss = find_loss(settings.loss)
@@ -213,15 +232,13 @@ def _assemble(
     results = {"loss": parts.loss, contract.WEIGHT: parts.weight}
     results |= {name + contract.GRADIENT: found[name] for name in trained}
     results |= {name + contract.NEXT: graph.statistics[name] for name in statistics}
-    spec = ParameterSpec(
-        tuple([
-            *[Parameter(name, prepared.parameters[name].shape) for name in trained],
-            *[Parameter(name, prepared.parameters[name].shape, "statistic") for name in statistics],
-        ])
-    )  # fmt: skip
+    parameters = [Parameter(name, prepared.parameters[name].shape) for name in trained]
+    parameters += [Parameter(name, prepared.parameters[name].shape, "statistic") for name in statistics]
+    _check_parameters(parameters)
+    spec = ParameterSpec(tuple(parameters))
     model = contract.serialize(prepared, graph, spec, results, _metadata(prepared, loss, settings))
     initial = spec.flatten({parameter.name: prepared.parameters[parameter.name] for parameter in spec.parameters})
-    return TrainingGraph(model, spec, initial, warnings)
+    return TrainingGraph(model, spec, initial)
 
 
 def _metadata(prepared: ForwardGraph, loss: Loss, settings: GraphSettings) -> dict[str, str]:

@@ -107,6 +107,32 @@ def read_output(model: bytes) -> str | None:
     return next((entry.value for entry in entries if entry.key == OUTPUT), None)
 
 
+def check_rows(model: bytes) -> None:
+    """Raise `GraphError` unless axis 0 of the target belongs to the examples of the batch.
+
+    It may be a multiple of the batch size, such as one row per word.
+    """
+    proto = onnx.load_model_from_string(model)
+    own = {parameter.name for parameter in read_spec(proto).parameters}
+    shapes = {
+        entry.name: [dim.dim_value or None for dim in entry.type.tensor_type.shape.dim]
+        for entry in proto.graph.input
+        if entry.name not in own
+    }
+    target = shapes.pop(TARGET, None)
+    if not shapes or target is None:
+        return
+    name, shape = next(iter(shapes.items()))
+    rows, wanted = shape[0], target[0] if target else 0
+    if wanted is not None if rows is None else wanted == 0 or (wanted or 0) % rows:
+        output = next((entry.value for entry in proto.metadata_props if entry.key == OUTPUT), "")
+        raise GraphError(
+            f"output {output!r} has no axis for the examples of a batch: its targets have the shape {target}, but "
+            f"input {name!r} has {shape}; choose an output with one row per example, or export the model with the "
+            "batch as axis 0"
+        )
+
+
 def read_spec(proto: onnx.ModelProto) -> ParameterSpec:
     """Return the layout of the trained arrays in a training graph.
 

@@ -10,6 +10,7 @@ from edgeasync.autodiff.recompute import recompute
 from edgeasync.autodiff.rules import INSTEAD, RULES, STOPPING, Step, TrainingGraphBuilder
 from edgeasync.autodiff.rules.normalization import update_statistics
 from edgeasync.autodiff.settings import patterns_for
+from edgeasync.autodiff.steepness import is_steep
 from edgeasync.errors import GraphError, argument
 
 
@@ -26,6 +27,7 @@ def begin(
     graph = TrainingGraphBuilder()
     graph.constants = dict(forward.constants)
     graph.shapes, graph.dtypes = dict(forward.shapes), dict(forward.dtypes)
+    graph.avoid(graph.shapes)
     graph.active = set(trained)
     graph.live_statistics = frozenset(statistics)
     steps, blocking = [], list[Node]()
@@ -101,6 +103,8 @@ def reverse(
     """
     start = len(graph.nodes)
     arrived = {output: gradient}
+    infinite = set[str]()
+    makers = {name: node for node in graph.nodes for name in node.outputs}
     for step in reversed(steps):
         node = step.node
         outputs = [name for name in node.outputs if name in graph.active]
@@ -108,6 +112,9 @@ def reverse(
             continue
         graph.enter(f"gradient/{node.name or node.outputs[0]}")
         step.gradients = [arrived.pop(name, None) for name in node.outputs]
+        step.may_be_infinite = not infinite.isdisjoint(outputs)
+        if step.may_be_infinite or is_steep(graph, node, makers):
+            infinite.update(node.inputs)
         found = RULES[node.op].gradient(step)
         for position, name in enumerate(node.inputs):
             if name not in graph.active:

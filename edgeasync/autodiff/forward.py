@@ -8,6 +8,7 @@ size.
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,6 +27,7 @@ from edgeasync.autodiff.graph import (
     tensor,
     value_info,
 )
+from edgeasync.autodiff.losses import TARGET
 from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.producers import Producer, producer_of
 from edgeasync.autodiff.reading import array_of, initial_values, opset_of, read_instead, stops_gradient
@@ -109,6 +111,13 @@ def prepare(
     for entry in model.graph.input:
         if entry.name not in forward.parameters and entry.name not in forward.constants and entry.name in used:
             _read_input(forward, entry, symbols, producer_of(model).sizes)
+    sizes = {name: forward.shapes[name][0] for name in forward.inputs if name != TARGET}
+    if len(set(sizes.values())) > 1:
+        told = ", ".join([f"{name}: {size or 'dynamic'}" for name, size in sizes.items()])
+        raise GraphError(
+            f"axis 0 of all inputs must be the batch, but their sizes differ ({told}); export the model with one "
+            "batch size for all inputs, best a dynamic one"
+        )
     if not forward.inputs:
         raise GraphError(f"output {output!r} does not depend on any input of the model; choose another output")
     producer, symbolic = producer_of(model), bool(symbols)
@@ -261,7 +270,8 @@ def _split_sizes(node: Node, forward: ForwardGraph, model: onnx.ModelProto) -> l
 
 
 def _constant_value(node: Node) -> Array:
-    ((kind, value),) = node.attributes.items()
+    given: tuple[str, Any] = next(iter(node.attributes.items()), ("", None))
+    kind, value = given
     if kind == "value":
         return array_of(value, node.where)
     if kind in ("value_float", "value_floats"):
@@ -269,8 +279,8 @@ def _constant_value(node: Node) -> Array:
     if kind in ("value_int", "value_ints"):
         return np.asarray(value, np.int64)
     raise GraphError(
-        f"{node.where} has the attribute {kind}, which is not supported in a training graph; store the constant "
-        "as a dense tensor of numbers"
+        f"{node.where} has {f'the attribute {kind}' if kind else 'no value'}, which is not supported in a "
+        "training graph; store the constant as a dense tensor of numbers"
     )
 
 
@@ -301,6 +311,8 @@ def _measure(
         session = open_session(model.SerializeToString())
         runs = [run(batch) for batch in (PROBES if symbolic else PROBES[:1])]
     except Exception as error:
+        if isinstance(error, MemoryError) or "Failed to allocate memory" in str(error):
+            raise GraphError(f"not enough memory to run the forward model: {native_reason(error)}") from error
         fixed = symbolic and session is not None and _runs_at_a_size(run, str(error))
         advice = producer.batch if fixed else "write that part of the model with other operators"
         if "Could not find an implementation" in str(error):

@@ -3,6 +3,7 @@
 A dimension of a shape is an `int`, or `None` if it depends on the batch size.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -61,6 +62,11 @@ class Graph:
         self._count = 0
         self._scope = ""
         self._shared: dict[tuple[str, Shape, bytes], str] = {}
+
+    def avoid(self, names: Iterable[str]) -> None:
+        """Give no new name that is among `names`, which may come from another build."""
+        numbers = [found[1] for name in names if (found := re.search(r"::\w*_(\d{1,9})$", name))]
+        self._count = max(map(int, numbers), default=self._count)
 
     def enter(self, scope: str) -> None:
         """From now on, prefix the names of new tensors with `scope`.

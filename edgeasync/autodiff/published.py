@@ -4,9 +4,21 @@ import msgspec
 import onnx
 
 from edgeasync.autodiff import reading
-from edgeasync.autodiff.batch import EXAMPLES, difference, examples, fixed_size, free_batch, run_all
+from edgeasync.autodiff.batch import (
+    EXAMPLES,
+    difference,
+    examples,
+    fixed_size,
+    free_batch,
+    is_close,
+    run_all,
+    settled,
+)
 from edgeasync.autodiff.branches import SelectedResult, resolve_branches
 from edgeasync.autodiff.contract import is_training_graph
+from edgeasync.autodiff.forward import RANDOM_OPERATORS
+from edgeasync.autodiff.graph import read_nodes
+from edgeasync.autodiff.producers import producer_of
 from edgeasync.errors import GraphError
 
 
@@ -14,8 +26,10 @@ class Published(msgspec.Struct, frozen=True):
     """A model without branches, whose batch size is dynamic if the file allows it."""
 
     model: onnx.ModelProto
-    remarks: tuple[str, ...]
+    notes: tuple[str, ...]
     """What was changed, one sentence each, beginning with a fixed batch size."""
+    warnings: tuple[str, ...] = ()
+    """What could not be changed, one sentence each."""
     fixed: onnx.ModelProto | None = None
     """The model with the batch size of the file, if `model` has a dynamic one instead."""
 
@@ -35,32 +49,58 @@ def read(data: bytes) -> Published:
         model = onnx.ModelProto()
         model.CopyFrom(original)
     selections = resolve_branches(model)
-    model = reading.convert(model)
+    before, model = model, reading.convert(model)
+    if model is not before:
+        _check_conversion(before, model)
     reading.widen_weights(model)
-    size, remarks, fixed = fixed_size(model), [], None
+    size, notes, warnings, fixed = fixed_size(model), list[str](), list[str](), None
     _check_selections(model, selections, size)
     if size is not None:
         freed, reason = free_batch(model, original)
-        fixed = model if reason is None else None
-        remarks.append(
-            f"the file has the batch size {size}, but trains with any, because random examples give the same "
-            "together as one by one"
-            if reason is None
-            else f"the batch size stays {size}, as in the file, because {reason}; to train with another, export "
-            "the model with a dynamic batch size"
-        )
+        if reason is None:
+            fixed = model
+            notes.append(
+                f"the file has the batch size {size}, but trains with any, because random examples give the same "
+                "together as one by one"
+            )
+        else:
+            warnings.append(
+                f"the batch size stays {size}, as in the file, because {reason}; to train with another, export "
+                "the model with a dynamic batch size"
+            )
         model = freed
     elif selections and (found := difference(original, model)) is not None and found.ran:
         raise GraphError(
             f"{selections[0].where} chooses by the data, and cannot be computed for each example: {found.reason}; "
             "write the model without a branch"
         )
-    remarks += [
-        f"{selection.where} chooses by the data; both branches are computed and trained, each with the examples "
-        "that take it"
-        for selection in selections
-    ]
-    return Published(model, tuple(remarks), fixed)
+    if selections:
+        first, *others = dict.fromkeys(selection.where for selection in selections)
+        chooses = f" and {len(others)} other If nodes choose" if others else " chooses"
+        notes.append(
+            f"{first}{chooses} by the data; both branches are computed and trained, each with the examples that "
+            "take it"
+        )
+    return Published(model, tuple(notes), tuple(warnings), fixed)
+
+
+def _check_conversion(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
+    """Raise `GraphError` if a model computes other values after the conversion of its opset."""
+    if any(node.op_type in RANDOM_OPERATORS - {"Dropout"} for node in before.graph.node):
+        return
+    try:
+        feeds = examples(before, fixed_size(before) or EXAMPLES)
+        first, second = [run_all(settled(model), feeds) for model in (before, after)]
+    except Exception:  # noqa: BLE001 - of onnxruntime; preparation reports it
+        return
+    for node in after.graph.node:
+        for name in node.output:
+            if name in first and name in second and not is_close(first[name], second[name]):
+                raise GraphError(
+                    f"{read_nodes([node])[0].where}: onnx cannot convert it from opset "
+                    f"{reading.opset_of(before)}, because it then computes other values; "
+                    f"{producer_of(before).opset}"
+                )
 
 
 def _check_selections(model: onnx.ModelProto, selections: tuple[SelectedResult, ...], size: int | None) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from edgeasync.errors import GraphError, native_reason
 
 OPSET_MIN, OPSET_MAX = 18, 24
 """The supported range of opsets. Models with an older opset are converted to the first one."""
+
+NODES_MAX = 20_000
+"""Maximum number of nodes of a model that has functions of its own. A device accepts no more."""
 
 _NORMS = {"LayerNormalization": 17, "SimplifiedLayerNormalization": sys.maxsize}
 """Operators that onnxruntime has in all opsets, and the first opset of onnx that has them."""
@@ -41,6 +45,10 @@ def load(data: bytes) -> onnx.ModelProto:
     Raises `GraphError` if the model is invalid or uses external files.
     """
     model = read(data)
+    if sparse := [entry.values.name for entry in model.graph.sparse_initializer]:
+        raise GraphError(
+            f"the model stores sparse tensors, which are not supported: {', '.join(sparse)}; store them densely"
+        )
     for entry in model.graph.output:
         if entry.type.HasField("tensor_type"):
             entry.type.tensor_type.shape.SetInParent()  # onnx requires a shape; all shapes are measured later
@@ -142,10 +150,35 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replace calls of the model's own functions by their nodes. Raises `GraphError`."""
     if not any(entry.domain in _STANDARD for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid("", OPSET_MIN))  # it has no standard operator
+    _check_functions(model)
     try:
         return inliner.inline_local_functions(model) if model.functions else model
     except Exception as error:
         raise _unconverted(model, error) from error
+
+
+def _check_functions(model: onnx.ModelProto) -> None:
+    """Raise `GraphError` if calls of functions cannot be replaced by nodes.
+
+    onnx has already refused recursive functions.
+    """
+    bodies = {(function.domain, function.name): function for function in model.functions}
+    for domain, name in bodies:
+        if domain in (*_STANDARD, ONNXRUNTIME):
+            raise GraphError(
+                f"the model defines the operator {name} anew, and runtimes differ in which definition they use; "
+                "rename the function in the model"
+            )
+    calls = {key: [(node.domain, node.op_type) for node in body.node] for key, body in bodies.items()}
+    sizes: dict[tuple[str, str], int] = {}
+    for key in TopologicalSorter({key: bodies.keys() & made for key, made in calls.items()}).static_order():
+        sizes[key] = sum(sizes.get(called, 1) for called in calls[key])
+    count = sum(sizes.get((node.domain, node.op_type), 1) for node in model.graph.node)
+    if bodies and count > NODES_MAX:
+        raise GraphError(
+            f"the model has {count} nodes if calls of its own functions are replaced, over the limit of "
+            f"{NODES_MAX}; write it with fewer calls"
+        )
 
 
 def convert(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -158,13 +191,35 @@ def convert(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         if opset < OPSET_MIN:
             _hide_unknown_norms(model)
+            resized = _resized_before_11(model) if opset < 11 else {}
             model = version_converter.convert_version(model, OPSET_MIN)
+            for node in model.graph.node:
+                if (modes := resized.get(node.output[0])) is not None:
+                    node.attribute.extend([helper.make_attribute(*item) for item in modes.items()])
     except Exception as error:
         raise _unconverted(model, error) from error
     for node in model.graph.node:
         if node.op_type in _NORMS:
             node.domain = ""
     return model
+
+
+def _resized_before_11(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
+    """Return the attributes with which Resize computes the same as nodes of an opset before 11.
+
+    onnx's converter omits them. The keys are the outputs of the nodes.
+    """
+    stored = dict(_stored(model.graph))
+    found = {}
+    for node in model.graph.node:
+        if node.op_type in ("Resize", "Upsample"):
+            scales = [value for entry in node.attribute if entry.name == "scales" for value in entry.floats]
+            if not scales and (tensor := stored.get(node.input[1])) is not None:
+                scales = [*array_of(tensor, f"tensor {node.input[1]!r}")]
+            shrunk = bool(scales) and all(scale <= 1.0 for scale in scales)
+            rounding = {"nearest_mode": "ceil" if shrunk else "floor"}
+            found[node.output[0]] = {"coordinate_transformation_mode": "asymmetric"} | rounding
+    return found
 
 
 def _unconverted(model: onnx.ModelProto, error: Exception) -> GraphError:

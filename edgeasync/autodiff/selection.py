@@ -1,7 +1,6 @@
 """Selects the initializers to train, by name patterns and by hints that the exporter left."""
 
 from collections.abc import Collection, Iterator, Mapping
-from fnmatch import fnmatchcase
 
 import msgspec
 import numpy as np
@@ -12,6 +11,7 @@ from edgeasync.autodiff.exporters import kinds_of_inputs
 from edgeasync.autodiff.graph import FLOAT, Array
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
+from edgeasync.parameters import matches
 from edgeasync.structs import parse_json
 
 FROZEN = "edgeasync.frozen"
@@ -158,7 +158,10 @@ def _fixed(model: onnx.ModelProto) -> set[str]:
     return found
 
 
-_FIXED_FROM = {"Clip": 1, "Dropout": 1, "Pad": 1, "Resize": 1, "Pow": 1, "OneHot": 0, "RotaryEmbedding": 1}
+_FIXED_FROM = {
+    "Clip": 1, "DequantizeLinear": 1, "Dropout": 1, "MatMulNBits": 1, "OneHot": 0, "Pad": 1, "Pow": 1,
+    "QuantizeLinear": 1, "Resize": 1, "RotaryEmbedding": 1,
+}  # fmt: skip
 """For each operator, the position of its first input that is configuration instead of data."""
 
 
@@ -189,11 +192,11 @@ def _nothing_to_train(values: Mapping[str, Array]) -> str:
 
 def _chosen(names: list[str], settings: GraphSettings) -> set[str]:
     for pattern in (*(settings.train or ()), *settings.freeze):
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(matches(name, pattern) for name in names):
             raise GraphError(f"no parameter matches {pattern!r}; the parameters are {', '.join(names)}")
     return {
         name
         for name in names
         if (settings.train is None or settings.names(name))
-        and not any(fnmatchcase(name, pattern) for pattern in settings.freeze)
+        and not any(matches(name, pattern) for pattern in settings.freeze)
     }

@@ -5,7 +5,6 @@ This module does not import `onnx`, so that settings can be validated anywhere.
 
 import re
 from collections.abc import Collection, Sequence
-from fnmatch import fnmatchcase
 from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta
@@ -14,6 +13,7 @@ from msgspec.structs import replace
 from edgeasync.config import Section
 from edgeasync.errors import arguments
 from edgeasync.losses import LossSetting
+from edgeasync.parameters import matches
 
 
 class GraphSettings(Section, frozen=True):
@@ -51,7 +51,7 @@ class GraphSettings(Section, frozen=True):
 
     def names(self, parameter: str) -> bool:
         """Return whether a pattern of `train` matches the name of a parameter."""
-        return any(fnmatchcase(parameter, pattern) for pattern in self.train or ())
+        return any(matches(parameter, pattern) for pattern in self.train or ())
 
 
 NAMES_MAX = 8
@@ -68,7 +68,7 @@ def patterns_for(names: Sequence[str], others: Collection[str]) -> list[str]:
         return list(names)
     found: list[str] = []
     for name in names:
-        if any(fnmatchcase(name, pattern) for pattern in found):
+        if any(matches(name, pattern) for pattern in found):
             continue
         prefixes = [name[: separator.end()] for separator in re.finditer(r"[._/:]+", name)]
         fitting = [

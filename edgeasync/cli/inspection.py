@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edgeasync.autodiff.contents import TensorInfo
-from edgeasync.cli.output import Printer, print_table
+from edgeasync.cli.output import Printer, print_table, remark_lines
 from edgeasync.ops.doctor.training import duration
 from edgeasync.ops.inspection import Inspection, TrainingSummary
 
@@ -18,8 +18,8 @@ def print_inspection(found: Inspection, file: Path, printer: Printer, *, paramet
         return
     for name, words in _rows(found, file):
         printer.line(f"{name:<11}  {words}")
-    for warning in found.warnings:
-        printer.line(f"warning: {warning}")
+    for line in remark_lines(found.warnings, found.notes):
+        printer.line(line)
     if parameters and found.training is not None:
         rows = [("parameter", "shape", "values", "role")]
         rows += [

@@ -8,7 +8,7 @@ import safetensors.numpy
 import typer
 
 from edgeasync.cli.options import Json
-from edgeasync.cli.output import Printer, print_table
+from edgeasync.cli.output import Printer, print_table, remark_lines
 from edgeasync.cli.settings_flags import named_by_flag
 from edgeasync.config import convert
 from edgeasync.durable.files import check_out, replace_file
@@ -60,12 +60,13 @@ def build_model(
         "statistics": built.spec.length - built.spec.trained_length,
         "bytes": len(built.graph),
         "warnings": list(built.warnings),
+        "notes": list(built.notes),
     }
     Printer(json=json).result(
         result,
         f"{out}: trains {result['parameters']} parameters, {result['bytes']} bytes",
         f"{values}: initial values",
-        *[f"warning: {warning}" for warning in built.warnings],
+        *remark_lines(built.warnings, built.notes),
     )
 
 
@@ -113,7 +114,8 @@ def check_model(
     failed = [check for check in checks if not check.passed]
     if printer.json:
         gradients = [msgspec.to_builtins(check) for check in checks]
-        printer.object({"passed": not failed, "gradients": gradients, "warnings": list(built.warnings)})
+        remarks = {"warnings": list(built.warnings), "notes": list(built.notes)}
+        printer.object({"passed": not failed, "gradients": gradients, **remarks})
     else:
         rows = [("gradient of", "derivative", "difference", "apart", "")]
         for check in checks:
@@ -126,7 +128,8 @@ def check_model(
                 f"only zeros, nothing to compare: {', '.join(zeros)}. All their gradients are 0; "
                 "check the layers after them, or freeze them"
             )
-        _print_warnings(built, printer)
+        for line in remark_lines(built.warnings, built.notes):
+            printer.line(line)
     if failed:
         others = f" and {len(failed) - 1} more" if failed[1:] else ""
         raise GraphError(
@@ -222,12 +225,6 @@ def _settings(path: Path, context: typer.Context) -> OnnxModel:
         return convert({"kind": "onnx", "file": str(path)} | flags, OnnxModel, where="flags")
     except ConfigError as error:
         raise named_by_flag(error, flags) from error
-
-
-def _print_warnings(built: HubGraph, printer: Printer) -> None:
-    """Print the warnings about a model file, such as those about its exporter."""
-    for warning in built.warnings:
-        printer.line(f"warning: {warning}")
 
 
 def _read(path: Path, advice: str) -> bytes:

@@ -140,6 +140,11 @@ def _as_text(value: Any) -> Any:
     return value
 
 
+def remark_lines(warnings: Sequence[str], notes: Sequence[str]) -> list[str]:
+    """Return a line for each remark about a result: what may be wrong first, then what is only said."""
+    return [*[f"warning: {said}" for said in warnings], *[f"note: {said}" for said in notes]]
+
+
 def print_table(printer: Printer, rows: Sequence[tuple[str, ...]]) -> None:
     """Print rows in columns that are as wide as their widest cell. The first row is the header."""
     shown = [[visible(cell) for cell in row] for row in rows]

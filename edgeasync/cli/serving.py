@@ -33,14 +33,17 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def log_to_stderr(level: str | None) -> None:
-    """Log lines of this level and above to standard error. Without a level, keep Python's default.
+    """Log lines of this level and above to standard error.
 
-    Raises `ConfigError` for an unknown level.
+    Without a level, log only the words of warnings and errors, as Python does by default. Raises
+    `ConfigError` for an unknown level.
     """
+    handler = logging.StreamHandler()
     if level is None:
+        handler.setFormatter(_LineFormatter("%(message)s"))
+        logging.basicConfig(level=logging.WARNING, handlers=[handler])
         return
     one_of("--log-level", level, LOG_LEVELS)
-    handler = logging.StreamHandler()
     clock = "" if goes_to_journal(sys.stderr) else "%(asctime)s "
     handler.setFormatter(_LineFormatter(f"{clock}%(name)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -37,9 +37,14 @@ class HubGraph(msgspec.Struct, frozen=True):
     forward: bytes | None
     frozen: Frozen | None = None
     warnings: tuple[str, ...] = ()
-    """Warnings about choices that the model file or its exporter made, such as frozen
-    parameters.
-    """
+    """What may be wrong with the model file, one sentence each."""
+    notes: tuple[str, ...] = ()
+    """What the build chose or changed, such as the scores before a softmax, one sentence each."""
+
+    @property
+    def remarks(self) -> list[str]:
+        """The warnings and notes, for a log."""
+        return [*self.warnings, *[f"note: {note}" for note in self.notes]]
 
 
 def load_graph(model: OnnxModel) -> HubGraph:
@@ -96,6 +101,7 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
             forward = content
             built = build.build_training_graph(content, model)
         check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
+        contract.check_rows(built.model)
     except GraphError as error:
         raise GraphError(f"{where}: {error}") from error
     frozen = None
@@ -104,7 +110,7 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
 
         left = frozen_arrays(forward, {parameter.name for parameter in built.spec.parameters})
         frozen = frozen_checksum("onnx", (FrozenArray(name, a.shape, pieces_of(a)) for name, a in left))
-    return HubGraph(built.model, built.spec, built.initial, forward, frozen, built.warnings)
+    return HubGraph(built.model, built.spec, built.initial, forward, frozen, built.warnings, built.notes)
 
 
 def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection[str] = ()) -> None:

@@ -28,7 +28,7 @@ from edgeasync.host.host_info import half_of_memory_bytes
 from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol.messages import Frozen
 
-_NO_MEMORY = re.compile(r"bad_alloc|out of memory|allocat\w+ memory", re.IGNORECASE)
+_NO_MEMORY = re.compile(r"bad_alloc|out of memory|not enough memory|allocat\w+ memory", re.IGNORECASE)
 """Pattern of the error messages that libraries raise when memory is exhausted."""
 
 
@@ -47,6 +47,7 @@ class _Built(msgspec.Struct, tag="built"):
     forward: bytes | None
     frozen: Frozen | None
     warnings: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 class _Refused(msgspec.Struct, tag="refused"):
@@ -73,8 +74,8 @@ def load_graph_apart(model: OnnxModel) -> HubGraph:
         over = f"; {_out_of_memory(model)}" if answer.out_of_memory else ""
         raise getattr(errors, answer.error)(answer.sentence + over)
     initial = np.frombuffer(bytearray(answer.initial), np.float32)
-    warnings = tuple(map(errors.with_flags, answer.warnings))
-    return HubGraph(answer.graph, answer.spec, initial, answer.forward, answer.frozen, warnings)
+    warnings, notes = [tuple(map(errors.with_flags, said)) for said in (answer.warnings, answer.notes)]
+    return HubGraph(answer.graph, answer.spec, initial, answer.forward, answer.frozen, warnings, notes)
 
 
 def describe_model_apart(model: OnnxModel) -> ModelContents | None:
@@ -155,9 +156,8 @@ def _answer(model: OnnxModel) -> _Built | _Refused:
         return _Refused("GraphError", f"{model.file}: not enough memory to build its training graph", True)
     except EdgeAsyncError as error:
         return _Refused(type(error).__name__, str(error), bool(_NO_MEMORY.search(str(error))))
-    return _Built(
-        found.graph, found.spec, found.initial.data.cast("B"), found.forward, found.frozen, found.warnings
-    )
+    initial = found.initial.data.cast("B")
+    return _Built(found.graph, found.spec, initial, found.forward, found.frozen, found.warnings, found.notes)
 
 
 def _describe(model: OnnxModel) -> ModelContents | None:

@@ -78,7 +78,8 @@ class Inspection(msgspec.Struct, frozen=True):
     """A model file.
 
     If it cannot be trained, `training` is null and `problem` is the reason. `flags` are those to
-    try next, if flags can solve the problem.
+    try next, if flags can solve the problem. `warnings` tell what may be wrong with the file, and
+    `notes` what the build chose or changed.
     """
 
     contents: ModelContents
@@ -86,6 +87,7 @@ class Inspection(msgspec.Struct, frozen=True):
     problem: str | None
     flags: list[str]
     warnings: list[str]
+    notes: list[str]
 
 
 def inspect_file(model: OnnxModel, batch_size: int) -> Inspection:
@@ -100,13 +102,12 @@ def inspect_file(model: OnnxModel, batch_size: int) -> Inspection:
         if contents is None:
             raise
         flags = advised_flags(model, str(error))
-        return Inspection(contents, None, with_flags(str(error)), flags, [])
+        return Inspection(contents, None, with_flags(str(error)), flags, [], [])
     from edgeasync.autodiff.inspection import describe  # noqa: PLC0415 - imports onnx
 
     contents = describe(built.graph if built.forward is None else built.forward, trains=True)
-    return Inspection(
-        contents, _training(built.graph, built.spec, model, batch_size), None, [], list(built.warnings)
-    )
+    training = _training(built.graph, built.spec, model, batch_size)
+    return Inspection(contents, training, None, [], [*built.warnings], [*built.notes])
 
 
 def _training(graph: bytes, spec: ParameterSpec, model: OnnxModel, batch_size: int) -> TrainingSummary:

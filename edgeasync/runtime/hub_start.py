@@ -68,8 +68,8 @@ def _hosted(settings: HubSettings, graph: HubGraph | None) -> HostedModel:
         settings.local.check_model(model.spec, "cross_entropy")
         return HostedModel(spec=model.spec, initial=lambda: model.initial(settings.hub.seed), shipped=model)
     assert graph is not None
-    for warning in graph.warnings:
-        _log.warning("%s: %s", model.file, warning)
+    for remark in graph.remarks:
+        _log.warning("%s: %s", model.file, remark)
     settings.local.check_model(graph.spec, None if graph.forward is None else kind_of(model.loss))
     return HostedModel(
         spec=graph.spec,

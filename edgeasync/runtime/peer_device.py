@@ -53,8 +53,8 @@ def make_model(
         plan = TrainingPlan(model=model, local=settings.local)
         return PeerModel(plan.make_trainer(dataset, section.seed), model.initial(0))
     graph = load(model)
-    for warning in graph.warnings:
-        _log.warning("%s: %s", model.file, warning)
+    for remark in graph.remarks:
+        _log.warning("%s: %s", model.file, remark)
     plan = TrainingPlan(model=ShippedModel(), local=settings.local)
     received = ReceivedGraph(graph.graph, graph.spec, section.cores_used, section.provider)
     trainer = plan.make_trainer(dataset, section.seed, received)

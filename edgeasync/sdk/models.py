@@ -199,8 +199,8 @@ def _onnx(file: str | Path, forward: bytes | None, settings: GraphSettings, loca
     """Prepare an ONNX model from the bytes in `forward` or, if they are `None`, from `file`."""
     described = with_own_loss(OnnxModel(file=FilePath.parse(file), **msgspec.structs.asdict(settings)))
     graph = load_graph(described) if forward is None else build_graph(forward, described, "the model")
-    for warning in graph.warnings:
-        _log.warning("%s", warning)
+    for remark in graph.remarks:
+        _log.warning("%s", remark)
     plan = TrainingPlan(model=ShippedModel(), local=local)
 
     def restore(arrays: Arrays) -> Any:

@@ -8,7 +8,6 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
 from unittest import mock
@@ -21,6 +20,7 @@ from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.reading import stops_gradient
 from edgeasync.autodiff.selection import FROZEN
 from edgeasync.errors import ConfigError, EdgeAsyncError, GraphError
+from edgeasync.parameters import matches
 from edgeasync.sdk.torch_calls import Call, call_of, flat, quiet
 from edgeasync.sdk.torch_gradients import ITSELF, UNCLIPPED, check_export, evaluates_alike, moving
 from edgeasync.sdk.torch_modules import copy_of, first_line, hooked, listed, tensors_of, training, unwrapped
@@ -124,12 +124,12 @@ def _choose(module: nn.Module, train: list[str], freeze: list[str]) -> None:
     """Freeze and unfreeze parameters; raises `ConfigError` for a pattern without a match."""
     tensors = tensors_of(module)
     for pattern in (*train, *freeze):
-        if not any(fnmatchcase(name, pattern) for name in tensors):
+        if not any(matches(name, pattern) for name in tensors):
             raise ConfigError(f"no parameter matches {pattern!r}; the parameters are {', '.join(tensors)}")
     for name, tensor in module.named_parameters():
         if train and tensor.is_floating_point():
-            tensor.requires_grad_(any(fnmatchcase(name, pattern) for pattern in train))
-        if any(fnmatchcase(name, pattern) for pattern in freeze):
+            tensor.requires_grad_(any(matches(name, pattern) for pattern in train))
+        if any(matches(name, pattern) for pattern in freeze):
             tensor.requires_grad_(False)
 
 

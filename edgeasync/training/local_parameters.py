@@ -7,7 +7,6 @@ do not change these arrays.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -16,7 +15,7 @@ from msgspec import Meta
 
 from edgeasync.config import convert
 from edgeasync.errors import ConfigError, ProtocolError, StorageError
-from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.parameters import ParameterSpec, Vector, matches
 
 Patterns = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=64)]
 """Shell patterns that select arrays by name."""
@@ -54,9 +53,9 @@ def choose_local(spec: ParameterSpec, patterns: Sequence[str]) -> tuple[str, ...
     """
     names = [parameter.name for parameter in spec.parameters]
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(matches(name, pattern) for name in names):
             raise ConfigError(f"local: no array matches {pattern!r}; the arrays are {_listed(names)}")
-    chosen = tuple([name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)])
+    chosen = tuple([name for name in names if any(matches(name, pattern) for pattern in patterns)])
     if len(chosen) == len(names):
         raise ConfigError("local: the patterns match all arrays of the model; leave at least one to share")
     return chosen

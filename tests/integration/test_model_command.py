@@ -140,6 +140,24 @@ def test_a_warning_of_a_command_names_flags(commands, forward):
     assert json.loads(followed)["warnings"] == []
 
 
+def test_what_a_build_chooses_is_a_note(commands, forward):
+    """Nothing is wrong with a file that ends in a softmax."""
+    model = onnx.load(forward)
+    model.graph.node.append(onnx.helper.make_node("Softmax", ["scores"], ["shares"], axis=1))
+    model.graph.output[0].name = "shares"
+    onnx.save(model, forward)
+    sentence = "output 'shares' comes from Softmax; cross_entropy trains the scores before it, 'scores'"
+    for command in (("inspect",), ("check",), ("build", "--out", "graph.onnx")):
+        lines = say(commands, "model", command[0], forward, *command[1:]).splitlines()
+        assert [line.startswith(f"note: {sentence}") for line in lines].count(True) == 1
+        assert not any("warning" in line for line in lines)
+        found = json.loads(say(commands, "model", command[0], forward, *command[1:], "--json"))
+        assert found["warnings"] == []
+        assert [note.startswith(sentence) for note in found["notes"]] == [True]
+    told = commands.run("hub", "--model", forward, "--run", commands.folder / "run", "--check")
+    assert f"note: {sentence}" in told.stderr
+
+
 def test_a_run_is_exported(commands):
     """What a hub and an agent have trained, batch norm and dropout included, runs anywhere."""
     layers = nn.Sequential(

@@ -36,7 +36,7 @@ def test_a_network_of_scikit_learn(zipmap):
     model = scikit_learn(estimator, LABELS, zipmap=zipmap)
     graph, settings, refusals = follow(model.SerializeToString())
     assert (settings, refusals) == ({}, [])
-    assert any("trains the scores before it, 'add_result1'" in said for said in graph.warnings)
+    assert any("trains the scores before it, 'add_result1'" in said for said in graph.notes)
     assert_trains(graph)
     feeds = examples(graph)
     expected = -np.log(estimator.predict_proba(feeds["X"])[np.arange(16), feeds["target"]]).mean()

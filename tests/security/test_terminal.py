@@ -114,6 +114,17 @@ def test_the_log_is_text_but_for_the_lines_of_a_traceback(capsys):
 
 
 @pytest.mark.process
+def test_the_log_is_text_without_a_level_too(capsys, monkeypatch):
+    """Names in a model's file are part of what a hub says about the file."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    log_to_stderr(None)
+    logging.getLogger("edgeasync").warning("model.onnx: %s", EVIL)
+    logging.getLogger("edgeasync").info("model.onnx: nothing")
+    told = capsys.readouterr().err
+    assert harmless_line(told)
+    assert told.startswith("model.onnx: full")
+
+
 def test_a_hub_that_refuses_an_agent_writes_nothing_to_its_terminal(tmp_path):
     context = zmq.Context()
     hub = context.socket(zmq.ROUTER)

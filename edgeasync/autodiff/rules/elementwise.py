@@ -113,10 +113,15 @@ def _mod(step: Step) -> Gradients:
 def _extreme(step: Step) -> Gradients:
     """Divide the gradient among inputs that are equal, as torch does for two inputs."""
     graph, op = step.graph, step.graph.op
-    kind = graph.dtypes[step.output()]
-    masks = [op("Cast", op("Equal", name, step.output()), to=_onnx_float(kind)) for name in step.node.inputs]
+    kind = _onnx_float(graph.dtypes[step.output()])
+    equal = [op("Equal", name, step.output()) for name in step.node.inputs]
+    masks = [op("Cast", each, to=kind) for each in equal]
     share = op("Div", step.gradient, graph.total(masks)) if len(masks) > 1 else step.gradient
-    return [step.unbroadcast(op("Mul", share, mask), position) for position, mask in enumerate(masks)]
+    shares = [
+        step.where(each, share) if step.may_be_infinite else op("Mul", share, mask)
+        for each, mask in zip(equal, masks, strict=True)
+    ]
+    return [step.unbroadcast(each, position) for position, each in enumerate(shares)]
 
 
 @rule("Where")
@@ -173,7 +178,6 @@ SLOPES: dict[str, Callable[[Graph, str, str], str]] = {
     "Atanh": lambda graph, x, _: graph.op("Reciprocal", _beyond_square(graph, x)),
     "Cosh": lambda graph, x, _: graph.op("Sinh", x),
     "Exp": lambda _, __, y: y,
-    "Relu": lambda graph, _, y: is_positive(graph, y),
     "Sigmoid": lambda graph, _, y: graph.op("Sub", y, graph.op("Mul", y, y)),
     "Sin": lambda graph, x, _: graph.op("Cos", x),
     "Sinh": lambda graph, x, _: graph.op("Cosh", x),
@@ -188,6 +192,14 @@ SLOPES: dict[str, Callable[[Graph, str, str], str]] = {
 def _sloped(step: Step) -> Gradients:
     slope = SLOPES[step.node.op](step.graph, step.input(0), step.output())
     return [step.graph.op("Mul", step.gradient, slope)]
+
+
+@rule("Relu")
+def _relu(step: Step) -> Gradients:
+    graph, y = step.graph, step.output()
+    if step.may_be_infinite:
+        return [step.where(graph.op("Greater", y, graph.scalar(0.0)), step.gradient)]
+    return [graph.op("Mul", step.gradient, is_positive(graph, y))]
 
 
 @rule("LeakyRelu")
@@ -222,6 +234,8 @@ def _clip(step: Step) -> Gradients:
     """Pass the gradient where the input is within or equal to the bounds, as torch does."""
     for position in (1, 2):
         step.constant(position)
+    if step.may_be_infinite:
+        return [step.where(step.saved["inside"], step.gradient)]
     # Where takes four times as long.
     return [step.graph.op("Mul", step.gradient, step.graph.op("Cast", step.saved["inside"], to=1))]
 
@@ -251,7 +265,8 @@ def _hard_swish(step: Step) -> Gradients:
     # 1 inside and 0 outside. Powers of two, so that the sum is exact.
     inside = op("HardSigmoid", op("Abs", x), alpha=-(2.0**100), beta=3 * 2.0**100)
     rise = op("Mul", op("Mul", x, graph.scalar(1 / 6)), inside)
-    return [op("Mul", step.gradient, op("Add", step.saved["sigmoid"], rise))]
+    slope = op("Mul", step.gradient, op("Add", step.saved["sigmoid"], rise))
+    return [step.where(op("Greater", x, graph.scalar(-3.0)), slope) if step.may_be_infinite else slope]
 
 
 @rule("Erf")

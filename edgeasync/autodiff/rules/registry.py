@@ -27,6 +27,8 @@ class Step:
         """The gradient of each output. Set when the reverse pass reaches the node."""
         self.saved: dict[str, str] = {}
         """Tensors that the forward part of a rule stores for the reverse part."""
+        self.may_be_infinite = False
+        """Whether the gradients may be infinite. Set when the reverse pass reaches the node."""
 
     @property
     def gradient(self) -> str:
@@ -81,6 +83,10 @@ class Step:
     def refused(self, why: str) -> GraphError:
         """Return the error that reports why this node cannot be differentiated."""
         return GraphError(f"{self.node.where} has no gradient: {why}")
+
+    def where(self, condition: str, gradient: str) -> str:
+        """Return a gradient where a condition holds, and 0 elsewhere, even if the gradient is infinite."""
+        return self.graph.op("Where", condition, gradient, self.graph.scalar(0.0))
 
     def unbroadcast(self, gradient: str, position: int) -> str:
         """Sum a gradient over the axes along which an input was broadcast."""

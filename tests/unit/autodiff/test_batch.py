@@ -59,7 +59,7 @@ def test_a_file_of_one_example_trains_with_any_batch(text, parameters, x):
     data = forward(text, parameters, x, batch=1)
     graph = build_training_graph(data, MSE)
     assert batches(graph) == {"batch"}
-    assert ["the file has the batch size 1, but trains with any" in said for said in graph.warnings] == [True]
+    assert ["the file has the batch size 1, but trains with any" in said for said in graph.notes] == [True]
     values = numbers((5, *x), 7)
     y = np.concatenate([session(data).run(None, {"x": values[[row]]})[0] for row in range(5)])
     target = numbers(y.shape, 8)
@@ -106,6 +106,30 @@ def test_zeros_do_not_hide_that_examples_are_mixed():
     parameters = {"w": numbers((4, 3), 1), "g": np.zeros(3, np.float32), "zero": np.array([0])}
     graph = build_training_graph(forward(text, parameters, (4,), batch=1), MSE)
     assert batches(graph) == {""}
+
+
+RARE = {
+    "counted": "g = Greater(x, five)\nk = Cast<to=7>(g)\nm = ReduceMax<keepdims=0>(k)\nc = Cast<to=9>(m)",
+    "by numbers": "g = Sub(x, five)\nk = Relu(g)\nm = ReduceSum<keepdims=0>(k)\nc = Cast<to=9>(m)",
+}
+
+
+@pytest.mark.parametrize("text", RARE.values(), ids=RARE)
+def test_a_rare_value_of_one_example_must_not_change_the_others(text):
+    """No random example has a value above 5, so the values of both runs are the same."""
+    text = f"a = MatMul(x, w)\nb = Neg(a)\n{text}\ny = Where(c, b, a)"
+    parameters = {"w": numbers((4, 3), 1), "five": np.float32(5)}
+    graph = build_training_graph(forward(text, parameters, (4,), batch=1), MSE)
+    assert batches(graph) == {""}
+    (said,) = graph.warnings
+    assert "because the values of 'm' for an example depend on the other examples of its batch" in said
+
+
+def test_a_size_of_minus_1_is_the_batch():
+    """As in files of paddle2onnx."""
+    graph = build_training_graph(forward("y = MatMul(x, w)", {"w": numbers((4, 3), 1)}, (4,), batch=-1), MSE)
+    assert batches(graph) == {"batch"}
+    assert (graph.warnings, graph.notes) == ((), ())
 
 
 def test_batch_norms_of_a_file_in_training_mode_do_not_fix_its_batch():

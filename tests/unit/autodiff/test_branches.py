@@ -94,7 +94,7 @@ def test_a_condition_of_the_data_chooses_for_each_example():
     """As a second network that verifies the answer of the first; the file has a batch of one."""
     data = branching(DATA, branch("r = MatMul(h, v)"), branch("r = Tanh(h)"), parameters=DATA_PARAMETERS, batch=1)
     graph = build_training_graph(data, MSE)
-    assert ["node 'choice' (If) chooses by the data" in said for said in graph.warnings].count(True) == 1
+    assert ["node 'choice' (If) chooses by the data" in said for said in graph.notes].count(True) == 1
     x, target = numbers((8, 4), 2), numbers((8, 3), 3)
     w, v = DATA_PARAMETERS["w"], DATA_PARAMETERS["v"]
     taken = (x @ w).max(axis=1) > 1
@@ -108,12 +108,31 @@ def test_a_condition_of_the_data_chooses_for_each_example():
     assert "If" in {node.op_type for node in onnx.load_model_from_string(exported).graph.node}
 
 
+def nested(depth):
+    """Return a branch with If nodes in both branches of If nodes, down to this depth."""
+    if depth == 0:
+        return branch("r = Tanh(h)")
+    inner = helper.make_node("If", ["c"], ["r"], then_branch=nested(depth - 1), else_branch=nested(depth - 1))
+    return helper.make_graph([inner], "b", [], [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)])
+
+
+def test_many_branches_are_told_in_one_note():
+    data = branching(DATA, nested(2), branch("r = Neg(h)"), parameters=DATA_PARAMETERS, batch=1)
+    *_, said = build_training_graph(data, MSE).notes
+    assert said.startswith("node 'choice' (If) and 3 other If nodes choose by the data; ")
+
+
+def test_more_branches_than_can_be_replaced_are_refused_at_once():
+    data = branching(DATA, nested(10), branch("r = Neg(h)"), parameters=DATA_PARAMETERS, batch=1)
+    refused(data, "the model has 1024 If nodes, over the limit of 1000")
+
+
 def test_sigmoids_of_both_branches_have_common_scores():
     then = branch("a = MatMul(h, v)\nr = Sigmoid(a)")
     before = f"{DATA}\ns = Sigmoid(h)"
     data = branching(before, then, branch("r = Identity(s)"), parameters=DATA_PARAMETERS, batch=1)
     graph = build_training_graph(data, GraphSettings(loss="bce_with_logits"))
-    assert any("trains the scores before it, 'i::scores'" in said for said in graph.warnings)
+    assert any("trains the scores before it, 'i::scores'" in said for said in graph.notes)
     x = numbers((6, 4), 2)
     target = (numbers((6, 3), 3) > 0).astype(np.float32)
     p = np.concatenate([session(data).run(None, {"x": x[[row]]})[0] for row in range(6)]).astype(np.float64)
@@ -128,6 +147,15 @@ def test_results_of_different_shapes_are_refused():
         GraphError, match=r"node 'choice' \(If\) chooses by the data between results of the shapes"
     ):
         build_training_graph(data, MSE)
+
+
+def test_a_rare_condition_over_the_batch_is_refused():
+    """No random example has a value above 5, so every one takes the same branch."""
+    before = ("h = MatMul(x, w)\ng = Greater(x, five)\nk = Cast<to=7>(g)\nm = ReduceMax<keepdims=0>(k)\n"
+              "c = Cast<to=9>(m)")  # fmt: skip
+    data = branching(before, branch("r = Neg(h)"), branch("r = Tanh(h)"), batch="batch",
+                     parameters=W | {"five": np.float32(5)})  # fmt: skip
+    refused(data, "chooses by the data, and cannot be computed for each example: the values of 'm'")
 
 
 @pytest.mark.parametrize("batch", ["batch", 1])

@@ -9,7 +9,9 @@ from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.rules import INSTEAD
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
-from tests.support.models.gradients import forward, numbers, session
+from edgeasync.graphs.graph_model import build_graph
+from edgeasync.graphs.onnx_model import OnnxModel
+from tests.support.models.gradients import forward, numbers, run, session
 from tests.support.models.small_models import DENSE, FOLDED_FROM, MSE, dense, edited, model, names, noted, refused
 
 
@@ -235,3 +237,58 @@ def test_a_batch_norm_uses_its_stored_statistics_only_if_all_four_arrays_are_fro
     graph = build_training_graph(model(text, parameters), GraphSettings(loss="mse", freeze=tuple(frozen)))
     roles = {entry.name for entry in graph.spec.parameters if entry.role == "statistic"}
     assert roles == ({"mean", "var"} if moves else set())
+
+
+ROWS = {
+    "a mean over the batch": ("m = ReduceMean(a, zero)\ny = MatMul(m, v)", "batch"),
+    "classes first": ("b = MatMul(a, v)\ny = Transpose<perm=[1, 0]>(b)", "batch"),
+    "times instead of examples": ("m = ReduceMean(a, zero)\ny = MatMul(m, v)", 16),
+}
+
+
+@pytest.mark.parametrize(("text", "batch"), ROWS.values(), ids=ROWS)
+def test_an_output_without_an_axis_for_the_examples_is_refused(text, batch):
+    """Devices have one target per example, so no device could train it."""
+    parameters = {"w": numbers((4, 5), 1), "v": numbers((5, 3), 2), "zero": np.array([0])}
+    data = forward(f"a = MatMul(x, w)\n{text}", parameters, (4,), batch=batch)
+    with pytest.raises(GraphError, match="m: output 'y' has no axis for the examples of a batch"):
+        build_graph(data, OnnxModel(file="m", loss="mse"), "m")
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_inputs_of_different_batch_sizes_are_refused(size):
+    def edit(proto):
+        proto.graph.input.append(helper.make_tensor_value_info("m", TensorProto.FLOAT, [size, 5]))
+
+    data = edited(forward("a = MatMul(x, w)\nb = Mul(a, m)\ny = Neg(b)", {"w": numbers((4, 5))}, (4,)), edit)
+    refused(data, rf"but their sizes differ \(x: dynamic, m: {size}\)")
+
+
+@pytest.mark.parametrize(("name", "shape"), [("w" * 257, (1, 5)), ("w", (1, 1, 1, 1, 1, 1, 1, 4, 5))])
+def test_a_parameter_that_the_protocol_cannot_name_is_refused(name, shape):
+    data = edited(forward("y = Mul(x, w)", {"w": numbers(shape)}, shape[1:]), lambda proto: _rename(proto, name))
+    refused(data, f"has {len(name)} characters in its name and {len(shape)} axes, but the limits are 256 and 8")
+
+
+def _rename(proto, name):
+    proto.graph.initializer[0].name = proto.graph.node[0].input[1] = name
+
+
+def test_nan_in_a_constant_is_told():
+    data = forward(
+        "a = MatMul(x, w)\ny = Add(a, b)", {"w": numbers((4, 3)), "b": np.float32([1, np.nan, 2])}, (4,)
+    )
+    (said,) = build_training_graph(data, MSE).warnings
+    assert said == "constants contain NaN, so that all results may be NaN: b; correct the file"
+
+
+def test_names_that_another_build_has_given_are_not_given_again():
+    text = "h = MatMul(x, w)\nk = Relu(h)\ny = MatMul(k, v)"
+    parameters = {"w": numbers((4, 1), 1), "v": numbers((1, 3), 2)}
+    feeds = {"x": numbers((6, 4), 3), "target": np.arange(6) % 3}
+    data = forward(text, parameters, (4,))
+    plain = build_training_graph(data, GraphSettings())
+    named = build_training_graph(edited(data, lambda proto: _rename(proto, "::constant_1")), GraphSettings())
+    expected, found = run(plain, feeds), run(named, feeds)
+    assert found["loss"] == expected["loss"]
+    np.testing.assert_array_equal(found["::constant_1.grad"], expected["w.grad"])

@@ -185,7 +185,7 @@ def test_a_last_softmax_or_sigmoid_is_skipped_where_it_is_that_of_the_loss(text,
     assert trained_tensor(graph) == "z"
     if loss == "cross_entropy" or "igmoid" in why:
         assert not refusals
-        (said,) = graph.warnings
+        (said,) = graph.notes
         assert why in said
         assert f"{loss} trains the scores before it, 'z'" in said
     else:

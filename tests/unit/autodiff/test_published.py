@@ -12,7 +12,7 @@ from edgeasync.graphs.evaluation import make_evaluator
 from edgeasync.graphs.graph_model import HubGraph
 from edgeasync.graphs.onnx_model import OnnxModel
 from tests.support.models.followed import assert_trains, examples
-from tests.support.models.gradients import forward, numbers, run, session
+from tests.support.models.gradients import assert_same_values, forward, numbers, run, session
 from tests.support.models.small_models import edited, refused
 
 NORM = ("m{0} = ReduceMean<axes=[-1]>(i{0})\nd{0} = Sub(i{0}, m{0})\nk{0} = Constant<value = float {{2.0}}>()\n"
@@ -82,7 +82,7 @@ def test_a_published_file_trains_with_at_most_a_loss(data, settings, scores):
     assert_trains(graph)
     metadata = session(graph.model).get_modelmeta().custom_metadata_map
     assert metadata["edgeasync.output"] == scores
-    assert any(f"trains the scores before it, '{scores}'" in said for said in graph.warnings)
+    assert any(f"trains the scores before it, '{scores}'" in said for said in graph.notes)
     trained = graph.spec.views(graph.initial + np.float32(0.1))
     exported = onnx.load_model_from_string(export_model(data, trained))
     original = onnx.load_model_from_string(data)
@@ -94,6 +94,31 @@ def test_a_published_file_trains_with_at_most_a_loss(data, settings, scores):
     (z,) = session(graph.model).run(names, feeds)
     expected = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True) if "loss" not in settings else 1 / (1 + np.exp(-z))
     np.testing.assert_allclose(y, expected[:1], rtol=1e-4)
+
+
+RESIZED = {
+    "enlarged": (10, 'y = Resize<mode="linear">(h, s)', [1, 1, 2, 1.5]),
+    "shrunk": (10, 'y = Resize<mode="linear">(h, s)', [1, 1, 0.75, 0.4375]),
+    "enlarged, nearest": (10, 'y = Resize<mode="nearest">(h, s)', [1, 1, 2.25, 1.4375]),
+    "shrunk, nearest": (10, 'y = Resize<mode="nearest">(h, s)', [1, 1, 0.75, 0.4375]),
+    "by the older operator": (9, 'y = Upsample<mode="linear">(h, s)', [1, 1, 2, 1.5]),
+    "by the oldest operator": (7, 'y = Upsample<mode="linear", scales=[1.0, 1.0, 2.0, 3.0]>(h)', None),
+}
+
+
+@pytest.mark.parametrize(("opset", "text", "scales"), RESIZED.values(), ids=RESIZED)
+def test_images_are_resized_as_by_the_opset_of_the_file(opset, text, scales):
+    """Before opset 11, the first pixels of both images lie on each other."""
+    parameters = {"w": numbers((1, 2, 10, 11), 1)} | ({} if scales is None else {"s": np.float32(scales)})
+    data = forward(f"h = Mul(x, w)\n{text}", parameters, (2, 10, 11), opset=opset, ir=7)
+    assert_same_values(data, numbers((3, 2, 10, 11), 2))
+
+
+def test_what_the_conversion_of_an_opset_changes_is_refused():
+    """Before opset 13, Hardmax treated all axes from its own on as one."""
+    text = "m = Hardmax<axis=1>(x)\nh = Flatten(m)\ny = MatMul(h, w)"
+    data = forward(text, {"w": numbers((20, 3), 1)}, (4, 5), opset=12, ir=7)
+    refused(data, r"Hardmax .*: onnx cannot convert it from opset 12, because it then computes other values; ")
 
 
 def test_the_default_loss_of_one_answer_is_refused_with_one_flag():

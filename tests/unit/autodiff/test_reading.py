@@ -189,3 +189,45 @@ def test_norms_that_onnx_does_not_have(op, opset):
     values = graph.spec.views(graph.initial + np.float32(1))
     moved = onnx.load_model_from_string(export_model(data, values))
     assert [node.domain for node in moved.graph.node] == ["", ""]
+
+
+def with_functions(*functions, call="Last"):
+    def edit(proto):
+        proto.graph.node.insert(0, helper.make_node(call, ["x"], ["before"], domain=functions[-1].domain))
+        proto.graph.node[1].input[0] = "before"
+        proto.functions.extend(functions)
+        if functions[-1].domain:
+            proto.opset_import.append(helper.make_opsetid("own", 1))
+
+    return edited(model(), edit)
+
+
+def function(name, *calls, domain="own"):
+    """Return a function that calls operators one after the other: names of `own`, or Tanh."""
+    nodes = [
+        helper.make_node(each, [f"v{place}"], [f"v{place + 1}"], domain="" if each == "Tanh" else "own")
+        for place, each in enumerate(calls)
+    ]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    return helper.make_function(domain, name, ["v0"], [f"v{len(calls)}"], nodes, opsets)
+
+
+def test_functions_that_call_each_other_again_and_again():
+    """They would become 2**40 nodes."""
+    doubled = [function(f"F{place}", f"F{place - 1}", f"F{place - 1}") for place in range(1, 40)]
+    functions = (function("F0", "Tanh"), *doubled, function("Last", "F39", "F39"))
+    refused(with_functions(*functions), "the model has 1099511627779 nodes if calls of its own functions are")
+    build_training_graph(with_functions(function("Last", "Tanh", "Tanh")), MSE)
+
+
+def test_a_function_with_the_name_of_an_operator():
+    """onnxruntime uses the operator, onnx uses the function."""
+    refused(with_functions(function("Sigmoid", "Tanh", domain=""), call="Sigmoid"), "defines the operator Sigmoid")
+
+
+def test_a_constant_without_a_value():
+    def edit(proto):
+        proto.graph.node.insert(0, helper.make_node("Constant", [], ["nothing"]))
+        proto.graph.node[1].input[0] = "nothing"
+
+    refused(edited(model(), edit), "has no value, which is not supported in a training graph")

@@ -82,7 +82,32 @@ def test_what_the_file_says_is_frozen_stays_so_unless_train_is_given(settings, e
         if "train" in settings
         else ("not trained, because frozen in torch: w1, b1; to train them, name them in train",)
     )
-    assert graph.warnings == told
+    assert (graph.notes, graph.warnings) == (told, ())
+
+
+def test_scales_of_quantized_weights_are_no_parameters():
+    """They are vectors if each channel has its own."""
+    parameters = {"q": np.arange(-10, 10, dtype=np.int8).reshape(4, 5), "s": numbers((5,), positive=True),
+                  "z": np.zeros(5, np.int8), "w": numbers((5, 3), 1)}  # fmt: skip
+    text = "v = DequantizeLinear<axis=1>(q, s, z)\nh = MatMul(x, v)\ny = MatMul(h, w)"
+    assert names(build_training_graph(model(text, parameters), MSE)) == ["w"]
+
+
+def test_a_name_with_brackets_selects_itself():
+    """As a name of JAX or a list of layers has; in a pattern, brackets are alternatives."""
+    one, two = "layers[0]['w']", "layers[1]['w']"
+    data = edited(model("h = MatMul(x, a)\ny = MatMul(h, b)", {"a": numbers((4, 5)), "b": numbers((5, 3))}),
+                  lambda proto: _rename(proto, {"a": one, "b": two}))  # fmt: skip
+    assert names(build_training_graph(data, MSE)) == [one, two]
+    assert names(build_training_graph(data, GraphSettings(loss="mse", freeze=(one,)))) == [two]
+    assert names(build_training_graph(data, GraphSettings(loss="mse", train=(one,)))) == [one]
+
+
+def _rename(proto, new):
+    for tensor in proto.graph.initializer:
+        tensor.name = new[tensor.name]
+    for node in proto.graph.node:
+        node.input[:] = [new.get(name, name) for name in node.input]
 
 
 def test_a_file_in_which_all_is_frozen():

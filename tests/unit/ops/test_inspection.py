@@ -28,7 +28,7 @@ def inspected(tmp_path):
 def test_a_file_that_trains(inspected):
     found = inspected(forward_model(), train=("head.*",))
     training = found.training
-    assert (found.problem, found.flags, found.warnings) == (None, [], [])
+    assert (found.problem, found.flags, found.warnings, found.notes) == (None, [], [], [])
     assert (training.output, training.loss, training.target.dtype) == ("scores", "cross_entropy", "int64")
     assert (training.parameters, training.statistics, training.frozen) == (16 * 3 + 3, 0, 8 * 16 + 16)
     assert [array.name for array in training.arrays] == ["head.weight", "head.bias"]

@@ -247,3 +247,43 @@ def test_a_dropout_of_something_frozen_drops_anew_every_time():
     graph = build_training_graph(model, GraphSettings(loss="mse", freeze=("f",)))
     feeds = {"x": np.ones((1, 64), np.float32), "target": np.zeros((1, 64), np.float32)}
     assert (run(graph, feeds)["p.grad"] != run(graph, feeds)["p.grad"]).any()
+
+
+STOPPED = {
+    "a Relu": ("Relu(h)", 0.0),
+    "a Clip": ("Clip(h, zero, )", 0.0),
+    "a maximum": ("Max(zero, h)", 0.0),
+    "a hard swish": ("HardSwish(h)", -3.0),
+}
+STEEP = {
+    "a root": "y = Sqrt(r)",
+    "a power": "y = Pow(r, half)",
+    "a root of a sum": "s = ReduceSum<keepdims=1>(r, axis)\ny = Sqrt(s)",
+}
+
+
+@pytest.mark.parametrize(("stop", "below"), STOPPED.values(), ids=STOPPED)
+@pytest.mark.parametrize("text", STEEP.values(), ids=STEEP)
+def test_an_infinite_gradient_ends_where_values_are_cut_off(stop, below, text):
+    """As in torch, where the root of a Relu has the gradient 0 below 0, not infinity times 0."""
+    x = np.float32([[-5, -4, 4], [-6, -8, -9], [5, -4, 6]])
+    parameters = {"p": np.ones(3, np.float32), "half": np.float32(0.5), "axis": np.array([1]),
+                  "zero": np.float32(0)}  # fmt: skip
+    model = forward(f"h = Mul(x, p)\nr = {stop}\n{text}", parameters, (3,))
+    graph = build_training_graph(model, GraphSettings(loss="mse"))
+    above, bent = x > below, (np.abs(x) < 3) & ("Swish" in stop)
+    r = np.where(above, np.where(bent, x * (x + 3) / 6, x), 0).astype(np.float64)
+    s = r.sum(1, keepdims=True) if "Sum" in text else r
+    found = run(graph, {"x": x, "target": np.ones(s.shape, np.float32)})
+    slope = 2 * (np.sqrt(s) - 1) / s.size * 0.5 * np.where(s > 0, s, np.inf) ** -0.5
+    expected = slope * above * np.where(bent, x / 3 + 0.5, 1) * x
+    np.testing.assert_allclose(found["p.grad"], expected.sum(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["s = Add(r, one)\ny = Sqrt(s)", "y = Div(r, one)", "y = Pow(r, one)"])
+def test_gradients_that_cannot_be_infinite_are_multiplied(text):
+    """A selection takes four times as long."""
+    parameters = {"p": numbers((3,)), "one": np.float32(1)}
+    graph = build_training_graph(forward(f"h = Mul(x, p)\nr = Relu(h)\n{text}", parameters, (3,)),
+                                 GraphSettings(loss="mse"))  # fmt: skip
+    assert b"Where" not in graph.model
