@@ -52,9 +52,8 @@ class _Writer:
         return made
 
     def constant(self, value: Any) -> str:
-        name = f"constant_{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(np.asarray(value), name))
-        return name
+        """Add a value that is not trained, which an initializer would be."""
+        return self.op("Constant", value=numpy_helper.from_array(np.asarray(value)))
 
     def weight(self, name: str, *size: int) -> str:
         values = self._generator.standard_normal(size, np.float32)

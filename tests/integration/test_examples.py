@@ -15,6 +15,8 @@ import onnx
 import pytest
 
 from edgeasync import SGD, Agent, Run
+from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.data import load
 from tests.support.programs.processes import free_address, until
 from tests.support.size import repetitions
@@ -111,6 +113,20 @@ def test_digits_are_parted_among_devices(start, tmp_path):
 def test_a_model_is_written_without_torch(start, tmp_path):
     output(start("digits_cnn.py", "model.onnx"))
     assert is_valid(tmp_path / "model.onnx")
+
+
+def test_a_small_language_model_can_be_trained(start, tmp_path):
+    sizes = {
+        "layers": 2, "hidden": 16, "intermediate": 24, "heads": 4, "key-value-heads": 2, "vocabulary": 32,
+        "tokens": 8,
+    }  # fmt: skip
+    flags = [word for name, size in sizes.items() for word in (f"--{name}", size)]
+    output(start("small_lm/make_model.py", "lm.onnx", *flags))
+    assert is_valid(tmp_path / "lm.onnx")
+    graph = build_training_graph((tmp_path / "lm.onnx").read_bytes(), GraphSettings())
+    attention, feed_forward, norms = 2 * 16 * 16 + 2 * 16 * 8, 3 * 16 * 24, 2 * 16
+    assert graph.spec.length == 32 * 16 + 2 * (attention + feed_forward + norms) + 16
+    assert graph.warnings == ()
 
 
 def lines_of(name):
