@@ -8,6 +8,7 @@ are too large or that their own library cannot export are listed, and the next f
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -129,6 +130,7 @@ def report(outcomes: Sequence[Outcome], left_out: Mapping[str, str], results: Re
                 "seconds to build": outcome["build s"],
                 "seconds to a session": outcome["session s"],
                 "step / torch's": outcome["step s"] / outcome["torch step s"],
+                "error / torch's, four inputs": outcome["median ratio"],
                 "error / torch's": outcome["error ratio"],
                 "inputs": outcome["inputs"],
                 "error, millionths": 1e6 * outcome["error"],
@@ -140,6 +142,8 @@ def report(outcomes: Sequence[Outcome], left_out: Mapping[str, str], results: Re
     count = {name: [each["outcome"] for each in outcomes].count(name) for name in ("trains", "WRONG")}
     results.ratio("share that trains with at most one flag", count["trains"] / len(outcomes), TRAIN_MIN)
     results.ratio("share whose gradients are right or refused", 1 - count["WRONG"] / len(outcomes), 1.0)
+    near = [each for each in outcomes if each.get("median ratio", math.inf) <= ERROR_RATIO_MAX]
+    results.ratio("share within twice torch's error, four inputs", len(near) / len(outcomes), TRAIN_MIN)
 
 
 def install_peers(python: Path) -> None:

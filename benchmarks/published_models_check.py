@@ -43,7 +43,7 @@ INPUTS, INPUTS_MAX = 4, 16
 
 In float32, a few ReLUs and max-pools of a deep model may choose another side than in float64. A
 single one among millions changes gradients up to a thousand times as much as rounding does, for
-torch as well as for us. If this happens for about half of the inputs, medians depend on chance.
+torch as well as for us. If it happens for about half of the inputs, medians are a matter of chance.
 """
 
 MEDIAN, QUARTILE = 0.5, 0.25
@@ -293,6 +293,7 @@ def compare(oracle: Oracle, made: TrainingGraph, example: Example, seed: int) ->
     worst = max(own, key=lambda name: ratios[name])
     return {
         "inputs": number,
+        "median ratio": _ratio({side: totals[side][:INPUTS] for side in SIDES}, MEDIAN),
         "oracle": "module" if oracle.own else "file",
         "error ratio": _ratio(totals, share),
         "error": float(np.quantile(totals["ours"], share)),
