@@ -124,7 +124,8 @@ def check_rows(model: bytes) -> None:
         return
     name, shape = next(iter(shapes.items()))
     rows, wanted = shape[0], target[0] if target else 0
-    if wanted is not None if rows is None else wanted == 0 or (wanted or 0) % rows:
+    fits = wanted is None or (rows is not None and wanted > 0 and wanted % rows == 0)
+    if not fits:
         output = next((entry.value for entry in proto.metadata_props if entry.key == OUTPUT), "")
         raise GraphError(
             f"output {output!r} has no axis for the examples of a batch: its targets have the shape {target}, but "

@@ -178,6 +178,7 @@ SLOPES: dict[str, Callable[[Graph, str, str], str]] = {
     "Atanh": lambda graph, x, _: graph.op("Reciprocal", _beyond_square(graph, x)),
     "Cosh": lambda graph, x, _: graph.op("Sinh", x),
     "Exp": lambda _, __, y: y,
+    "Relu": lambda graph, _, y: is_positive(graph, y),
     "Sigmoid": lambda graph, _, y: graph.op("Sub", y, graph.op("Mul", y, y)),
     "Sin": lambda graph, x, _: graph.op("Cos", x),
     "Sinh": lambda graph, x, _: graph.op("Cosh", x),
@@ -190,16 +191,10 @@ SLOPES: dict[str, Callable[[Graph, str, str], str]] = {
 
 @rule(*SLOPES)
 def _sloped(step: Step) -> Gradients:
-    slope = SLOPES[step.node.op](step.graph, step.input(0), step.output())
-    return [step.graph.op("Mul", step.gradient, slope)]
-
-
-@rule("Relu")
-def _relu(step: Step) -> Gradients:
     graph, y = step.graph, step.output()
-    if step.may_be_infinite:
+    if step.node.op == "Relu" and step.may_be_infinite:
         return [step.where(graph.op("Greater", y, graph.scalar(0.0)), step.gradient)]
-    return [graph.op("Mul", step.gradient, is_positive(graph, y))]
+    return [graph.op("Mul", step.gradient, SLOPES[step.node.op](graph, step.input(0), y))]
 
 
 @rule("LeakyRelu")
@@ -217,7 +212,7 @@ def _leaky_relu(step: Step) -> Gradients:
 def _elu(step: Step) -> Gradients:
     graph, op = step.graph, step.graph.op
     alpha = step.attribute("alpha", 1.0)
-    # If alpha is positive, the output has the sign of the input. Unlike the input, it is kept in memory anyway.
+    # With a positive alpha, input and output have the same sign. Only the output is kept in memory anyway.
     positive = op("Greater", step.output() if alpha > 0.0 else step.input(0), graph.scalar(0.0))
     slope = op("Add", step.output(), graph.scalar(alpha))
     return [op("Where", positive, step.gradient, op("Mul", step.gradient, slope))]

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from edgeasync.autodiff.rules.elementwise import SLOPES, is_positive
+from edgeasync.autodiff.rules.elementwise import SLOPES
 from edgeasync.autodiff.rules.recurrent import Local, RecurrentDirection, differentiate
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 
@@ -18,7 +18,7 @@ def _rnn(step: Step) -> Gradients:
 def _cell(function: str, direction: RecurrentDirection) -> Local:
     """Return the gradients of a cell. The derivative of f is computed from f's result."""
     graph, op, states = direction.graph, direction.graph.op, direction.states
-    slope = is_positive(graph, states) if function == "Relu" else SLOPES[function](graph, "", states)
+    slope = SLOPES[function](graph, "", states)
 
     def back(carried: list[str], now: list[str]) -> tuple[list[str], list[str]]:
         sums = op("Mul", carried[0], now[0])
