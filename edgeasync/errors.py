@@ -55,7 +55,7 @@ def with_flags(sentence: str) -> str:
 
 
 def _for_shell(quoted: str) -> str:
-    """Quote a Python string for a shell, which would expand a dollar sign in double quotes."""
+    """Convert a quoted Python string to a word in single quotes, in which a shell expands nothing."""
     value = _parsed(quoted)
     return quoted if value is None else "'" + value.replace("'", "'\"'\"'") + "'"
 

@@ -46,7 +46,7 @@ _ROLES: tuple[Role, ...] = get_args(Role)
 def matches(name: str, pattern: str) -> bool:
     """Return whether a shell pattern matches a name.
 
-    A name matches itself, even if it contains brackets, which have a meaning in patterns.
+    A name also matches itself, although a pattern would interpret brackets in it.
 
     >>> matches("head.weight", "head.*"), matches("layers[0].weight", "layers[0].weight")
     (True, True)

@@ -141,7 +141,7 @@ def _as_text(value: Any) -> Any:
 
 
 def remark_lines(warnings: Sequence[str], notes: Sequence[str]) -> list[str]:
-    """Return a line for each remark about a result: what may be wrong first, then what is only said."""
+    """Return a line for each warning, then one for each note."""
     return [*[f"warning: {said}" for said in warnings], *[f"note: {said}" for said in notes]]
 
 

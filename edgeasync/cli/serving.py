@@ -35,8 +35,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 def log_to_stderr(level: str | None) -> None:
     """Log lines of this level and above to standard error.
 
-    Without a level, log only the words of warnings and errors, as Python does by default. Raises
-    `ConfigError` for an unknown level.
+    Without a level, log only warnings and errors, without time and logger, as Python does by default.
+    Raises `ConfigError` for an unknown level.
     """
     handler = logging.StreamHandler()
     if level is None:

@@ -115,7 +115,7 @@ def test_the_log_is_text_but_for_the_lines_of_a_traceback(capsys):
 
 @pytest.mark.process
 def test_the_log_is_text_without_a_level_too(capsys, monkeypatch):
-    """Names in a model's file are part of what a hub says about the file."""
+    """A hub's messages about a model's file contain names from the file."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     log_to_stderr(None)
     logging.getLogger("edgeasync").warning("model.onnx: %s", EVIL)

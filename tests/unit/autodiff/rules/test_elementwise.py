@@ -265,7 +265,7 @@ STEEP = {
 @pytest.mark.parametrize(("stop", "below"), STOPPED.values(), ids=STOPPED)
 @pytest.mark.parametrize("text", STEEP.values(), ids=STEEP)
 def test_an_infinite_gradient_ends_where_values_are_cut_off(stop, below, text):
-    """As in torch, where the root of a Relu has the gradient 0 below 0, not infinity times 0."""
+    """In torch, too, Sqrt(Relu(x)) has the gradient 0 for a negative x, although 0 times infinity is NaN."""
     x = np.float32([[-5, -4, 4], [-6, -8, -9], [5, -4, 6]])
     parameters = {"p": np.ones(3, np.float32), "half": np.float32(0.5), "axis": np.array([1]),
                   "zero": np.float32(0)}  # fmt: skip
