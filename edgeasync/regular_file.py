@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises `OSError` on failure, and for other kinds of files."""
-    file = open(path, "rb", opener=_open)  # noqa: SIM115
+def open_regular(path: Path, *, links: bool = True) -> BinaryIO:
+    """Open a regular file for reading, or a link to one if `links` is set.
+
+    Raises `OSError` on failure, and for other kinds of files.
+    """
+    file = open(path, "rb", opener=_open if links else _open_no_link)  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
@@ -41,3 +44,7 @@ def check_regular(path: Path) -> None:
 
 def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return _open(path, flags | os.O_NOFOLLOW)

@@ -90,24 +90,33 @@ def read(data: bytes) -> onnx.ModelProto:
     Raises `GraphError` if the model uses external files. Otherwise, a malicious model could name
     any file of this machine, whose content would then be sent to all devices.
     """
-    try:
-        model = onnx.load_model_from_string(data)
-    except Exception as error:
-        raise GraphError("not a readable ONNX model; choose another file, or export the model again") from error
-    tensor = None
-    for part in _parts(model):
-        if not _is_text(part):
-            raise GraphError("the model contains text that is not UTF-8; export the model again")
-        if isinstance(part, onnx.TensorProto) and (
-            part.external_data or part.data_location == onnx.TensorProto.EXTERNAL
-        ):
-            tensor = part
-    if tensor is not None:
+    model = read_message(data)
+    for tensor in external_tensors(model):
         raise GraphError(
             f"tensor {tensor.name!r} is stored in an external file; save the model as one file, in torch with "
             "external_data=False, in onnx with onnx.save(onnx.load('model.onnx'), 'whole.onnx')"
         )
     return model
+
+
+def read_message(data: bytes) -> onnx.ModelProto:
+    """Parse a serialized model, whose tensors may be in external files. Raises `GraphError`."""
+    try:
+        model = onnx.load_model_from_string(data)
+    except Exception as error:
+        raise GraphError("not a readable ONNX model; choose another file, or export the model again") from error
+    if not all(map(_is_text, _parts(model))):
+        raise GraphError("the model contains text that is not UTF-8; export the model again")
+    return model
+
+
+def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors of a model that are stored in external files."""
+    for part in _parts(model):
+        if isinstance(part, onnx.TensorProto) and (
+            part.external_data or part.data_location == onnx.TensorProto.EXTERNAL
+        ):
+            yield part
 
 
 def _parts(model: onnx.ModelProto) -> Iterator[Any]:
@@ -129,7 +138,7 @@ def _is_text(part: Any) -> bool:
     protobuf returns invalid text as bytes.
     """
     if isinstance(part, onnx.TensorProto):
-        return isinstance(part.name, str)
+        return all(isinstance(text, str) for text in (part.name, *[entry.value for entry in part.external_data]))
     return all(
         isinstance(text, str)
         for field, content in part.ListFields()

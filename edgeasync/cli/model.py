@@ -15,14 +15,13 @@ from edgeasync.durable.files import check_out, replace_file
 from edgeasync.durable.run_folder import FORWARD_FILE
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.graphs.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
-from edgeasync.graphs.graph_model import HubGraph
+from edgeasync.graphs.graph_model import HubGraph, read_model
 from edgeasync.graphs.graph_process import load_graph_apart
 from edgeasync.graphs.model_file import VALUES_SUFFIX
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.host.wall_clock import written
 from edgeasync.ops.trained import TrainedModel, best_model, local_patterns, newest_model
 from edgeasync.plugins import is_name
-from edgeasync.regular_file import read_regular
 
 app = typer.Typer()
 
@@ -151,7 +150,7 @@ def export_run(
     if out.suffix == ONNX_SUFFIX:
         if forward is None and not source.exists():
             raise ConfigError(f"{refuse_onnx('--out', out)}, or pass the trained forward model with --model")
-        content = _read(source, "pass the trained forward model with --model FILE.onnx")
+        content = read_model(source)
     elif forward is not None:
         raise ConfigError(
             f"--model {forward}: {out.name} stores arrays only; remove --model, or choose an --out that ends in "
@@ -225,10 +224,3 @@ def _settings(path: Path, context: typer.Context) -> OnnxModel:
         return convert({"kind": "onnx", "file": str(path)} | flags, OnnxModel, where="flags")
     except ConfigError as error:
         raise named_by_flag(error, flags) from error
-
-
-def _read(path: Path, advice: str) -> bytes:
-    try:
-        return read_regular(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; {advice}") from error

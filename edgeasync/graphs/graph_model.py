@@ -13,6 +13,7 @@ from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
 from edgeasync.durable.run_folder import FORWARD_FILE, TRAINING_FILE
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
+from edgeasync.graphs.external_data import insert_external_data
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.losses import OnnxLoss
 from edgeasync.parameters import ParameterSpec, Vector
@@ -55,7 +56,7 @@ def load_graph(model: OnnxModel) -> HubGraph:
     `GraphError` if the model cannot be trained.
     """
     path = expanded(model.file)
-    return build_graph(_read(path), with_own_loss(model), str(path))
+    return build_graph(read_model(path), with_own_loss(model), str(path))
 
 
 def describe_model(model: OnnxModel) -> ModelContents:
@@ -65,7 +66,7 @@ def describe_model(model: OnnxModel) -> ModelContents:
     """
     from edgeasync.autodiff.inspection import describe  # noqa: PLC0415 - devices do not install onnx
 
-    return describe(_read(expanded(model.file)), trains=False)
+    return describe(read_model(expanded(model.file)), trains=False)
 
 
 def with_own_loss(model: OnnxModel) -> OnnxModel:
@@ -161,6 +162,14 @@ def keep_file(path: Path, content: bytes) -> None:
     """
     if held_file(path) != content:
         replace_file(path, content)
+
+
+def read_model(path: Path) -> bytes:
+    """Return the content of a model file, including values that are stored in files beside it.
+
+    Raises `ConfigError` if the file cannot be read, and `GraphError` if another one cannot.
+    """
+    return insert_external_data(_read(path), path, bytes_max=MODEL_BYTES_MAX)
 
 
 def _read(path: Path) -> bytes:
