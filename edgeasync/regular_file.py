@@ -7,11 +7,11 @@ may be endless.
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 
-def open_regular(path: Path, *, links: bool = True) -> BinaryIO:
+def open_regular(path: Path, *, links: bool = True) -> BufferedReader:
     """Open a regular file for reading, or a link to one if `links` is set.
 
     Raises `OSError` on failure, and for other kinds of files.

@@ -6,9 +6,10 @@ wrong wire types, and singular fields that occur more than once. Therefore, onnx
 anything from the bytes that was not checked here. Field numbers are those of `onnx/onnx.proto`.
 
 The screen rejects everything that could run code or read files: operators that are not on the list
-of allowed ones, functions, tensors stored outside the graph, and control flow except `Scan`. It
-also rejects messages that would exhaust the parser's memory, and limits loops whose length is part
-of the graph (`scan_lengths.py`).
+of allowed ones, functions, control flow except `Scan`, and tensors stored outside the graph, except
+constants in the base that the hub announced (`tensor_check.py`). It also rejects messages that
+would exhaust the parser's memory, and limits loops whose length is part of the graph
+(`scan_lengths.py`).
 
 The screen does not limit what allowed operators compute: an `Expand` or a `ConstantOfShape` may
 allocate any amount of memory. It does not check types and shapes, because onnxruntime does, and it
@@ -16,14 +17,15 @@ does not protect against bugs in onnxruntime's operators. So a malicious hub can
 time and memory, but should not be able to do more.
 """
 
-import math
 from collections.abc import Iterator
 
 from edgeasync.errors import GraphError
+from edgeasync.protocol.graph import Base
 from edgeasync.protocol.operators import ALLOWED, ALLOWED_OWN
 from edgeasync.protocol.wire import Buffer
-from edgeasync.training.protobuf import BYTES, EIGHT, FOUR, VARINT, field, packed, varint
+from edgeasync.training.protobuf import BYTES, EIGHT, FOUR, VARINT, field, varint
 from edgeasync.training.scan_lengths import check_scans
+from edgeasync.training.tensor_check import EXTERNAL_FIELDS, TensorFields
 
 NODES_MAX = 20_000
 DEPTH_MAX = 4
@@ -35,7 +37,6 @@ waste time.
 """
 
 OPSET_MIN, OPSET_MAX = 13, 28
-DIMS_MAX = 32
 
 _OWN = b"com.microsoft"
 
@@ -43,10 +44,6 @@ _DIVISORS = frozenset(
     {b"group", b"num_groups", b"num_heads", b"q_num_heads", b"kv_num_heads", b"blocksize", b"K", b"N", b"bits",
      b"block_size"}
 )  # fmt: skip
-
-_ITEM_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 16: 16,
-              21: 4, 22: 4}  # fmt: skip
-"""Number of bits per value, by TensorProto.DataType, for numbers and booleans."""
 
 _MEND = "start the hub with a self-contained model of standard operators"
 
@@ -117,22 +114,23 @@ _EMPTY_IS_ABSENT = frozenset({"ref_attr_name", "overload", "data_location"})
 """Fields that count as absent if they have their default value."""
 
 
-def check_graph(model: Buffer, *, bytes_max: int) -> None:
+def check_graph(model: Buffer, *, bytes_max: int, base: Base | None = None) -> None:
     """Screen a serialized ONNX model, which may be arbitrary bytes.
 
-    `bytes_max` limits the size of the message, including its constants. Raises `GraphError` if the
-    model is rejected.
+    `bytes_max` limits the size of the message, including its constants. Constants may be in `base`
+    instead, if the hub has announced one. Raises `GraphError` if the model is rejected.
     """
     view = memoryview(model).cast("B")
     if len(view) > bytes_max:
         raise GraphError(f"the graph has {len(view)} bytes, over the limit of {bytes_max}; raise graph_bytes_max")
-    _Screen().model(view)
+    _Screen(base).model(view)
 
 
 class _Screen:
     """Walks through one message once, with counters for everything that has a limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: Base | None) -> None:
+        self._base = base
         self._nodes = self._fields = 0
         self._has_scans = False
 
@@ -187,7 +185,7 @@ class _Screen:
                 case "node":
                     self._node(_bytes(value), depth)
                 case "initializer":
-                    self._tensor(_bytes(value))
+                    self._tensor(_bytes(value), self._base)
                 case "input" | "output" | "value_info":
                     self._skim(_bytes(value), _VALUE)
 
@@ -245,38 +243,13 @@ class _Screen:
                 )
             self._graph(body, depth + 1)
 
-    def _tensor(self, view: memoryview) -> None:
-        dims: list[int] = []
-        data_type = held = 0
-        raw: int | None = None
-        tensor = b""
-        for name, value in self._walk(view, _TENSOR, "a tensor"):
-            match name:
-                case "name":
-                    tensor = bytes(_bytes(value)[:128])
-                case "dims":
-                    dims += packed(value, DIMS_MAX)
-                case "data_type":
-                    data_type = _int(value)
-                case "raw_data":
-                    raw = len(_bytes(value))
-                case "float_data" | "double_data" | "int32_data" | "int64_data" | "uint64_data":
-                    held += 1 if isinstance(value, int) else len(value)
-            if len(dims) > DIMS_MAX:
-                raise GraphError(
-                    f"tensor {_shown(tensor)} has more than {DIMS_MAX} dimensions; the graph is damaged"
-                )
-        if data_type not in _ITEM_BITS:
-            raise GraphError(
-                f"tensor {_shown(tensor)} has the ONNX type {data_type}; start the hub with a model of "
-                "numbers and booleans only"
-            )
-        size = math.prod(dims)
-        sound = size <= held if raw is None else raw == (size * _ITEM_BITS[data_type] + 7) // 8 and not held
-        if not sound or any(dim >= 1 << 63 for dim in dims):
-            raise GraphError(
-                f"tensor {_shown(tensor)}: the number of values does not match its shape; the graph is damaged"
-            )
+    def _tensor(self, view: memoryview, base: Base | None = None) -> None:
+        tensor = TensorFields()
+        for name, value in self._walk(view, _TENSOR, "a tensor", EXTERNAL_FIELDS if base else frozenset()):
+            if name == "external_data":
+                self._skim(_bytes(value), _ENTRY)
+            tensor.add(name, value)
+        tensor.check(base)
 
     def _skim(self, view: memoryview, schema: _Schema) -> None:
         """Check that a message and its nested messages are well-formed."""
@@ -284,8 +257,13 @@ class _Screen:
             if (inner := _SKIMMED.get(name)) is not None:
                 self._skim(_bytes(value), inner)
 
-    def _walk(self, view: memoryview, schema: _Schema, where: str) -> Iterator[tuple[str, int | memoryview]]:
-        """Yield the name and value of every field. A value is an integer or a view of bytes."""
+    def _walk(
+        self, view: memoryview, schema: _Schema, where: str, allowed: frozenset[str] = frozenset()
+    ) -> Iterator[tuple[str, int | memoryview]]:
+        """Yield the name and value of every field. A value is an integer or a view of bytes.
+
+        Fields in `_FOREIGN` are rejected unless they are `allowed`.
+        """
         at, end = 0, len(view)
         seen: set[str] = set()
         while at < end:
@@ -308,7 +286,7 @@ class _Screen:
                 raise GraphError(f"{where} ends in the middle of {name}; the graph is damaged")
             if name == "metadata_props":
                 self._skim(_bytes(value), _ENTRY)
-            elif name in _FOREIGN and (value or name not in _EMPTY_IS_ABSENT):
+            elif name in _FOREIGN and name not in allowed and (value or name not in _EMPTY_IS_ABSENT):
                 raise GraphError(f"{where} has {_FOREIGN[name]}; {_MEND}")
             else:
                 yield name, value

@@ -6,6 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeasync.errors import GraphError
+from edgeasync.protocol.graph import Base
 from edgeasync.protocol.operators import ALLOWED, ALLOWED_OWN
 from edgeasync.training import graph_check
 from edgeasync.training.graph_check import DEPTH_MAX, check_graph
@@ -100,6 +101,69 @@ def test_constants_of_four_bits(kind, size):
     packed.raw_data += b"0"
     with pytest.raises(GraphError, match="does not match its shape"):
         check(model(initializers=[packed]))
+
+
+BASE = Base("5" * 64, 4096)
+
+
+def in_base(base=BASE, *, dims=(4, 4), **entries):
+    """Return a constant of 64 bytes whose values are in a base."""
+    made = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=dims, data_location=TensorProto.EXTERNAL)
+    for key, value in ({"location": base.file_name, "offset": "128", "length": "64"} | entries).items():
+        made.external_data.add(key=key, value=value)
+    return made
+
+
+def test_constants_may_be_in_the_base_that_the_hub_announced():
+    check(model(initializers=[in_base(), in_base(offset="4032")]), base=BASE)
+    check(model(initializers=[in_base(), tensor("v")]), base=BASE)
+    with pytest.raises(GraphError, match="values in another file"):
+        check(model(initializers=[in_base()]))
+    constant = helper.make_node("Constant", [], ["y"], value=in_base())
+    with pytest.raises(GraphError, match="values in another file"):
+        check(model([constant]), base=BASE)
+
+
+def with_both():
+    made = in_base()
+    made.raw_data = bytes(64)
+    return made
+
+
+def with_a_fourth_entry():
+    made = in_base()
+    made.external_data.add(key="location", value="/etc/passwd")
+    return made
+
+
+def named_but_not_placed():
+    made = in_base()
+    made.data_location = TensorProto.DEFAULT
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (in_base(location="/etc/passwd"), "another file than the hub's base"),
+        (in_base(location=f"../{BASE.file_name}"), "another file than the hub's base"),
+        (in_base(Base("6" * 64, 4096)), "another file than the hub's base"),
+        (in_base(offset="4033"), "64 bytes from byte 4033 on, but the base has 4096"),
+        (in_base(offset="-64"), "the offset or length '-64'"),
+        (in_base(offset="0x80"), "the offset or length '0x80'"),
+        (in_base(offset="\u0661"), "the offset or length"),
+        (in_base(offset="9" * 40), "the offset or length '9"),
+        (in_base(length="60"), "does not match its shape"),
+        (in_base(dims=(1 << 40, 1 << 40)), "does not match its shape"),
+        (in_base(checksum="0"), "needs one location, offset and length"),
+        (with_a_fourth_entry(), "needs one location, offset and length"),
+        (with_both(), "values in two places"),
+        (named_but_not_placed(), "values in two places"),
+    ],
+)
+def test_no_constant_reads_anything_but_the_base(made, reason):
+    with pytest.raises(GraphError, match=reason):
+        check(model(initializers=[made]), base=BASE)
 
 
 # -- what does not ---------------------------------------------------------------------------------------------
