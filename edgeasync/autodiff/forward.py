@@ -1,7 +1,7 @@
 """Prepares a forward model for differentiation by removing unused nodes and folding constants.
 
-Shapes and shape-like values are measured, not inferred. The model is run at two batch sizes, with
-all intermediate tensors as outputs. A comparison of the two runs shows what depends on the batch
+Shapes and shape-like values are measured, not inferred. The model is run at two batch sizes, in
+parts whose tensors are all outputs. A comparison of the two runs shows what depends on the batch
 size.
 """
 
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper
 
 from edgeasync.autodiff.expansions import expand
@@ -21,14 +20,11 @@ from edgeasync.autodiff.graph import (
     Graph,
     Node,
     free_inputs,
-    model_of,
     needed,
     read_nodes,
-    tensor,
-    value_info,
 )
 from edgeasync.autodiff.losses import TARGET
-from edgeasync.autodiff.probing import open_session
+from edgeasync.autodiff.probing import PartedModel
 from edgeasync.autodiff.producers import Producer, producer_of
 from edgeasync.autodiff.reading import array_of, initial_values, opset_of, read_instead, stops_gradient
 from edgeasync.autodiff.unrolling import unroll
@@ -134,24 +130,17 @@ def prepare(
 def _measure_and_fold(forward: ForwardGraph, nodes: list[Node], producer: Producer, *, symbolic: bool) -> None:
     """Record the shape and dtype of each tensor, and fold constants."""
     first, second = _measure(forward, nodes, producer, symbolic=symbolic)
-    for name, value in first.items():
-        measured: object = value
-        if isinstance(measured, list):
-            raise GraphError(
-                f"tensor {name!r} is a sequence of tensors, which torch's newer exporter writes for chunk and "
-                "split; export with dynamo=False or optimize=True, or use slices instead"
-            )
-        shape = value.shape
-        other = second[name].shape
+    for name, shape in first.shapes.items():
+        other = second.shapes[name]
         if len(shape) != len(other):
             raise GraphError(
                 f"the number of dimensions of tensor {name!r} depends on the batch size; write that part of the "
                 "model with a fixed number"
             )
         forward.shapes[name] = tuple([a if a == b else None for a, b in zip(shape, other, strict=True)])
-        forward.dtypes[name] = value.dtype
-    forward.output_sample = first[forward.output].shape
-    _fold(forward, nodes, first, second)
+    forward.dtypes |= first.dtypes
+    forward.output_sample = first.shapes[forward.output]
+    _fold(forward, nodes, second.values)
 
 
 def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[str], advice: str) -> None:
@@ -284,41 +273,61 @@ def _constant_value(node: Node) -> Array:
     )
 
 
+class _Measured:
+    """The shapes and dtypes of all tensors of a run, and the values of those that may be folded."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, np.dtype[Any]] = {}
+        self.values: dict[str, Array] = {}
+
+    def add(self, name: str, value: Array) -> None:
+        measured: object = value
+        if isinstance(measured, list):
+            raise GraphError(
+                f"tensor {name!r} is a sequence of tensors, which torch's newer exporter writes for chunk and "
+                "split; export with dynamo=False or optimize=True, or use slices instead"
+            )
+        self.shapes[name], self.dtypes[name] = value.shape, value.dtype
+
+
 def _measure(
     forward: ForwardGraph, nodes: list[Node], producer: Producer, *, symbolic: bool
-) -> tuple[Mapping[str, Array], Mapping[str, Array]]:
-    """Run the forward model at two batch sizes, and return all tensors of both runs."""
-    variable = forward.constants | forward.parameters
-    names = [output for node in nodes for output in node.outputs if output]
-    model = model_of(
-        nodes,
-        [value_info(name, forward.dtypes[name], forward.shapes[name]) for name in forward.inputs],
-        [onnx.ValueInfoProto(name=name) for name in names],
-        [tensor(name, value) for name, value in variable.items()],
-        opset=forward.opset,
-    )
-    session: onnxruntime.InferenceSession | None = None
+) -> tuple[_Measured, _Measured]:
+    """Run the forward model at two batch sizes.
 
-    def run(batch: int) -> Mapping[str, Array]:
-        assert session is not None
+    The second result has only those values that are equal in both runs.
+    """
+    variable = forward.constants | forward.parameters
+    model = PartedModel(nodes, variable, opset=forward.opset)
+    foldable = _foldable(nodes, forward.constants)
+
+    def run(batch: int, before: _Measured | None = None) -> _Measured:
         feeds = {
             name: np.zeros([batch if dim is None else dim for dim in forward.shapes[name]], forward.dtypes[name])
             for name in forward.inputs
         }
-        return feeds | variable | dict(zip(names, session.run(names, feeds), strict=True))
+        found = _Measured()
+        for name, value in chain(feeds.items(), variable.items(), model.run(feeds)):
+            found.add(name, value)
+            if name in foldable and (before is None or _same(before.values[name], value)):
+                found.values[name] = value
+        return found
 
     try:
-        session = open_session(model.SerializeToString())
-        runs = [run(batch) for batch in (PROBES if symbolic else PROBES[:1])]
+        first = run(PROBES[0])
+        second = run(PROBES[1], first) if symbolic else first
+    except GraphError:
+        raise
     except Exception as error:
         if isinstance(error, MemoryError) or "Failed to allocate memory" in str(error):
             raise GraphError(f"not enough memory to run the forward model: {native_reason(error)}") from error
-        fixed = symbolic and session is not None and _runs_at_a_size(run, str(error))
+        fixed = symbolic and _runs_at_a_size(run, str(error))
         advice = producer.batch if fixed else "write that part of the model with other operators"
         if "Could not find an implementation" in str(error):
             advice = "that operator is not supported for this type on devices; export that part in float32"
         raise GraphError(f"the forward model does not run: {native_reason(error)}; {advice}") from error
-    return runs[0], runs[-1]
+    return first, second
 
 
 def _runs_at_a_size(run: Callable[[int], object], said: str) -> bool:
@@ -337,28 +346,38 @@ SIZES_MAX = 16
 """Maximum number of batch sizes to try."""
 
 
-def _fold(
-    forward: ForwardGraph, nodes: list[Node], first: Mapping[str, Array], second: Mapping[str, Array]
-) -> None:
+def _foldable(nodes: list[Node], constants: Mapping[str, Array]) -> set[str]:
+    """Return the results of nodes that depend on nothing but constants and the shapes of tensors."""
+    known = set(constants)
+    found = set[str]()
+    for node in nodes:
+        inputs = node.inputs[:1] if node.op == "CastLike" else free_inputs(node)
+        if node.op not in _KEPT and (node.op in SHAPE_OPERATORS or known.issuperset(inputs)):
+            known.update(node.outputs)
+            found.update(name for name in node.outputs if name)
+    return found
+
+
+def _fold(forward: ForwardGraph, nodes: list[Node], values: Mapping[str, Array]) -> None:
     """Keep only the nodes that depend on data, parameters or the batch size.
 
-    The results of all other nodes become constants.
+    The results of all other nodes become constants. `values` are those that may be folded, and are
+    equal at both batch sizes.
     """
-    forward.nodes, shape_like, varying = [], set(forward.constants), set[str]()
+    forward.nodes, varying = [], set[str]()
+    foldable = _foldable(nodes, forward.constants)
     for node in nodes:
         if node.op == "CastLike":
             kind = helper.np_dtype_to_tensor_dtype(forward.dtypes[node.outputs[0]])
             node.op, node.inputs, node.attributes = "Cast", node.inputs[:1], {"to": int(kind)}
-        inputs = set(free_inputs(node))
-        free = node.op not in _KEPT and (node.op in SHAPE_OPERATORS or inputs <= shape_like)
-        if free:
-            shape_like.update(node.outputs)
-        alike = all(_same(first[name], second[name]) for name in node.outputs if name)
-        if free and (not alike or (not is_picked(node) and not varying.isdisjoint(inputs))):
+        made = [name for name in node.outputs if name]
+        free = foldable.issuperset(made)
+        alike = values.keys() >= set(made)
+        if free and (not alike or (not is_picked(node) and not varying.isdisjoint(free_inputs(node)))):
             varying.update(node.outputs)
             alike = False
         if free and alike:
-            forward.constants |= {name: first[name] for name in node.outputs if name}
+            forward.constants |= {name: values[name] for name in made}
         else:
             forward.nodes.append(node)
     if forward.output in forward.constants:

@@ -1,12 +1,105 @@
-"""Opens onnxruntime sessions for the runs that the build of a training graph needs."""
+"""Runs models while a training graph is built, without keeping all of their tensors in memory."""
 
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
 import onnxruntime
+
+from edgeasync.autodiff.graph import Array, Node, free_inputs, model_of, tensor, value_info
+
+PART_NODES = 16
+"""Maximum number of nodes that run together. Their results are in memory at the same time."""
+
+FED_BYTES_MIN = 1 << 20
+"""Minimum size of a constant that is passed to its session as an input, which does not copy it."""
 
 
 def open_session(model: bytes) -> onnxruntime.InferenceSession:
-    """Open an onnxruntime session for a model, without optimization and without log output."""
+    """Open an onnxruntime session for a model, without optimization and without log output.
+
+    The session allocates every tensor separately. With onnxruntime's arena, one result that is kept
+    would keep the memory of all results.
+    """
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
+    options.enable_cpu_mem_arena = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
+
+
+class PartedModel:
+    """A model whose nodes run in parts, one after the other.
+
+    So only the tensors of one part, and those that later parts read, are in memory. `nodes` are in
+    topological order. `constants` are the tensors that are neither computed nor passed to `run`.
+    """
+
+    def __init__(self, nodes: Sequence[Node], constants: Mapping[str, Array], *, opset: int) -> None:
+        self._parts = [
+            _Part(nodes[start : start + PART_NODES], constants, opset)
+            for start in range(0, len(nodes), PART_NODES)
+        ]
+        last = {name: number for number, part in enumerate(self._parts) for name in part.reads}
+        self._keeps = [
+            {name for name in part.outputs if last.get(name, 0) > number}
+            for number, part in enumerate(self._parts)
+        ]
+        self._drops = [
+            {name for name in part.reads if last[name] == number} for number, part in enumerate(self._parts)
+        ]
+
+    def run(self, feeds: Mapping[str, Array]) -> Iterator[tuple[str, Array]]:
+        """Yield the names and values of all tensors that nodes compute.
+
+        Running statistics in `feeds` may be overwritten. Raises the errors of onnxruntime.
+        """
+        known = dict(feeds)
+        for part, keeps, drops in zip(self._parts, self._keeps, self._drops, strict=True):
+            values = part.run(known)
+            known |= {name: values[name] for name in keeps}
+            for name in drops:
+                known.pop(name, None)
+            yield from values.items()
+
+
+class _Part:
+    """Consecutive nodes of a model, and a session for them."""
+
+    def __init__(self, nodes: Sequence[Node], constants: Mapping[str, Array], opset: int) -> None:
+        self._nodes, self._opset = nodes, opset
+        self.outputs = [name for node in nodes for name in node.outputs if name]
+        self.reads = {name for node in nodes for name in free_inputs(node)}.difference(self.outputs)
+        read = {name: value for name, value in constants.items() if name in self.reads}
+        self._fed = {name: value for name, value in read.items() if _is_fed(value)}
+        self._stored = {name: value for name, value in read.items() if name not in self._fed}
+        self._session: onnxruntime.InferenceSession | None = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def run(self, known: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the values of all outputs. `known` contains the tensors that are not constants."""
+        feeds = {name: known[name] for name in self.reads if name in known} | self._fed
+        shapes = {name: value.shape for name, value in feeds.items()}
+        if self._session is None or shapes != self._shapes:
+            self._session, self._shapes = self._open(feeds), shapes
+        return dict(zip(self.outputs, self._session.run(self.outputs, feeds), strict=True))
+
+    def _open(self, feeds: Mapping[str, Array]) -> onnxruntime.InferenceSession:
+        """Open a session for inputs of these shapes, which onnxruntime needs to load some operators."""
+        model = model_of(
+            self._nodes,
+            [value_info(name, value.dtype, value.shape) for name, value in feeds.items()],
+            [onnx.ValueInfoProto(name=name) for name in self.outputs],
+            [tensor(name, value) for name, value in self._stored.items()],
+            opset=self._opset,
+        )
+        return open_session(model.SerializeToString())
+
+
+def _is_fed(value: Array) -> bool:
+    """Return whether to pass a constant as an input.
+
+    Vectors are not, because a BatchNormalization in training mode overwrites statistics. Neither are
+    types that numpy does not have, such as int4.
+    """
+    return value.ndim > 1 and value.nbytes >= FED_BYTES_MIN and value.dtype.isbuiltin == 1

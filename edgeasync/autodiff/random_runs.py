@@ -1,22 +1,24 @@
 """Runs a forward model on random inputs, with slightly changed or with random parameters."""
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 
 import numpy as np
-import onnxruntime
-from onnx import TensorProto, helper
 
 from edgeasync.autodiff.forward import ForwardGraph
-from edgeasync.autodiff.graph import FLOAT, Array, free_inputs, model_of, tensor, value_info
-from edgeasync.autodiff.probing import open_session
+from edgeasync.autodiff.graph import FLOAT, Array
+from edgeasync.autodiff.probing import PartedModel
 from edgeasync.scores import SCALES, drawn
 
 DRAWS = (1.0, 4.0)
 """Standard deviations of the random inputs."""
 
-ROWS = 5
-"""Number of examples per run if the batch size is dynamic."""
+ROWS_MIN, ROWS_MAX = 2, 5
+"""Minimum and maximum number of examples per run if the batch size is dynamic."""
+
+BYTES_MAX = 64 << 20
+"""Maximum size of a result that is kept, unless `ROWS_MIN` examples are larger."""
 
 MOVED = 0.3
 """Relative change of the parameters. Without it, all scores of an untrained model may be 0."""
@@ -57,26 +59,16 @@ class RandomRuns:
         return self._run(self._wide_feeds())
 
     def _run(self, feeds: Iterable[Mapping[str, Array]]) -> Runs:
+        wanted, model = set(self._wanted), self._model
         try:
-            run = self._session.run
-            return [dict(zip(self._wanted, run(self._wanted, each), strict=True)) for each in feeds]
+            return [{name: value for name, value in model.run(each) if name in wanted} for each in feeds]
         except Exception:  # noqa: BLE001 - onnxruntime raises errors of its own
             return []
 
     @cached_property
-    def _session(self) -> onnxruntime.InferenceSession:
-        """An onnxruntime session for the model, with the parameters as inputs."""
-        prepared, shapes = self._prepared, self._prepared.shapes
-        used = {name for node in prepared.nodes for name in free_inputs(node)}
-        inputs = [value_info(name, prepared.dtypes[name], shapes[name]) for name in prepared.inputs]
-        inputs += [value_info(name, value.dtype, value.shape) for name, value in prepared.parameters.items()]
-        outputs = [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * len(shapes[name]))
-            for name in self._wanted
-        ]
-        constants = [tensor(name, value) for name, value in prepared.constants.items() if name in used]
-        model = model_of(prepared.nodes, inputs, outputs, constants, opset=prepared.opset)
-        return open_session(model.SerializeToString())
+    def _model(self) -> PartedModel:
+        prepared = self._prepared
+        return PartedModel(prepared.nodes, prepared.constants, opset=prepared.opset)
 
     @cached_property
     def _statistics(self) -> set[str]:
@@ -102,10 +94,17 @@ class RandomRuns:
                 for name, value in self._prepared.parameters.items()
             }
 
+    @cached_property
+    def _rows(self) -> int:
+        """The number of examples per run if the batch size is dynamic."""
+        shapes = [self._prepared.shapes[name] for name in self._wanted]
+        largest = max([math.prod(size or 1 for size in shape) for shape in shapes], default=1)
+        return max(ROWS_MIN, min(ROWS_MAX, BYTES_MAX // (FLOAT.itemsize * max(largest, 1))))
+
     def _inputs(self, generator: np.random.Generator, scale: float) -> dict[str, Array]:
         feeds: dict[str, Array] = {}
         for name in self._prepared.inputs:
-            size = [ROWS if dim is None else dim for dim in self._prepared.shapes[name]]
+            size = [self._rows if dim is None else dim for dim in self._prepared.shapes[name]]
             kind = self._prepared.dtypes[name]
             values = generator.standard_normal(size) * scale if kind == FLOAT else generator.integers(0, 2, size)
             feeds[name] = values.astype(kind)

@@ -1,0 +1,55 @@
+"""Tests of running a model in parts, which must compute the same with few tensors in memory."""
+
+import weakref
+
+import numpy as np
+import onnx
+
+from edgeasync.autodiff.graph import Array, Node, model_of, tensor, value_info
+from edgeasync.autodiff.probing import FED_BYTES_MIN, PART_NODES, PartedModel, open_session
+from edgeasync.autodiff.reading import OPSET_MIN
+
+LAYERS = 4 * PART_NODES
+WIDTH = int((FED_BYTES_MIN / 4) ** 0.5)
+
+
+def _layers() -> list[Node]:
+    """Return layers of which the last one also reads the first one's result."""
+    nodes = [Node("MatMul", ["x", "w"], ["h0"])]
+    nodes += [Node("Add", [f"h{number}", "b"], [f"h{number + 1}"]) for number in range(LAYERS)]
+    return [*nodes, Node("Mul", [f"h{LAYERS}", "h0"], ["y"])]
+
+
+def test_parts_compute_the_same_as_the_whole_model() -> None:
+    generator = np.random.default_rng(0)
+    constants: dict[str, Array] = {
+        "w": generator.standard_normal((WIDTH, WIDTH), np.float32),
+        "b": generator.standard_normal(WIDTH, np.float32),
+    }
+    x = generator.standard_normal((3, WIDTH), np.float32)
+    nodes = _layers()
+    names = [node.outputs[0] for node in nodes]
+    outputs = [onnx.ValueInfoProto(name=name) for name in names]
+    tensors = [tensor(name, value) for name, value in constants.items()]
+    whole = model_of(nodes, [value_info("x", x.dtype, x.shape)], outputs, tensors, opset=OPSET_MIN)
+    expected = open_session(whole.SerializeToString()).run(names, {"x": x})
+    model = PartedModel(nodes, constants, opset=OPSET_MIN)
+    for _ in range(2):
+        found = dict(model.run({"x": x}))
+        assert list(found) == names
+        for name, value in zip(names, expected, strict=True):
+            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-3, err_msg=name)
+    assert dict(model.run({"x": x[:2]}))["y"].shape == (2, WIDTH)
+
+
+def test_only_the_tensors_of_one_part_and_those_read_later_are_in_memory() -> None:
+    model = PartedModel(
+        _layers(), {"w": np.eye(4, dtype=np.float32), "b": np.ones(4, np.float32)}, opset=OPSET_MIN
+    )
+    seen: list[weakref.ref[Array]] = []
+    most = 0
+    for _, value in model.run({"x": np.ones((2, 4), np.float32)}):
+        seen.append(weakref.ref(value))
+        most = max(most, sum(entry() is not None for entry in seen))
+    assert len(seen) == LAYERS + 2
+    assert most <= PART_NODES + 2
