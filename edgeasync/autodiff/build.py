@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 
 from edgeasync.autodiff import contract, differentiate, forward, published, reading, user_loss
+from edgeasync.autodiff.chunks import add_loss_in_chunks, find_head
 from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.endings import check_ending, classes_are_last
 from edgeasync.autodiff.exporters import check_export, folded_scalars, warnings_of
@@ -129,7 +130,7 @@ def _build_published(found: published.Published, settings: GraphSettings) -> Tra
     warnings = (*found.warnings, *_warnings(proto, prepared, selection, settings))
     made = _assemble(prepared, settings, selection)
     _check_run(made, prepared, sample)
-    return msgspec.structs.replace(made, warnings=warnings, notes=tuple(notes))
+    return msgspec.structs.replace(made, warnings=warnings, notes=(*notes, *made.notes))
 
 
 def _check_devices(model: onnx.ModelProto, prepared: ForwardGraph) -> None:
@@ -206,8 +207,11 @@ def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingG
 
 def _assemble(prepared: ForwardGraph, settings: GraphSettings, selection: Selection) -> TrainingGraph:
     trained = [name for name in selection.trained if name in prepared.parameters]
-    graph, steps = differentiate.begin(prepared, trained, selection.statistics)
     loss = find_loss(settings.loss)
+    head = find_head(prepared) if isinstance(loss, CrossEntropy) else None
+    if head is not None:
+        prepared.nodes = [node for node in prepared.nodes if node not in head.nodes]
+    graph, steps = differentiate.begin(prepared, trained, selection.statistics)
     if isinstance(loss, OnnxLoss):
         kind, shape = prepared.dtypes[TARGET], prepared.shapes[TARGET]
     else:
@@ -215,10 +219,13 @@ def _assemble(prepared: ForwardGraph, settings: GraphSettings, selection: Select
     if settings.target == "input":
         _check_autoencoder(prepared, shape)
     graph.shapes[TARGET], graph.dtypes[TARGET] = shape, kind
-    parts = (
-        user_loss.add(graph, prepared) if isinstance(loss, OnnxLoss) else add_loss(graph, loss, prepared.output)
-    )
-    found = differentiate.reverse(graph, steps, prepared.output, parts.gradient, recomputed=settings.recompute)
+    if isinstance(loss, OnnxLoss):
+        parts = user_loss.add(graph, prepared)
+    elif isinstance(loss, CrossEntropy) and head is not None:
+        parts = add_loss_in_chunks(graph, loss, head)
+    else:
+        parts = add_loss(graph, loss, prepared.output)
+    found = differentiate.reverse(graph, steps, parts.gradients, recomputed=settings.recompute)
     lost = [name for name in trained if name not in found]
     trained = [name for name in trained if name in found]
     if not trained:
@@ -236,9 +243,13 @@ def _assemble(prepared: ForwardGraph, settings: GraphSettings, selection: Select
     parameters += [Parameter(name, prepared.parameters[name].shape, "statistic") for name in statistics]
     _check_parameters(parameters)
     spec = ParameterSpec(tuple(parameters))
-    model = contract.serialize(prepared, graph, spec, results, _metadata(prepared, loss, settings))
+    metadata, notes = _metadata(prepared, loss, settings), list[str]()
+    if head is not None:
+        metadata[contract.CHUNKS] = str(head.chunks)
+        notes.append(f"the loss computes the scores in {head.chunks} chunks, so devices measure no accuracy")
+    model = contract.serialize(prepared, graph, spec, results, metadata)
     initial = spec.flatten({parameter.name: prepared.parameters[parameter.name] for parameter in spec.parameters})
-    return TrainingGraph(model, spec, initial)
+    return TrainingGraph(model, spec, initial, notes=tuple(notes))
 
 
 def _metadata(prepared: ForwardGraph, loss: Loss, settings: GraphSettings) -> dict[str, str]:

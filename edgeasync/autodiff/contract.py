@@ -1,8 +1,8 @@
 """Writes and reads the interface of training graphs, called the contract.
 
 - inputs: those of the forward model, `target`, and every trained parameter and running statistic;
-- outputs: `loss`, `loss_weight`, the forward model's output, `<parameter>.grad` and
-  `<statistic>.new`;
+- outputs: `loss`, `loss_weight`, the forward model's output unless the loss computes it in chunks,
+  `<parameter>.grad` and `<statistic>.new`;
 - everything that is not trained is an initializer.
 """
 
@@ -25,6 +25,11 @@ CONTRACT_VERSION = "2"
 
 OUTPUT = "edgeasync.output"
 """Metadata key with the name of the forward model's tensor that the loss uses."""
+
+CHUNKS = "edgeasync.chunks"
+"""Metadata key with the number of chunks in which the loss computes the scores. Without this key, the
+graph has the scores as an output.
+"""
 
 WEIGHT, GRADIENT, NEXT = "loss_weight", ".grad", ".new"
 
@@ -53,9 +58,10 @@ def serialize(
     """
     shapes = {parameter.name: parameter.shape for parameter in spec.parameters}
     _check_names(prepared, graph, shapes, results)
-    graph.nodes = needed(graph.nodes, [prepared.prediction, *results.values()])
+    scores = [] if CHUNKS in metadata else [prepared.prediction]
+    graph.nodes = needed(graph.nodes, [*scores, *results.values()])
     rename: dict[str, str] = {}
-    taken = {*shapes, *prepared.inputs, TARGET, prepared.prediction}
+    taken = {*shapes, *prepared.inputs, TARGET, *scores}
     for result, name in results.items():
         # A tensor that has two names, or that is also an input or a constant, needs an Identity
         # node.
@@ -68,11 +74,10 @@ def serialize(
     inputs.append(value_info(TARGET, graph.dtypes[TARGET], graph.shapes[TARGET]))
     inputs += [value_info(name, FLOAT, shape) for name, shape in shapes.items()]
     outputs = [value_info(name, FLOAT, shapes.get(parameter_of(name), ())) for name in results]
-    # The prediction's sizes are left open, because onnxruntime rejects a graph if it infers
-    # different sizes.
-    kind = helper.np_dtype_to_tensor_dtype(graph.dtypes[prepared.prediction])
-    sizes = [None] * len(graph.shapes[prepared.prediction])
-    outputs.insert(2, helper.make_tensor_value_info(prepared.prediction, kind, sizes))
+    for name in scores:
+        # The sizes are left open, because onnxruntime rejects a graph if it infers different sizes.
+        kind = helper.np_dtype_to_tensor_dtype(graph.dtypes[name])
+        outputs.insert(2, helper.make_tensor_value_info(name, kind, [None] * len(graph.shapes[name])))
     constants = [tensor(name, value) for name, value in graph.constants.items() if name in used]
     proto = model_of(graph.nodes, inputs, outputs, constants, opset=prepared.opset, rename=rename)
     helper.set_model_props(proto, metadata)

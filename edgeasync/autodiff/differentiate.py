@@ -1,6 +1,6 @@
 """Extends a forward graph by the reverse pass, which computes gradients."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -93,16 +93,16 @@ def _blocked(forward: ForwardGraph, trained: Collection[str], nodes: list[Node])
 
 
 def reverse(
-    graph: TrainingGraphBuilder, steps: list[Step], output: str, gradient: str, *, recomputed: bool = False
+    graph: TrainingGraphBuilder, steps: list[Step], gradients: Mapping[str, str], *, recomputed: bool = False
 ) -> dict[str, str]:
     """Append the computation of gradients for all tensors that depend on trained parameters.
 
-    `gradient` is the gradient at `output`. If gradients reach a tensor on several paths, they are
+    `gradients` are those of the loss, by tensor. If gradients reach a tensor on several paths, they are
     summed. Returns the gradients of those tensors that no node computes, such as parameters. With
     `recomputed`, results of norms and activations are computed again instead of kept.
     """
     start = len(graph.nodes)
-    arrived = {output: gradient}
+    arrived = dict(gradients)
     infinite = set[str]()
     makers = {name: node for node in graph.nodes for name in node.outputs}
     for step in reversed(steps):
@@ -128,7 +128,7 @@ def reverse(
             # Add at once, so that a tensor with many readers needs memory for only one gradient.
             arrived[name] = graph.op("Add", arrived[name], value) if name in arrived else value
     if recomputed:
-        recompute(graph, start, output)
+        recompute(graph, start, gradients)
     _keep_dropouts(graph)
     return arrived
 

@@ -14,11 +14,11 @@ TARGET = "target"
 
 
 class LossParts(msgspec.Struct, frozen=True):
-    """Tensor names of the mean loss, its divisor, and its gradient at the model's output."""
+    """Tensor names of the mean loss, its divisor, and its gradients by the tensor that they belong to."""
 
     loss: str
     weight: str
-    gradient: str
+    gradients: dict[str, str]
 
 
 def target_type(loss: Loss, output: Shape) -> tuple["np.dtype[Any]", Shape]:
@@ -82,20 +82,22 @@ def _cross_entropy(graph: Graph, loss: CrossEntropy, scores: str) -> LossParts:
         # A batch without counted examples must have gradient 0, also with smoothed labels.
         divisor = op("Where", op("Greater", weight, graph.scalar(0.0)), weight, graph.scalar(np.inf))
     gradient = op("Div", op("Sub", probabilities, label), divisor)
-    return LossParts(op("Neg", op("Div", total, divisor)), weight, gradient)
+    return LossParts(op("Neg", op("Div", total, divisor)), weight, {scores: gradient})
 
 
 def _mse(graph: Graph, loss: MeanSquaredError, output: str) -> LossParts:  # noqa: ARG001
     op = graph.op
     difference, count = _difference(graph, output)
     gradient = op("Mul", difference, op("Div", graph.scalar(2.0), count))
-    return LossParts(_mean(graph, op("Mul", difference, difference)), count, gradient)
+    return LossParts(_mean(graph, op("Mul", difference, difference)), count, {output: gradient})
 
 
 def _l1(graph: Graph, loss: MeanAbsoluteError, output: str) -> LossParts:  # noqa: ARG001
     op = graph.op
     difference, count = _difference(graph, output)
-    return LossParts(_mean(graph, op("Abs", difference)), count, op("Div", op("Sign", difference), count))
+    return LossParts(
+        _mean(graph, op("Abs", difference)), count, {output: op("Div", op("Sign", difference), count)}
+    )
 
 
 def _huber(graph: Graph, loss: Huber, output: str) -> LossParts:
@@ -107,7 +109,7 @@ def _huber(graph: Graph, loss: Huber, output: str) -> LossParts:
     difference, count = _difference(graph, output)
     clipped = op("Clip", difference, graph.scalar(-loss.delta), graph.scalar(loss.delta))
     rest = op("Sub", difference, op("Mul", clipped, graph.scalar(0.5)))
-    return LossParts(_mean(graph, op("Mul", clipped, rest)), count, op("Div", clipped, count))
+    return LossParts(_mean(graph, op("Mul", clipped, rest)), count, {output: op("Div", clipped, count)})
 
 
 def _bce_with_logits(graph: Graph, loss: BinaryCrossEntropy, scores: str) -> LossParts:  # noqa: ARG001
@@ -116,7 +118,7 @@ def _bce_with_logits(graph: Graph, loss: BinaryCrossEntropy, scores: str) -> Los
     count = op("Cast", op("Size", TARGET), to=1)
     tail = op("Log", op("Add", op("Exp", op("Neg", op("Abs", scores))), graph.scalar(1.0)))
     value = _mean(graph, op("Add", op("Sub", op("Relu", scores), op("Mul", scores, TARGET)), tail))
-    return LossParts(value, count, op("Div", op("Sub", op("Sigmoid", scores), TARGET), count))
+    return LossParts(value, count, {scores: op("Div", op("Sub", op("Sigmoid", scores), TARGET), count)})
 
 
 def _difference(graph: Graph, output: str) -> tuple[str, str]:

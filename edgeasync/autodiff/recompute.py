@@ -18,14 +18,14 @@ CHEAP = NORMS | {
 """Operators to compute again. Random operators are excluded, because they would draw new numbers."""
 
 
-def recompute(graph: Graph, start: int, output: str) -> None:
+def recompute(graph: Graph, start: int, outputs: Collection[str]) -> None:
     """Compute results of the forward pass again where the backward pass reads them.
 
-    The backward pass begins at the node with index `start`. The model's `output` is not computed
-    again, because a step returns it.
+    The backward pass begins at the node with index `start`. The `outputs`, which the loss reads, are
+    not computed again.
     """
     forward, backward = graph.nodes[:start], graph.nodes[start:]
-    copier = _Copier(graph, forward, {name for node in backward for name in free_inputs(node)}, output)
+    copier = _Copier(graph, forward, {name for node in backward for name in free_inputs(node)}, outputs)
     graph.nodes = forward
     for node in backward:
         node.inputs = [copier.copy(name) for name in node.inputs]
@@ -39,7 +39,9 @@ class _Copier:
     on two, as at the end of a residual block, one of them could require all earlier blocks.
     """
 
-    def __init__(self, graph: Graph, forward: Iterable[Node], read: Collection[str], output: str) -> None:
+    def __init__(
+        self, graph: Graph, forward: Iterable[Node], read: Collection[str], outputs: Collection[str]
+    ) -> None:
         self._graph = graph
         self._roots: dict[str, str] = {}
         self._makers: dict[str, Node] = {}
@@ -50,7 +52,13 @@ class _Copier:
             roots = {self._roots.get(name, name if name in read else "") for name in wide if name in computed}
             computed.update(node.outputs)
             name = node.outputs[0]
-            if name != output and node.op in CHEAP and not node.domain and len(roots) == 1 and "" not in roots:
+            if (
+                name not in outputs
+                and node.op in CHEAP
+                and not node.domain
+                and len(roots) == 1
+                and "" not in roots
+            ):
                 root = roots.pop()
                 if len(wide) == 1 or wide.count(root) != 1 or self._rank(name) == self._rank(root) >= 0:
                     self._roots[name], self._makers[name] = root, node

@@ -69,7 +69,7 @@ def add(graph: TrainingGraphBuilder, prepared: ForwardGraph) -> LossParts:
     """Return the tensors of a loss that is already part of the graph."""
     graph.enter("loss")
     rows = graph.op("Gather", graph.op("Shape", TARGET), graph.constant(np.int64(0)))
-    return LossParts(prepared.output, graph.op("Cast", rows, to=1), graph.scalar(1.0))
+    return LossParts(prepared.output, graph.op("Cast", rows, to=1), {prepared.output: graph.scalar(1.0)})
 
 
 def take_target(prepared: ForwardGraph, prediction: Shape) -> None:

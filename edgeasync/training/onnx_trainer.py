@@ -43,7 +43,9 @@ SCORES_AT = 2
 """Position of the model's scores among the bound outputs. The loss and its weight precede them."""
 
 EVALUATED_ROWS = 256
-"""Batch size for evaluations, unless the graph has a fixed batch size."""
+"""Batch size for evaluations, unless the graph has a fixed batch size, or examples with so many
+scores that it computes them in chunks.
+"""
 
 
 class OnnxTrainer(GradientTrainer):
@@ -158,7 +160,7 @@ class OnnxTrainer(GradientTrainer):
         active, as in training. Raises `DataError` if the data does not match the graph.
         """
         self._graph.check_data(dataset)
-        rows = self._graph.batch_size or EVALUATED_ROWS
+        rows = self._graph.batch_size or (1 if self._graph.in_chunks else EVALUATED_ROWS)
         count = len(dataset) if self._graph.batch_size is None else len(dataset) // rows * rows
         if not count:
             raise DataError(
@@ -201,8 +203,10 @@ class GraphGradient:
         inputs = {entry.name: entry for entry in self._session.get_inputs()}
         outputs = {entry.name: entry for entry in self._session.get_outputs()}
         self._output = str(self._metadata.get("edgeasync.output", "edgeasync.output"))
-        """Name of the graph output that contains the model's scores."""
-        _check_contract(spec, inputs, outputs, self._output)
+        """Name of the graph output that contains the model's scores, unless they are in chunks."""
+        self.in_chunks = "edgeasync.chunks" in self._metadata
+        """Whether the loss computes the scores in chunks, so that the graph does not return them."""
+        _check_contract(spec, inputs, outputs, None if self.in_chunks else self._output)
         data = [name for name in inputs if name != TARGET and name not in {p.name for p in spec.parameters}]
         self._x = tuple([InputForm.of(inputs[name]) for name in data])
         if not data or len({form.rows for form in self._x}) > 1:
@@ -303,8 +307,8 @@ class GraphGradient:
         return float(found[0]), float(found[1])
 
     def accuracy_meter(self) -> Meter | None:
-        """Return a meter for the accuracy, or `None` if the loss is not for classification."""
-        if self.loss != "cross_entropy":
+        """Return a meter for the accuracy, or `None` if there are no labels or no scores."""
+        if self.loss != "cross_entropy" or self.in_chunks:
             return None
         return Meter([Accuracy()], ignored_label=self._ignored_label)
 
@@ -355,8 +359,13 @@ class GraphGradient:
     def measure(self, metrics: Sequence[MetricSetting]) -> Meter:
         """Create a meter for `metrics`, to which later calls add their scores, and return it.
 
-        Raises `ConfigError` if a metric does not match the loss.
+        Raises `ConfigError` if a metric does not match the loss, or the graph returns no scores.
         """
+        if self.in_chunks:
+            raise ConfigError(
+                "metrics need all scores of the model, but the loss computes them in chunks to save memory; "
+                "remove metrics"
+            )
         self._meter = Meter(find_metrics(metrics, self.loss), ignored_label=self._ignored_label)
         self._binding.bind_output(self._output, "cpu")  # the first run binds the gradients, which must follow
         return self._meter
@@ -407,10 +416,10 @@ def _check_contract(
     spec: ParameterSpec,
     inputs: dict[str, onnxruntime.NodeArg],
     outputs: dict[str, onnxruntime.NodeArg],
-    scores: str,
+    scores: str | None,
 ) -> None:
     for name, entries in ((TARGET, inputs), (LOSS, outputs), (WEIGHT, outputs), (scores, outputs)):
-        if name not in entries:
+        if name is not None and name not in entries:
             raise GraphError(
                 f"the graph has no {name!r}, so it is not a training graph; start the hub with an ONNX model"
             )

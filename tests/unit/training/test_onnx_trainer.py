@@ -20,7 +20,7 @@ from edgeasync.metrics import TopK
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD, Adam
 from edgeasync.training.onnx_trainer import GraphGradient, open_session
-from tests.support.models.gradients import numbers
+from tests.support.models.gradients import forward, numbers
 from tests.support.models.small_models import of_one_size
 from tests.support.models.trainers import onnx_trainer
 
@@ -208,6 +208,22 @@ def test_metrics_that_the_loss_does_not_bear():
     made.begin(graph.initial.copy())
     made.step()
     assert made.metrics()["mae"] > 0.0
+
+
+def test_scores_in_chunks_leave_the_loss_and_no_metrics():
+    parameters = {"p": numbers((2,), 1), "w": numbers((2, 20480), 2)}
+    text = "h = Mul(x, p)\ns = MatMul(h, w)\ny = Transpose<perm=[0, 2, 1]>(s)"
+    graph = build_training_graph(forward(text, parameters, (64, 2)), GraphSettings(freeze=("w",)))
+    x = numbers((2, 64, 2), 3)
+    y = np.arange(2 * 64).reshape(2, 64)
+    scores = (x * parameters["p"]).astype(np.float64) @ parameters["w"]
+    losses = np.log(np.exp(scores).sum(-1)) - np.take_along_axis(scores, y[..., None], -1)[..., 0]
+    made = trainer(graph, x, y)
+    found = made.evaluate(graph.initial, Dataset.of(x, y))
+    assert (found.accuracy, found.examples) == (None, 2)
+    np.testing.assert_allclose(found.loss, losses.mean(), rtol=1e-6)
+    with pytest.raises(ConfigError, match="metrics need all scores"):
+        trainer(graph, x, y, metrics=("accuracy",))
 
 
 def test_labels_that_are_ignored_need_be_no_class():
