@@ -229,6 +229,30 @@ def _constant_of_shape(attributes: Mapping[str, Any], shape: Tensor) -> Tensor:
     return filled.reshape(()).expand(_ints(shape) or []).clone()
 
 
+def _lstm(attributes: Mapping[str, Any], x: Tensor, w: Tensor, r: Tensor, *rest: Tensor | None) -> Any:
+    """Compute an LSTM with the usual activations, and without sequence lengths and peepholes."""
+    b, lengths, h, c = (*rest, None, None, None, None)[:4]
+    assert lengths is None
+    assert not any(value for name, value in attributes.items() if name not in ("direction", "hidden_size"))
+    backward = {b"forward": [False], b"reverse": [True], b"bidirectional": [False, True]}
+    directions = backward[attributes.get("direction", b"forward")]
+    outputs, last = [], []
+    for side, reverse in enumerate(directions):
+        zero = x.new_zeros(x.shape[1], r.shape[2])
+        hidden, cell = zero if h is None else h[side], zero if c is None else c[side]
+        bias = 0 if b is None else sum(b[side].chunk(2))
+        steps = []
+        for each in reversed(x) if reverse else x:
+            i, o, f, g = (each @ w[side].T + hidden @ r[side].T + bias).chunk(4, -1)
+            cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+            hidden = o.sigmoid() * cell.tanh()
+            steps.append(hidden)
+        outputs.append(torch.stack(steps[::-1] if reverse else steps))
+        last.append((hidden, cell))
+    hidden, cell = [torch.stack(each) for each in zip(*last, strict=True)]
+    return torch.stack(outputs, 1), hidden, cell
+
+
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Abs": lambda _, x: x.abs(),
     "Add": lambda _, x, y: x + y,
@@ -244,6 +268,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Div": lambda _, x, y: x / y,
     "Dropout": lambda _, x, *__: x,
     "Elu": lambda a, x: F.elu(x, a.get("alpha", 1.0)),
+    "Equal": lambda _, x, y: x == y,
     "Erf": lambda _, x: torch.erf(x),
     "Exp": lambda _, x: x.exp(),
     "Expand": lambda _, x, shape: x * torch.ones(_ints(shape), dtype=x.dtype),
@@ -252,11 +277,16 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Gemm": _gemm,
     "GlobalAveragePool": lambda _, x: x.mean(tuple(range(2, x.ndim)), keepdim=True),
     "GlobalMaxPool": lambda _, x: x.amax(tuple(range(2, x.ndim)), keepdim=True),
+    "Greater": lambda _, x, y: x > y,
+    "GreaterOrEqual": lambda _, x, y: x >= y,
     "HardSigmoid": lambda a, x: (a.get("alpha", 0.2) * x + a.get("beta", 0.5)).clamp(0, 1),
     "HardSwish": lambda _, x: F.hardswish(x),
     "Identity": lambda _, x: x,
+    "LSTM": _lstm,
     "LayerNormalization": _layer_norm,
     "LeakyRelu": lambda a, x: F.leaky_relu(x, a.get("alpha", 0.01)),
+    "Less": lambda _, x, y: x < y,
+    "LessOrEqual": lambda _, x, y: x <= y,
     "Log": lambda _, x: x.log(),
     "MatMul": lambda _, x, y: x @ y,
     "Max": lambda _, x, y: torch.maximum(x, y),
@@ -264,6 +294,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Min": lambda _, x, y: torch.minimum(x, y),
     "Mul": lambda _, x, y: x * y,
     "Neg": lambda _, x: -x,
+    "Not": lambda _, x: ~x,
     "Pad": _pad,
     "Pow": lambda _, x, y: x**y,
     "Reciprocal": lambda _, x: 1 / x,

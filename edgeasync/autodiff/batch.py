@@ -222,7 +222,7 @@ def difference(original: onnx.ModelProto, changed: onnx.ModelProto) -> BatchDiff
     except Exception as error:  # noqa: BLE001 - of onnxruntime
         return BatchDifference(f"it does not run with another: {native_reason(error)}", ran=False)
     for name in _computed_from_values(batch_model):
-        if batch[name].shape == fewer[name].shape:
+        if name in batch and batch[name].shape == fewer[name].shape:
             return _mixed(name)
     results = [entry.name for entry in changed.graph.output]
     shares = {node.output[0] for node in changed.graph.node if node.op_type in ("Sigmoid", "Softmax")}
@@ -321,7 +321,10 @@ def examples(model: onnx.ModelProto, count: int) -> dict[str, Array]:
 
 
 def run_all(model: onnx.ModelProto, feeds: Mapping[str, Array], copies: int = 1) -> dict[str, Array]:
-    """Run a model on `copies` copies of a batch, and return all tensors that nodes compute."""
+    """Run a model on `copies` copies of a batch, and return all tensors that nodes compute.
+
+    Sequences and dictionaries, such as those of ZipMap, are omitted.
+    """
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
     graph = whole.graph
@@ -331,4 +334,5 @@ def run_all(model: onnx.ModelProto, feeds: Mapping[str, Array], copies: int = 1)
     graph.output.extend([onnx.ValueInfoProto(name=name) for name in names])
     session = open_session(whole.SerializeToString())
     fed = {name: np.concatenate([value] * copies) for name, value in feeds.items()}
-    return dict(zip(names, session.run(names, fed), strict=True)) | fed
+    results = zip(names, session.run(names, fed), strict=True)
+    return {name: value for name, value in results if isinstance(value, np.ndarray)} | fed

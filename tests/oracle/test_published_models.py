@@ -76,3 +76,30 @@ def test_a_softmax_at_the_end_is_skipped_by_both_sides():
     made, settings, flags = check.build(model)
     assert flags == []
     assert outcome(module, model, made, settings, example) == ("trains", "file")
+
+
+class Recurrent(nn.Module):
+    """A bidirectional LSTM, and a classifier of its last output."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.LSTM(3, 4, batch_first=True, bidirectional=True), nn.Linear(8, 3)
+
+    def forward(self, input):  # noqa: A002 - the name of the file's input
+        return self.head(self.layer(input)[0][:, -1])
+
+
+def test_an_lstm_trains_by_its_file():
+    torch.manual_seed(5)
+    module = Recurrent().eval()
+    example = {"input": torch.randn(2, 5, 3)}
+    model = check._by_older_exporter(module, example)
+    made, settings, _ = check.build(model)
+    assert outcome(model, model, made, settings, example) == ("trains", "file")
+    proto = check.in_torch.parse(model)
+    values = {
+        "input": example["input"],
+        **{name: torch.from_numpy(v) for name, v in made.spec.views(made.initial).items()},
+    }
+    scores = check.in_torch.run(proto, values, set(), proto.graph.output[0].name)
+    torch.testing.assert_close(scores, module(example["input"]))

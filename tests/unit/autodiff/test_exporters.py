@@ -36,27 +36,32 @@ def test_files_of_other_exporters(make, settings, told):
 
 
 CLASSIFIER = """<ir_version: 8, producer_name: "skl2onnx", opset_import: [{}"ai.onnx.ml" : 1]>
-    g (float[n, 4] x) => (int64[n] label, float[n, 3] p) {{
+    g (float[n, 4] x) => (int64[n] label, {}) {{
         label, p = ai.onnx.ml.LinearClassifier <
             classlabels_ints = [0, 1, 2], coefficients = [{}], intercepts = [0.0, 0.0, 0.0], multi_class = 1,
             post_transform = "SOFTMAX"
         > (x)
+        {}
     }}"""
+PLAIN = ("float[n, 3] p", "")
+ZIPPED = ("seq(map(int64, float)) z", "z = ai.onnx.ml.ZipMap<classlabels_int64s = [0, 1, 2]>(p)")
 
 
-def classifier(*, standard):
+def classifier(opsets, result):
     """Return skl2onnx's LogisticRegression; onnxruntime's own sample imports no standard operators."""
-    text = CLASSIFIER.format('"" : 18, ' if standard else "", ", ".join(["0.5"] * 12))
+    text = CLASSIFIER.format(opsets, result[0], ", ".join(["0.5"] * 12), result[1])
     proto = parser.parse_model(text)
     proto.graph.node[0].name = "LinearClassifier"
     return proto
 
 
-@pytest.mark.parametrize("standard", [True, False])
-@pytest.mark.parametrize("output", [None, "p"])
-def test_scikit_learn_s_own_operators(standard, output):
+@pytest.mark.parametrize(
+    ("opsets", "result", "output"),
+    [('"" : 18, ', PLAIN, None), ("", PLAIN, "p"), ('"" : 9, ', ZIPPED, None), ('"" : 9, ', ZIPPED, "p")],
+)  # fmt: skip
+def test_scikit_learn_s_own_operators(opsets, result, output):
     with pytest.raises(GraphError) as told:
-        build_training_graph(classifier(standard=standard).SerializeToString(), GraphSettings(output=output))
+        build_training_graph(classifier(opsets, result).SerializeToString(), GraphSettings(output=output))
     assert "\n" not in str(told.value)
     assert "(LinearClassifier): operators of the domain 'ai.onnx.ml'" in str(told.value)
     assert "or a network of edgeasync.nn" in str(told.value)
