@@ -18,6 +18,7 @@ from edgeasync.autodiff.losses import TARGET, add_loss, target_type
 from edgeasync.autodiff.outputs import choose_output
 from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.producers import producer_of
+from edgeasync.autodiff.quantized_weights import dequantize_late, simplify
 from edgeasync.autodiff.selection import Selection, select
 from edgeasync.autodiff.settings import NEXT_ERROR, GraphSettings, follow
 from edgeasync.errors import GraphError, argument, native_reason
@@ -207,6 +208,7 @@ def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingG
 
 def _assemble(prepared: ForwardGraph, settings: GraphSettings, selection: Selection) -> TrainingGraph:
     trained = [name for name in selection.trained if name in prepared.parameters]
+    simplify(prepared, [prepared.output, prepared.prediction])
     loss = find_loss(settings.loss)
     head = find_head(prepared) if isinstance(loss, CrossEntropy) else None
     if head is not None:
@@ -226,6 +228,7 @@ def _assemble(prepared: ForwardGraph, settings: GraphSettings, selection: Select
     else:
         parts = add_loss(graph, loss, prepared.output)
     found = differentiate.reverse(graph, steps, parts.gradients, recomputed=settings.recompute)
+    dequantize_late(graph)
     lost = [name for name in trained if name not in found]
     trained = [name for name in trained if name in found]
     if not trained:

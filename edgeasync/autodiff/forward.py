@@ -26,6 +26,7 @@ from edgeasync.autodiff.graph import (
 from edgeasync.autodiff.losses import TARGET
 from edgeasync.autodiff.probing import PartedModel
 from edgeasync.autodiff.producers import Producer, producer_of
+from edgeasync.autodiff.quantized_weights import is_quantized
 from edgeasync.autodiff.reading import array_of, initial_values, opset_of, read_instead, stops_gradient
 from edgeasync.autodiff.unrolling import unroll
 from edgeasync.errors import GraphError, native_reason
@@ -40,11 +41,6 @@ RANDOM_OPERATORS = frozenset(
         "RandomUniformLike",
     }
 )  # fmt: skip
-
-_KEPT = RANDOM_OPERATORS | {"DequantizeLinear"}
-"""Operators that are not folded. Keeping DequantizeLinear keeps quantized weights small in the
-training graph.
-"""
 
 _DATA_KINDS = (TensorProto.FLOAT, TensorProto.INT64)
 """Element types that a device's data may have."""
@@ -346,13 +342,20 @@ SIZES_MAX = 16
 """Maximum number of batch sizes to try."""
 
 
+def _may_fold(node: Node, constants: Mapping[str, Array]) -> bool:
+    """Return whether a node that reads only constants is one itself. Quantized weights stay small."""
+    if node.op == "DequantizeLinear" and not node.domain:
+        return node.inputs[0] in constants and not is_quantized(node, constants)
+    return node.op not in RANDOM_OPERATORS
+
+
 def _foldable(nodes: list[Node], constants: Mapping[str, Array]) -> set[str]:
     """Return the results of nodes that depend on nothing but constants and the shapes of tensors."""
     known = set(constants)
     found = set[str]()
     for node in nodes:
         inputs = node.inputs[:1] if node.op == "CastLike" else free_inputs(node)
-        if node.op not in _KEPT and (node.op in SHAPE_OPERATORS or known.issuperset(inputs)):
+        if _may_fold(node, constants) and (node.op in SHAPE_OPERATORS or known.issuperset(inputs)):
             known.update(node.outputs)
             found.update(name for name in node.outputs if name)
     return found

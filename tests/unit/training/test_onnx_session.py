@@ -4,11 +4,17 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import onnx
 import onnxruntime
+import pytest
+from onnx import numpy_helper
 
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.errors import GraphError
 from edgeasync.training import onnx_session
+from edgeasync.training.graph_check import check_graph
 from tests.support.models.gradients import forward, numbers
 
 LAYERS = 4
@@ -42,3 +48,58 @@ def test_the_gradient_of_a_layer_precedes_that_of_the_layer_before(tmp_path, mon
     for layer in range(1, LAYERS):
         earlier = min(place for name, place in places.items() if f"a{layer - 1}" in name)
         assert weights[layer] < earlier
+
+
+WEIGHTS = {
+    "q": np.ones((64, 48), np.int8),
+    "s": np.full((2, 48), 0.5, np.float32),
+    "z": np.zeros((2, 48), np.int8),
+    "p": np.ones(64, np.float32),
+}
+
+
+def dequantizing(*, axis=0, block_size=32, **changed):
+    """Return the training graph of a quantized layer, with changes that only a malicious hub would make."""
+    text = "w = DequantizeLinear<axis=0, block_size=32>(q, s, z)\nh = Mul(x, p)\ny = MatMul(h, w)"
+    settings = GraphSettings(loss="mse", train=("p",))
+    proto = onnx.load_from_string(build_training_graph(forward(text, WEIGHTS, (64,), opset=21), settings).model)
+    for node in proto.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "DequantizeLinear":
+                attribute.i = {"axis": axis, "block_size": block_size}[attribute.name]
+    for entry in proto.graph.initializer:
+        if entry.name in changed:
+            entry.CopyFrom(numpy_helper.from_array(changed[entry.name], entry.name))
+    return proto.SerializeToString()
+
+
+def run(graph):
+    check_graph(graph, bytes_max=1 << 20)
+    session = onnx_session.open_session(graph, 1, "cpu")
+    feeds = {"x": np.ones((2, 64), np.float32), "target": np.ones((2, 48), np.float32), "p": WEIGHTS["p"]}
+    try:
+        return session.run(["loss"], feeds)
+    except Exception as error:
+        raise onnx_session.explain(error) from error
+
+
+MALFORMED = {
+    "few scales": {"s": np.ones((2, 7), np.float32)},
+    "many scales": {"s": np.ones((4, 48), np.float32)},
+    "scales of one axis": {"s": np.ones(48, np.float32)},
+    "few zero points": {"z": np.zeros((1, 48), np.int8)},
+    "zero points of another type": {"z": np.zeros((2, 48), np.uint8)},
+    "zero points for all scales": {"z": np.zeros((), np.int8)},
+    "an axis that does not exist": {"axis": 2},
+    "small blocks": {"block_size": 1},
+    "no blocks": {"block_size": 0},
+    "negative blocks": {"block_size": -32},
+    "large blocks": {"block_size": 1 << 31},
+}
+
+
+@pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
+def test_malformed_quantized_weights_are_refused(change):
+    assert run(dequantizing())
+    with pytest.raises(GraphError):
+        run(dequantizing(**change))

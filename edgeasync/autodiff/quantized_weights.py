@@ -1,0 +1,177 @@
+"""Keeps quantized weights in their types, and dequantizes them where a node reads them.
+
+onnxruntime dequantizes a weight as soon as it can, which is at the start of a step, and keeps the
+result until its last use. So a graph would need the memory of all weights in float32. Therefore,
+every use of a weight gets a DequantizeLinear of its own, tied to another tensor that the use reads:
+an activation in the forward pass, the arriving gradient in the backward pass. Then only the weight
+of one layer is in memory in float32.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+from onnx import TensorProto
+
+from edgeasync.autodiff.graph import FLOAT, Array, Graph, Node, free_inputs, needed
+from edgeasync.autodiff.ties import tie
+
+TYPES = frozenset({"int4", "int8", "uint4", "uint8"})
+"""Types of quantized weights. Biases of int32 are not smaller than float32, so they are folded."""
+
+
+def is_quantized(node: Node, constants: Mapping[str, Array]) -> bool:
+    """Return whether a node dequantizes a constant of 8 or 4 bits."""
+    found = constants.get(node.inputs[0]) if node.op == "DequantizeLinear" and not node.domain else None
+    return found is not None and found.dtype.name in TYPES
+
+
+def simplify(graph: Graph, outputs: list[str]) -> None:
+    """Replace operators that would copy a dequantized weight. `outputs` names the tensors to keep.
+
+    A MatMul by a transposed weight becomes a Gemm, which transposes while it multiplies. A Gather
+    of rows dequantizes only the rows, so that a table of embeddings is never in memory in float32.
+    """
+    simplifier = _Simplifier(graph)
+    nodes, graph.nodes = graph.nodes, []
+    for node in nodes:
+        simplifier.add(node)
+    graph.nodes = needed(graph.nodes, outputs)
+
+
+class _Simplifier:
+    """Appends nodes to a graph, with others instead of those that would copy a weight."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._weights: dict[str, Node] = {}
+        self._transposed: dict[str, str] = {}
+        """For each transposed weight, the weight."""
+
+    def add(self, node: Node) -> None:
+        graph = self._graph
+        graph.enter(f"quantized/{node.name or node.outputs[0]}")
+        if is_quantized(node, graph.constants) and set(node.inputs) - {""} <= graph.constants.keys():
+            self._weights[node.outputs[0]] = self._add_weight(node)
+            return
+        if node.op == "Transpose" and node.inputs[0] in self._weights and len(graph.shapes[node.inputs[0]]) == 2:
+            self._transposed[node.outputs[0]] = node.inputs[0]
+        if node.op == "MatMul" and node.inputs[1] in self._transposed:
+            self._add_product(node)
+        elif node.op == "Gemm" and node.inputs[1] in self._transposed:
+            turned = {**node.attributes, "transB": 1 - node.attributes.get("transB", 0)}
+            inputs = [node.inputs[0], self._transposed[node.inputs[1]], *node.inputs[2:]]
+            graph.nodes.append(replace(node, inputs=inputs, attributes=turned))
+        elif node.op == "Gather" and node.inputs[0] in self._weights and node.attributes.get("axis", 0) == 0:
+            self._add_rows(node, self._weights[node.inputs[0]])
+        else:
+            graph.nodes.append(node)
+
+    def _add_weight(self, node: Node) -> Node:
+        """Append a DequantizeLinear whose scale is float32, because onnxruntime cannot tie others."""
+        graph = self._graph
+        attributes = {name: value for name, value in node.attributes.items() if (name, value) != ("block_size", 0)}
+        attributes.pop("output_dtype", None)
+        scale = graph.constants[node.inputs[1]]
+        if scale.dtype == FLOAT:
+            made = replace(node, attributes=attributes)
+            graph.nodes.append(made)
+            return made
+        kind = TensorProto.FLOAT16 if scale.dtype == np.float16 else TensorProto.BFLOAT16
+        wide = graph.constant(scale.astype(FLOAT))
+        made = replace(node, inputs=[node.inputs[0], wide, *node.inputs[2:]], attributes=attributes)
+        made.outputs = [graph.new_name("DequantizeLinear")]
+        graph.nodes += [made, Node("Cast", [made.outputs[0]], node.outputs, {"to": int(kind)}, node.name)]
+        return made
+
+    def _add_product(self, node: Node) -> None:
+        """Append a Gemm instead of a MatMul by a transposed weight."""
+        graph, (x, turned), (result,) = self._graph, node.inputs, node.outputs
+        weight = self._transposed[turned]
+        shape = graph.shapes[x]
+        if len(shape) == 1:
+            graph.nodes.append(node)
+        elif len(shape) == 2:
+            graph.nodes.append(Node("Gemm", [x, weight], [result], {"transB": 1}, node.name))
+        else:
+            rows = None if None in shape[:-1] else int(np.prod([dim or 0 for dim in shape[:-1]]))
+            flat = graph.op("Reshape", x, graph.ints(-1, shape[-1] or 0))
+            product = graph.op("Gemm", flat, weight, transB=1)
+            for name, width in ((flat, shape[-1]), (product, graph.shapes[result][-1])):
+                graph.shapes[name], graph.dtypes[name] = (rows, width), FLOAT
+            graph.nodes.append(Node("Reshape", [product, graph.shape_like(result)], [result], {}, node.name))
+
+    def _add_rows(self, node: Node, weight: Node) -> None:
+        """Append a Gather of quantized rows, which are dequantized afterwards."""
+        graph, index, (result,) = self._graph, node.inputs[1], node.outputs
+        values, scale, *rest = weight.inputs
+        scales, axis = graph.constants[scale], int(weight.attributes.get("axis", 1))
+        by_row = scales.ndim == 1 and axis % graph.constants[values].ndim == 0
+        if graph.constants[values].dtype.name not in ("int8", "uint8") or not (scales.size == 1 or by_row):
+            graph.nodes.append(node)  # onnxruntime has no Gather of 4 bits
+            return
+        rows = graph.op("Gather", values, index)
+        if scales.size == 1:
+            graph.nodes.append(Node("DequantizeLinear", [rows, scale, *rest], [result], {}, node.name))
+            return
+        found = graph.op("Cast", rows, to=int(TensorProto.FLOAT))
+        if rest and rest[0] and graph.constants[rest[0]].any():
+            offset = graph.op("Cast", self._column(rest[0], index, result), to=int(TensorProto.FLOAT))
+            found = graph.op("Sub", found, offset)
+        graph.nodes.append(Node("Mul", [found, self._column(scale, index, result)], [result], {}, node.name))
+
+    def _column(self, name: str, index: str, result: str) -> str:
+        """Return one value per gathered row, in a shape that broadcasts to `result`."""
+        graph = self._graph
+        picked, width = graph.op("Gather", name, index), len(graph.shapes[result]) - len(graph.shapes[index])
+        return graph.op("Unsqueeze", picked, graph.ints(*range(-width, 0)))
+
+
+def dequantize_late(graph: Graph) -> None:
+    """Dequantize every weight again for each node that reads it, after the node's other inputs.
+
+    A node that only transposes, casts or slices weights is repeated with them.
+    """
+    makers: dict[str, Node] = {}
+    computed = set[str]()
+    nodes, graph.nodes = graph.nodes, []
+    for node in nodes:
+        inputs = set(free_inputs(node))
+        if inputs <= makers.keys() | graph.constants.keys() and (
+            is_quantized(node, graph.constants) or not inputs.isdisjoint(makers)
+        ):
+            makers |= dict.fromkeys(node.outputs, node)
+        elif not makers.keys().isdisjoint(node.inputs):
+            others = [name for name in free_inputs(node) if name not in makers and name not in graph.constants]
+            to = next((name for name in others if name in computed), others[0])
+            graph.enter(f"dequantized/{node.name or node.outputs[0]}")
+            copier = _Copier(graph, makers, to)
+            node.inputs = [copier.copy(name) for name in node.inputs]
+        graph.nodes.append(node)
+        if node.outputs[0] not in makers:
+            computed.update(node.outputs)
+
+
+class _Copier:
+    """Adds computations of weights that onnxruntime does not begin before a tensor is computed."""
+
+    def __init__(self, graph: Graph, makers: Mapping[str, Node], to: str) -> None:
+        self._graph = graph
+        self._makers = makers
+        self._to = to
+        self._copies: dict[str, str] = {}
+
+    def copy(self, name: str) -> str:
+        """Return a copy of a weight that is tied, or `name` if it is not a weight."""
+        maker = self._makers.get(name)
+        if maker is None:
+            return name
+        if name not in self._copies:
+            inputs = [self.copy(each) for each in maker.inputs]
+            if inputs == maker.inputs:
+                inputs[1] = tie(self._graph, inputs[1], self._to)
+            attributes: dict[str, Any] = maker.attributes
+            made = self._graph.add(maker.op, *inputs, outputs=len(maker.outputs), **attributes)
+            self._copies |= dict(zip(maker.outputs, made, strict=True))
+        return self._copies[name]
