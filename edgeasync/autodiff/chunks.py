@@ -14,6 +14,7 @@ import numpy as np
 from edgeasync.autodiff.forward import PROBES, ForwardGraph
 from edgeasync.autodiff.graph import FLOAT, Graph, Node, free_inputs
 from edgeasync.autodiff.losses import TARGET, LossParts
+from edgeasync.autodiff.quantized_weights import add_part, is_quantized
 from edgeasync.autodiff.rules import TrainingGraphBuilder
 from edgeasync.autodiff.ties import tie
 from edgeasync.losses import CrossEntropy
@@ -89,7 +90,9 @@ class _Search:
             return None
         bias = bias or "".join(node.inputs[2:])
         weight, axis = self._weight(node.inputs[1], 0 if node.attributes.get("transB") else 1)
-        if weight not in self._prepared.constants and weight not in self._prepared.parameters:
+        maker, constants = self._makers.get(weight), self._prepared.constants
+        known = weight in constants or weight in self._prepared.parameters
+        if not known and (maker is None or not is_quantized(maker, constants)):
             return None
         return Head(self._nodes, node.inputs[0], weight, axis, bias, classes, chunks)
 
@@ -275,7 +278,7 @@ class _Chunks:
         """
         graph, head = self._graph, self._head
         start, stop = tie(graph, graph.ints(span[0]), done), graph.ints(span[1])
-        rows = graph.op("Slice", head.weight, start, stop, graph.ints(head.axis))
+        rows = add_part(graph, head.weight, head.axis, span, start)
         bias = [graph.op("Slice", head.bias, start, stop, graph.ints(0))] if head.bias else []
         return rows, graph.op("Gemm", self._x, rows, *bias, transB=1 - head.axis)
 

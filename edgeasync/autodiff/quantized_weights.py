@@ -128,6 +128,39 @@ class _Simplifier:
         return graph.op("Unsqueeze", picked, graph.ints(*range(-width, 0)))
 
 
+def add_part(graph: Graph, weight: str, axis: int, span: tuple[int, int], start: str) -> str:
+    """Append the computation of a part of a weight, and return its name.
+
+    The part is `span` on the axis. `start` names a vector with the first number of `span`. If it is
+    tied to another tensor, the part is computed after that one.
+    """
+    maker = next((node for node in graph.nodes if weight in node.outputs), None)
+
+    def sliced(name: str, along: int) -> str:
+        return graph.op("Slice", name, start, graph.ints(span[1]), graph.ints(along))
+
+    def cut(name: str, along: int) -> str:
+        """Return a part as a constant, because onnxruntime has no Slice of 4 bits."""
+        made = f"{name}::{span[0]}"
+        graph.constants[made] = np.ascontiguousarray(graph.constants[name].take(range(*span), along))
+        return made
+
+    if maker is None or not is_quantized(maker, graph.constants):
+        return sliced(weight, axis)
+    values, *scales = [name for name in maker.inputs if name]
+    rank, wide = graph.constants[values].ndim, graph.constants[scales[0]]
+    of_blocks, of_axis = bool(maker.attributes.get("block_size")), int(maker.attributes.get("axis", 1)) % rank
+    if of_blocks and of_axis == axis:
+        return sliced(weight, axis)
+    part = cut if graph.constants[values].dtype.name.endswith("4") else sliced
+    if of_blocks or (wide.ndim and of_axis == axis):
+        scales = [part(name, axis if of_blocks else 0) for name in scales]
+    rows = part(values, axis)
+    if part is cut:
+        scales[0] = tie(graph, scales[0], start)
+    return graph.op("DequantizeLinear", rows, *scales, **maker.attributes)
+
+
 def dequantize_late(graph: Graph) -> None:
     """Dequantize every weight again for each node that reads it, after the node's other inputs.
 

@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, numpy_helper
 
+from edgeasync.autodiff import chunks
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.graph import free_inputs, read_nodes
 from edgeasync.autodiff.settings import GraphSettings
@@ -143,6 +144,38 @@ def test_only_the_rows_that_a_gather_reads_are_dequantized(kind, tmp_path):
     graph = build_training_graph(models(kind, "batch")[0], GraphSettings(loss="mse", train=("p",)))
     nodes, _ = optimized(graph, tmp_path)
     assert [node.op for node in nodes if "table_q" in node.inputs] == ["Gather"]
+
+
+HEAD = """
+e = Gather(table, x)
+h = Mul(e, p)
+t = Transpose<perm=[1, 0]>(table)
+s = MatMul(h, t)
+y = Transpose<perm=[0, 2, 1]>(s)
+"""
+
+
+@pytest.mark.parametrize("kind", ["tensor", "channel", "uint8", "int8, blocks", "int4", "uint4"])
+def test_the_loss_in_chunks_dequantizes_a_part_of_the_weight_at_a_time(kind, monkeypatch, tmp_path):
+    inputs, attributes, plain = quantized(numbers((9, WIDTH), 1), kind)
+    stored = {f"table_{part}": value for part, value in zip("qsz", inputs, strict=False)}
+    line = f"table = DequantizeLinear<{attributes}>({', '.join(stored)})".replace("<>", "")
+    options = {"x": (TOKENS,), "opset": 21, "kind": TensorProto.INT64}
+    for name, value in (("SCORES_BYTES_MIN", 0), ("CHUNK_BYTES", 16 * TOKENS), ("CLASSES_MIN", 2)):
+        monkeypatch.setattr(chunks, name, value)
+    ours, expected = [
+        build_training_graph(forward(text, {"p": OTHERS["p"]} | values, **options), GraphSettings(train=("p",)))
+        for text, values in ((line + HEAD, stored), (HEAD, {"table": plain}))
+    ]
+    feeds = {"x": np.array([[1, 5], [7, 0], [8, 8]]), "target": np.array([[0, 1], [3, 8], [5, 5]])}
+    for name, value in run(expected, feeds).items():
+        np.testing.assert_allclose(run(ours, feeds)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    nodes, _ = optimized(ours, tmp_path)
+    parts = [node for node in nodes if node.op == "Gemm"]
+    dequantized = {node.outputs[0]: node.inputs[0] for node in nodes if node.op == "DequantizeLinear"}
+    found = Counter(dequantized[node.inputs[1]] for node in parts if node.inputs[1] in dequantized)
+    assert len(found) >= 3
+    assert all(name.startswith("table_q::") == (kind in ("int4", "uint4")) for name in found)
 
 
 def test_biases_of_32_bits_are_stored_in_float32():
