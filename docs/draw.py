@@ -251,6 +251,7 @@ HOLDS = {
     "autodiff": "training graphs",
     "nn": "models without torch",
     "data": "a device's examples",
+    "lora": "adapters",
     "losses": "loss objects",
     "metrics": "metric objects",
     "scores": "raw or bounded",
@@ -302,6 +303,7 @@ def draw_layers() -> str:
 
 FILES = (
     "networks",
+    "lora",
     "losses",
     "metrics",
     "scores",

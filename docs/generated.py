@@ -185,6 +185,7 @@ NAMES = {
         "losses.CrossEntropy", "losses.BinaryCrossEntropy", "losses.MeanSquaredError", "losses.MeanAbsoluteError",
         "losses.Huber", "losses.OnnxLoss",
     ),
+    "Adapters": ("lora.LoRA",),
     "Metrics": ("metrics.Accuracy", "metrics.TopK", "metrics.F1", "metrics.MAE", "metrics.Meter"),
     "Policies": ("Policy", "SGD", "Adam"),
     "Errors": ("EdgeAsyncError",),

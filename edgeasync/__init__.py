@@ -56,7 +56,7 @@ _HOMES = {
     "train": "sdk.train",
     "train_async": "sdk.train",
 }
-_MODULES = ("async_train", "callbacks", "data", "losses", "metrics", "networks", "nn", "policies")
+_MODULES = ("async_train", "callbacks", "data", "lora", "losses", "metrics", "networks", "nn", "policies")
 _ADAPTERS = ("jax", "sklearn", "torch")
 """Modules for optional libraries, by the library's name."""
 

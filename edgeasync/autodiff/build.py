@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import onnx
 
-from edgeasync.autodiff import contract, differentiate, forward, published, reading, user_loss
+from edgeasync.autodiff import adapters, contract, differentiate, forward, published, reading, user_loss
 from edgeasync.autodiff.chunks import add_loss_in_chunks, find_head
 from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.endings import check_ending, classes_are_last
@@ -22,6 +22,7 @@ from edgeasync.autodiff.quantized_weights import dequantize_late, simplify
 from edgeasync.autodiff.selection import Selection, select
 from edgeasync.autodiff.settings import NEXT_ERROR, GraphSettings, follow
 from edgeasync.errors import GraphError, argument, native_reason
+from edgeasync.lora import find_lora
 from edgeasync.losses import CrossEntropy, Loss, OnnxLoss, find_loss, kind_of
 from edgeasync.parameters import AXES_MAX, NAME_MAX, Parameter, ParameterSpec, Vector
 from edgeasync.protocol.operators import ALLOWED, ALLOWED_OWN
@@ -37,6 +38,8 @@ class TrainingGraph(msgspec.Struct, frozen=True):
     """What may be wrong with the model file, one sentence each."""
     notes: tuple[str, ...] = ()
     """What the build chose or changed, one sentence each."""
+    adapted: bytes | None = None
+    """The forward model with LoRA adapters, if the settings ask for them."""
 
 
 TRIES = 3
@@ -79,6 +82,15 @@ def _refusals(model: bytes, settings: GraphSettings, first: str) -> list[str]:
 def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
     if is_training_graph(model):
         raise GraphError("this is already a training graph; pass the forward model")
+    if settings.lora is not None:
+        adapted = adapters.adapt(model, find_lora(settings.lora))
+        train = (*adapted.names, *(settings.train or ()))
+        made = _build_read(adapted.model, msgspec.structs.replace(settings, train=train))
+        return msgspec.structs.replace(made, notes=(adapted.note, *made.notes), adapted=adapted.model)
+    return _build_read(model, settings)
+
+
+def _build_read(model: bytes, settings: GraphSettings) -> TrainingGraph:
     found = published.read(model)
     try:
         return _build_published(found, settings)
@@ -163,7 +175,8 @@ def _warnings(
     model: onnx.ModelProto, prepared: ForwardGraph, selection: Selection, settings: GraphSettings
 ) -> tuple[str, ...]:
     found = []
-    if held := [name for name in selection.held if name in prepared.constants]:
+    part = settings.lora is not None  # then, nobody expects that all weights are trained
+    if not part and (held := [name for name in selection.held if name in prepared.constants]):
         found.append(
             f"weights in Constant nodes are not trained: {', '.join(held)}; to train them, set "
             f"{argument('train', *(settings.train or ('*',)), *held)}"
@@ -178,7 +191,7 @@ def _warnings(
     nans = [name for name, value in constants if value.dtype.kind == "f" and np.isnan(value).any()]
     if nans and not selection.unfit and settings.train is None:
         found.append(f"constants contain NaN, so that all results may be NaN: {', '.join(nans)}; correct the file")
-    if folded := folded_scalars(model, prepared):
+    if not part and (folded := folded_scalars(model, prepared)):
         of_which = ", ".join([f"{name} of {origin}" for name, origin in folded.items()])
         found.append(
             f"scalars computed by the exporter are not trained: {of_which}; {producer_of(model).plain}, "
@@ -191,7 +204,7 @@ def _warnings(
             f"last axis of {prepared.shapes[output]}; if that is the classes' axis, transpose the output, "
             "in torch with scores.movedim(-1, 1)"
         )
-    return (*found, *warnings_of(model, prepared))
+    return (*found, *warnings_of(model, prepared, settings))
 
 
 def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingGraph:

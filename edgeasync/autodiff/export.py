@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from edgeasync.autodiff import contract, reading
+from edgeasync.autodiff import adapters, contract, reading
 from edgeasync.autodiff.branches import resolve_branches
 from edgeasync.autodiff.graph import Array
 from edgeasync.autodiff.masks import without_masks
@@ -20,9 +20,10 @@ def export_model(model: bytes, trained: Mapping[str, Array], metadata: Mapping[s
     `metadata` is added to the model's own metadata, and overrides entries with the same key. Batch
     norms use their running statistics, and dropouts are inactive, regardless of the mode in which
     the model was exported. The opset and the IR version do not change. If a branch of an If
-    node contains a trained array, the nodes of the branches replace the node. Raises `ModelMismatchError`
-    if the model lacks an array or the array differs in shape or dtype, and `GraphError` if the
-    model is invalid or values are not finite.
+    node contains a trained array, the nodes of the branches replace the node. LoRA adapters are
+    merged into float weights; beside quantized weights, they stay as they are. Raises
+    `ModelMismatchError` if the model lacks an array or the array differs in shape or dtype, and
+    `GraphError` if the model is invalid or values are not finite.
     """
     if contract.is_training_graph(model):
         raise GraphError("this is a training graph; pass the forward model that it was built from")
@@ -31,6 +32,7 @@ def export_model(model: bytes, trained: Mapping[str, Array], metadata: Mapping[s
         proto = reading.inline_functions(proto)
         resolve_branches(proto)
     insert(proto, trained)
+    adapters.merge(proto)
     if metadata:
         helper.set_model_props(proto, {entry.key: entry.value for entry in proto.metadata_props} | dict(metadata))
     try:

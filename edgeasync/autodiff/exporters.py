@@ -205,7 +205,7 @@ def _check_statistics(prepared: ForwardGraph, live: set[str], advice: str) -> No
 _STATISTIC_READERS = frozenset({("BatchNormalization", 3), ("BatchNormalization", 4)})
 
 
-def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
+def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph, settings: GraphSettings) -> list[str]:
     """Return warnings, one sentence each, about changes that the exporter may have made."""
     kind, found = kind_of_producer(model), []
     if any(entry.key == EVALUATED for entry in model.metadata_props):
@@ -240,7 +240,7 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
             and entry.name not in prepared.parameters
             and not (entry.name in noted or _NAMED_BY_EXPORTER.fullmatch(entry.name))
         ]
-        if single:
+        if single and settings.lora is None:
             found.append(
                 f"scalars are not trained, because they may be constants: {_listed(single)}; if they are "
                 f"parameters, set {argument('train', '*', *single)}"

@@ -218,7 +218,7 @@ def _resized_before_11(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
 
     onnx's converter omits them. The keys are the outputs of the nodes.
     """
-    stored = dict(_stored(model.graph))
+    stored = dict(stored_tensors(model.graph))
     found = {}
     for node in model.graph.node:
         if node.op_type in ("Resize", "Upsample"):
@@ -249,7 +249,7 @@ def widen_weights(model: onnx.ModelProto, names: Collection[str] | None = None) 
     same: dict[str, str] = {}
     wider = set[str]()
     readers = _readers(graph)
-    for name, tensor in _stored(graph):
+    for name, tensor in stored_tensors(graph):
         if tensor.data_type in _PRECISIONS and (names is None or name in names):
             found = _casts_of(name, readers)
             if found is not None:
@@ -305,7 +305,7 @@ def _readers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto | None]]:
     return found
 
 
-def _stored(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+def stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
     """Yield the tensors in initializers and Constant nodes, with their names in the graph."""
     yield from ((tensor.name, tensor) for tensor in graph.initializer)
     for node in graph.node:

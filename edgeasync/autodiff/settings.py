@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from edgeasync.config import Section
 from edgeasync.errors import arguments
+from edgeasync.lora import LoraSetting, find_lora
 from edgeasync.losses import LossSetting
 from edgeasync.parameters import matches
 
@@ -48,6 +49,15 @@ class GraphSettings(Section, frozen=True):
     """Compute norms and activations a second time during the backward pass, instead of keeping
     their results in memory. A step takes longer, and its gradients stay the same.
     """
+    lora: LoraSetting | None = None
+    """Rank of [LoRA adapters](/train/lora.md), optionally with patterns of layers, as in
+    `8:*.q_proj,*.v_proj`. Only the adapters are trained, and what `train` adds. A settings file may
+    use a table instead, such as `{ rank = 8, alpha = 32, targets = "*.q_proj" }`.
+    """
+
+    def __post_init__(self) -> None:
+        if self.lora is not None:
+            find_lora(self.lora)
 
     def names(self, parameter: str) -> bool:
         """Return whether a pattern of `train` matches the name of a parameter."""
@@ -94,6 +104,10 @@ def follow(settings: Settings, message: str) -> Settings | None:
     return replace(settings, **advice) if advice else None
 
 
+def _is_flag(value: object) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
 def advised_flags(settings: GraphSettings, message: str) -> list[str]:
     """Return the command-line flags to try after a build failed with this message.
 
@@ -110,6 +124,6 @@ def advised_flags(settings: GraphSettings, message: str) -> list[str]:
         value = getattr(advised, name)
         if value != getattr(default, name):
             values = value if isinstance(value, tuple) else [value]
-            flags += [word for each in values if isinstance(each, str) for word in (f"--{name}", each)]
+            flags += [word for each in values if _is_flag(each) for word in (f"--{name}", str(each))]
             flags += [f"--{name}"] if value is True else []
     return flags

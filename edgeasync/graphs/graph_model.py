@@ -99,8 +99,8 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
                 content, _read_values(expanded(model.file).with_suffix(".safetensors"))
             )
         else:
-            forward = content
             built = build.build_training_graph(content, model)
+            forward = built.adapted or content
         check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
         contract.check_rows(built.model)
     except GraphError as error:

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hi
 from msgspec import UNSET
 
 from edgeasync.config import suggest
+from edgeasync.lora import LoraSetting
 from edgeasync.losses import LossSetting
 
 Called = TypeVar("Called", bound=Callable[..., object])
@@ -39,6 +40,8 @@ class GraphKeywords(TypedDict, total=False):
     """Patterns of parameters to freeze, even if `train` matches them."""
     recompute: bool
     """Compute norms and activations twice, to save memory."""
+    lora: LoraSetting | None
+    """Train LoRA adapters only: a rank, `"8:*.q_proj"`, or an object of `edgeasync.lora`."""
 
 
 class DeviceKeywords(TypedDict, total=False):

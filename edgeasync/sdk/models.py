@@ -21,6 +21,7 @@ from edgeasync.graphs.evaluation import make_evaluator
 from edgeasync.graphs.graph_model import HubGraph, build_graph, load_graph, with_own_loss
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.graphs.user_code import flatten
+from edgeasync.lora import LoraSetting
 from edgeasync.losses import LossSetting, check_loss, find_loss, kind_of
 from edgeasync.metrics import check_metrics
 from edgeasync.parameters import Arrays, ParameterSpec, Vector
@@ -82,9 +83,10 @@ def graph_settings(
     freeze: str | Sequence[str] = (),
     *,
     recompute: bool = False,
+    lora: LoraSetting | None = None,
 ) -> GraphSettings:
     """Build the settings of a training graph; raises `ConfigError` for invalid arguments."""
-    table: dict[str, Any] = {"output": output, "recompute": recompute}
+    table: dict[str, Any] = {"output": output, "recompute": recompute, "lora": to_table(lora)}
     for name, patterns in (("train", train), ("freeze", freeze)):
         if patterns:
             table[name] = [patterns] if isinstance(patterns, str) else patterns
@@ -130,7 +132,7 @@ def prepare(
 def _check_unsaid(model: object, graph: GraphSettings) -> None:
     """Raise `ConfigError` if a graph setting is set that applies only to ONNX models and layers."""
     default = GraphSettings()
-    for name in ("output", "train", "freeze", "recompute"):
+    for name in ("output", "train", "freeze", "recompute", "lora"):
         if getattr(graph, name) != getattr(default, name):
             raise ConfigError(
                 f"{name} requires an ONNX model or layers of edgeasync.nn, and {_name(model)} is neither; remove "

@@ -9,7 +9,7 @@ NAMES = """
 Adam Agent Dataset EdgeAsyncError GradientTrainer Hub OnnxTrainer Parameter ParameterSpec Peer Policy Run SGD
 StepResult Stop Trainer Vector fetch_status join train train_async
 """
-MODULES = "async_train callbacks data losses metrics networks nn policies"
+MODULES = "async_train callbacks data lora losses metrics networks nn policies"
 ADAPTERS = "jax sklearn torch"
 DATA = "Dataset batches dirichlet from_iterable from_samples iid load load_digits"
 
