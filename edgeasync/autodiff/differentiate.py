@@ -9,6 +9,7 @@ from edgeasync.autodiff.graph import FLOAT, Node, free_inputs, needed
 from edgeasync.autodiff.recompute import recompute
 from edgeasync.autodiff.rules import INSTEAD, RULES, STOPPING, Step, TrainingGraphBuilder
 from edgeasync.autodiff.rules.normalization import update_statistics
+from edgeasync.autodiff.segments import Reversed, recompute_segments
 from edgeasync.autodiff.settings import patterns_for
 from edgeasync.autodiff.steepness import is_steep
 from edgeasync.errors import GraphError, argument
@@ -61,6 +62,7 @@ def begin(
             rule.forward(step)
         else:
             graph.nodes.append(step.node)
+        step.end = len(graph.nodes)
     if blocking:
         raise GraphError(_blocked(forward, trained, blocking))
     graph.enter("statistics")
@@ -99,12 +101,14 @@ def reverse(
 
     `gradients` are those of the loss, by tensor. If gradients reach a tensor on several paths, they are
     summed. Returns the gradients of those tensors that no node computes, such as parameters. With
-    `recomputed`, results of norms and activations are computed again instead of kept.
+    `recomputed`, segments of the forward pass are computed again instead of kept, or else the
+    results of norms and activations.
     """
     start = len(graph.nodes)
     arrived = dict(gradients)
     infinite = set[str]()
     makers = {name: node for node in graph.nodes for name in node.outputs}
+    operators = list[Reversed]()
     for step in reversed(steps):
         node = step.node
         outputs = [name for name in node.outputs if name in graph.active]
@@ -112,6 +116,7 @@ def reverse(
             continue
         graph.enter(f"gradient/{node.name or node.outputs[0]}")
         step.gradients = [arrived.pop(name, None) for name in node.outputs]
+        operators.append(Reversed(step.end, len(graph.nodes), next(filter(None, step.gradients))))
         step.may_be_infinite = not infinite.isdisjoint(outputs)
         if step.may_be_infinite or is_steep(graph, node, makers):
             infinite.update(node.inputs)
@@ -127,7 +132,7 @@ def reverse(
                 )
             # Add at once, so that a tensor with many readers needs memory for only one gradient.
             arrived[name] = graph.op("Add", arrived[name], value) if name in arrived else value
-    if recomputed:
+    if recomputed and not recompute_segments(graph, start, [step.end for step in steps], operators):
         recompute(graph, start, gradients)
     _keep_dropouts(graph)
     return arrived

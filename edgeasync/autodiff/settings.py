@@ -46,8 +46,8 @@ class GraphSettings(Section, frozen=True):
     an autoencoder.
     """
     recompute: bool = False
-    """Compute norms and activations a second time during the backward pass, instead of keeping
-    their results in memory. A step takes longer, and its gradients stay the same.
+    """Compute layers a second time during the backward pass, instead of keeping their results in
+    memory. A step takes up to a third longer, and its gradients stay the same.
     """
     lora: LoraSetting | None = None
     """Rank of [LoRA adapters](/train/lora.md), optionally with patterns of layers, as in

@@ -27,6 +27,8 @@ class Step:
         """The gradient of each output. Set when the reverse pass reaches the node."""
         self.saved: dict[str, str] = {}
         """Tensors that the forward part of a rule stores for the reverse part."""
+        self.end = 0
+        """Index in the graph after the last node of the operator."""
         self.may_be_infinite = False
         """Whether the gradients may be infinite. Set when the reverse pass reaches the node."""
 
