@@ -260,3 +260,57 @@ def test_a_service_holds_two_hubs(start, tmp_path):
         assert service.wait(TIMEOUT_S) == 0
     for name, version in {"small": 1, "large": seen}.items():
         assert Run.open(tmp_path / "run" / name).version >= version
+
+
+# -- a wake word -----------------------------------------------------------------------------------------------
+
+
+def pretend_homes(folder, random):
+    """Write recordings in which the wake word and a name have one pattern in common, and a detector for it."""
+    word, name = random.normal(size=(2, 16, 96)) / np.sqrt(16 * 96)
+    for home in range(10):
+        arrays = {}
+        for part in ("", "later_"):
+            talk, calls = random.normal(0.0, 0.1, (2, 200, 96)), random.normal(0.0, 0.1, (12, 40, 96))
+            for begin in (20, 70, 120, 170):
+                talk[:, begin : begin + 16] += 8 * (word + name)
+            calls[:, 20:36] += 8 * word
+            arrays |= {f"{part}talk": talk.astype(np.float32), f"{part}calls": calls.astype(np.float32)}
+        np.savez(folder / f"home-{home}.npz", **arrays)
+    values = {
+        "model.1.weight": np.stack([word.ravel(), name.ravel()]), "model.1.bias": np.zeros(2),
+        "model.7.weight": np.array([[2.0, 0.0]]), "model.7.bias": np.array([-8.0]),
+    }  # fmt: skip
+    node, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [
+            node("Flatten", ["x"], ["flat"]),
+            node("Gemm", ["flat", "model.1.weight", "model.1.bias"], ["hidden"], transB=1),
+            node("Relu", ["hidden"], ["kept"]),
+            node("Gemm", ["kept", "model.7.weight", "model.7.bias"], ["raw"], transB=1),
+            node("Sigmoid", ["raw"], ["score"]),
+        ],
+        "detector",
+        [value("x", onnx.TensorProto.FLOAT, [1, 16, 96])],
+        [value("score", onnx.TensorProto.FLOAT, [1, 1])],
+        [onnx.numpy_helper.from_array(array.astype(np.float32), key) for key, array in values.items()],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / "detector.onnx")
+
+
+def found_by(shown):
+    """Return false alarms an hour and the percentage of missed calls of each measurement that is shown."""
+    return [tuple(map(float, pair)) for pair in re.findall(r"([\d.]+) false alarms .+?([\d.]+)% missed", shown)]
+
+
+def test_homes_teach_a_detector_the_names_that_they_call(start, tmp_path):
+    pretend_homes(tmp_path, np.random.default_rng(5))
+    shown = output(
+        start("wake_word/wake_word.py", ".", "--model", "detector.onnx", "--passes", 5, "--learning-rate", 0.2),
+        quiet=False,
+        limit_s=WHOLE_S,
+    )
+    fleet, others, *trained = found_by(shown)
+    assert fleet == others == (240.0, 0.0), "four a minute, which are all the names"
+    assert trained == [(0.0, 0.0)] * 3

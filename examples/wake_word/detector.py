@@ -1,0 +1,106 @@
+"""Find wake words in recordings, count false alarms and misses, and collect what a home corrects."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from features import session
+
+from edgeasync import Dataset
+
+THRESHOLD = 0.5  # of a score, openWakeWord's default
+FRAMES = 16  # embeddings that a classifier reads, 80 ms apart
+REST = 25  # frames without a detection, after which the next one counts
+ORDINARY = 1000  # windows of ordinary talk from which a home learns
+
+
+@dataclass(frozen=True)
+class Sounds:
+    """Embeddings of minutes of talk (n, 741, 96) and of calls of the wake word (m, 59, 96)."""
+
+    talk: np.ndarray
+    calls: np.ndarray
+
+
+def read(folder: Path, home: int, part: str) -> Sounds:
+    with np.load(folder / f"home-{home}.npz") as arrays:
+        return Sounds(arrays[f"{part}talk"], arrays[f"{part}calls"])
+
+
+class Detector:
+    """A classifier in an ONNX file that reads one window of 16 embeddings."""
+
+    def __init__(self, model: bytes) -> None:
+        self._session = session(model)
+        self._input = self._session.get_inputs()[0].name
+
+    def scores(self, embeddings: np.ndarray) -> np.ndarray:
+        """Return the score of each window of embeddings (n, frames, 96)."""
+        windows = windows_of(embeddings)
+        flat = np.ascontiguousarray(windows.reshape(-1, 1, *windows.shape[2:]))
+        scores = [self._session.run(None, {self._input: window})[0].item() for window in flat]
+        return np.reshape(scores, windows.shape[:2])
+
+
+def windows_of(embeddings: np.ndarray) -> np.ndarray:
+    return np.lib.stride_tricks.sliding_window_view(embeddings, FRAMES, axis=1).swapaxes(2, 3)
+
+
+@dataclass(frozen=True)
+class Found:
+    """False alarms in hours of talk, and misses among calls."""
+
+    alarms: int
+    hours: float
+    misses: int
+    calls: int
+
+    def __add__(self, other: "Found") -> "Found":
+        return Found(
+            self.alarms + other.alarms,
+            self.hours + other.hours,
+            self.misses + other.misses,
+            self.calls + other.calls,
+        )
+
+
+def measure(detector: Detector, sounds: Sounds) -> Found:
+    alarms = sum(len(detections(minute)) for minute in detector.scores(sounds.talk))
+    best = detector.scores(sounds.calls).max(axis=1)
+    return Found(alarms, len(sounds.talk) / 60, int((best < THRESHOLD).sum()), len(best))
+
+
+def detections(scores: np.ndarray) -> list[int]:
+    """Return the frames at which a detection begins."""
+    found: list[int] = []
+    last = -REST
+    for frame in np.flatnonzero(scores >= THRESHOLD):
+        if frame - last >= REST:
+            found.append(int(frame))
+        last = int(frame)
+    return found
+
+
+def corrections(detector: Detector, sounds: Sounds, seed: int) -> Dataset:
+    """Return what a home learns from: its calls, its false alarms and ordinary talk.
+
+    Somebody confirms each call, and repeats it if it was missed: the three windows around the
+    highest score get the label 1. Windows in which the detector answered talk get the label 0, and
+    so do a thousand ordinary ones.
+    """
+    calls, talk = windows_of(sounds.calls), windows_of(sounds.talk)
+    best = np.clip(detector.scores(sounds.calls).argmax(axis=1), 1, calls.shape[1] - 2)
+    heard = np.concatenate([calls[np.arange(len(calls)), best + shift] for shift in (-1, 0, 1)])
+    talk = talk.reshape(-1, *talk.shape[2:])
+    alarms = talk[detector.scores(sounds.talk).ravel() >= THRESHOLD]
+    ordinary = talk[np.random.default_rng(seed).permutation(len(talk))[:ORDINARY]]
+    x = np.concatenate([heard, alarms, ordinary])
+    return Dataset.of(x, np.repeat([1.0, 0.0], [len(heard), len(x) - len(heard)]))
+
+
+def tested(models: Sequence[bytes], homes: Sequence[Sounds]) -> Found:
+    """Return what models find in homes: one model for all, or one for each."""
+    several = models if len(models) == len(homes) else [*models] * len(homes)
+    found = [measure(Detector(model), home) for model, home in zip(several, homes, strict=True)]
+    return sum(found[1:], start=found[0])
