@@ -16,9 +16,9 @@ from typing import NamedTuple
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import StorageError
 from edgeasync.protocol.graph import Base
+from edgeasync.protocol.protobuf import VARINT, field, message, varint, written
 from edgeasync.protocol.wire import Buffer
 from edgeasync.regular_file import open_regular
-from edgeasync.training.protobuf import BYTES, VARINT, field, varint
 from edgeasync.training.tensor_check import EXTERNAL, LENGTH, LOCATION, OFFSET
 
 BASE_BYTES_MIN = 1 << 20
@@ -113,9 +113,9 @@ def _rewritten(model: memoryview, base: Base) -> Iterator[Buffer]:
             if raw is None:
                 parts.append(entry)
             else:
-                parts.append(_message(_GRAPH_INITIALIZER, _referring(tensor, base, offset, len(raw))))
+                parts.append(message(_GRAPH_INITIALIZER, _referring(tensor, base, offset, len(raw))))
                 offset += _aligned(len(raw))
-        yield _message(_MODEL_GRAPH, b"".join(parts))
+        yield message(_MODEL_GRAPH, b"".join(parts))
 
 
 def _referring(tensor: memoryview, base: Base, offset: int, length: int) -> bytes:
@@ -125,36 +125,23 @@ def _referring(tensor: memoryview, base: Base, offset: int, length: int) -> byte
         [
             *[whole for number, whole, _ in _fields(tensor) if number != _RAW_DATA],
             *[
-                _message(_EXTERNAL_DATA, _message(1, key.encode()) + _message(2, value.encode()))
+                message(_EXTERNAL_DATA, message(1, key.encode()) + message(2, value.encode()))
                 for key, value in entries.items()
             ],
-            _number(_DATA_LOCATION << 3 | VARINT),
-            _number(EXTERNAL),
+            written(_DATA_LOCATION << 3 | VARINT),
+            written(EXTERNAL),
         ]
     )
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]:
+def _fields(view: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]:
     """Yield the number, all bytes and the value of every field; numbers have an empty value."""
     at = 0
-    while at < len(message):
+    while at < len(view):
         start = at
-        tag, at = varint(message, at)
-        value, at = field(message, at, tag & 7)
-        yield tag >> 3, message[start:at], message[:0] if isinstance(value, int) else value
-
-
-def _message(number: int, content: bytes) -> bytes:
-    return _number(number << 3 | BYTES) + _number(len(content)) + content
-
-
-def _number(value: int) -> bytes:
-    digits = bytearray()
-    while value > 0x7F:
-        digits.append(value & 0x7F | 0x80)
-        value >>= 7
-    digits.append(value)
-    return bytes(digits)
+        tag, at = varint(view, at)
+        value, at = field(view, at, tag & 7)
+        yield tag >> 3, view[start:at], view[:0] if isinstance(value, int) else value
 
 
 def _aligned(nbytes: int) -> int:

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from edgeasync.errors import GraphError
 from edgeasync.protocol.graph import Base
 from edgeasync.protocol.operators import ALLOWED, ALLOWED_OWN
+from edgeasync.protocol.protobuf import BYTES, EIGHT, FOUR, VARINT, field, varint
 from edgeasync.protocol.wire import Buffer
-from edgeasync.training.protobuf import BYTES, EIGHT, FOUR, VARINT, field, varint
 from edgeasync.training.scan_lengths import check_scans
 from edgeasync.training.tensor_check import EXTERNAL_FIELDS, TensorFields
 

@@ -13,7 +13,7 @@ from collections.abc import MutableMapping
 import msgspec
 
 from edgeasync.errors import GraphError
-from edgeasync.training.protobuf import fields, packed, signed
+from edgeasync.protocol.protobuf import fields, packed, signed
 
 SCAN_STEPS_MAX = 1 << 20
 """Maximum number of times that a body may run per run of the graph, counting nested bodies. More

@@ -8,7 +8,7 @@ import math
 
 from edgeasync.errors import GraphError
 from edgeasync.protocol.graph import Base
-from edgeasync.training.protobuf import fields, packed
+from edgeasync.protocol.protobuf import fields, packed
 
 DIMS_MAX = 32
 

@@ -1,4 +1,4 @@
-"""Parses protobuf's wire format without copying: fields, varints and packed lists."""
+"""Parses and writes protobuf's wire format without copying: fields, varints and packed lists."""
 
 from collections.abc import Iterator
 
@@ -61,3 +61,23 @@ def packed(value: int | memoryview, count_max: int) -> list[int]:
 def signed(number: int) -> int:
     """Convert an unsigned 64-bit integer to the signed integer with the same bits."""
     return number - (1 << 64) if number >> 63 else number
+
+
+def header(number: int, length: int) -> bytes:
+    """Return the bytes that precede `length` bytes of content in a field with this number."""
+    return written(number << 3 | BYTES) + written(length)
+
+
+def message(number: int, content: bytes) -> bytes:
+    """Return a field with this number and content."""
+    return header(number, len(content)) + content
+
+
+def written(value: int) -> bytes:
+    """Return a nonnegative number as a varint."""
+    digits = bytearray()
+    while value > 0x7F:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
