@@ -16,7 +16,7 @@ from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import FLOAT, Array, Shape
 from edgeasync.autodiff.losses import TARGET, add_loss, target_type
 from edgeasync.autodiff.outputs import choose_output
-from edgeasync.autodiff.probing import open_session
+from edgeasync.autodiff.probing import open_in_place
 from edgeasync.autodiff.producers import producer_of
 from edgeasync.autodiff.quantized_weights import dequantize_late, simplify
 from edgeasync.autodiff.selection import Selection, select
@@ -142,6 +142,8 @@ def _build_published(found: published.Published, settings: GraphSettings) -> Tra
         )
     warnings = (*found.warnings, *_warnings(proto, prepared, selection, settings))
     made = _assemble(prepared, settings, selection)
+    prepared.constants.clear()  # the run needs the memory
+    prepared.parameters.clear()
     _check_run(made, prepared, sample)
     return msgspec.structs.replace(made, warnings=warnings, notes=(*notes, *made.notes))
 
@@ -292,11 +294,11 @@ def _check_run(made: TrainingGraph, prepared: ForwardGraph, target: Shape) -> No
         size = [forward.PROBES[0] if dim is None else dim for dim in prepared.shapes[name]]
         feeds[name] = np.zeros(size, prepared.dtypes[name])
     try:
-        session = open_session(made.model)
+        session, constants = open_in_place(made.model)
         kind = next(entry.type for entry in session.get_inputs() if entry.name == TARGET)
         feeds[TARGET] = np.zeros([dim or 0 for dim in target], np.int64 if kind == "tensor(int64)" else FLOAT)
         names = [entry.name for entry in session.get_outputs()]
-        results = session.run(names, feeds)
+        results = session.run(names, feeds | constants)
     except Exception as error:
         raise GraphError(
             f"the training graph does not run: {native_reason(error)}; write that part of the model with other "

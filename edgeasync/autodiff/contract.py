@@ -11,8 +11,9 @@ from collections.abc import Mapping
 import onnx
 from onnx import helper
 
+from edgeasync.autodiff import serialization
 from edgeasync.autodiff.forward import ForwardGraph
-from edgeasync.autodiff.graph import FLOAT, Node, free_inputs, model_of, needed, tensor, value_info
+from edgeasync.autodiff.graph import FLOAT, Node, free_inputs, model_of, needed, value_info
 from edgeasync.autodiff.losses import TARGET
 from edgeasync.autodiff.rules import TrainingGraphBuilder
 from edgeasync.errors import GraphError
@@ -78,10 +79,10 @@ def serialize(
         # The sizes are left open, because onnxruntime rejects a graph if it infers different sizes.
         kind = helper.np_dtype_to_tensor_dtype(graph.dtypes[name])
         outputs.insert(2, helper.make_tensor_value_info(name, kind, [None] * len(graph.shapes[name])))
-    constants = [tensor(name, value) for name, value in graph.constants.items() if name in used]
-    proto = model_of(graph.nodes, inputs, outputs, constants, opset=prepared.opset, rename=rename)
+    proto = model_of(graph.nodes, inputs, outputs, [], opset=prepared.opset, rename=rename)
     helper.set_model_props(proto, metadata)
-    return bytes(proto.SerializeToString())
+    constants = {name: value for name, value in graph.constants.items() if name in used}
+    return serialization.serialize(proto, constants)
 
 
 def _check_names(
@@ -100,15 +101,15 @@ def _check_names(
 def is_training_graph(model: bytes) -> bool:
     """Return whether a serialized model is a training graph built by edgeasync."""
     try:
-        proto = onnx.load_model_from_string(model)
+        metadata = serialization.detach(model).model.metadata_props
     except Exception:  # noqa: BLE001
         return False
-    return any(entry.key == CONTRACT for entry in proto.metadata_props)
+    return any(entry.key == CONTRACT for entry in metadata)
 
 
 def read_output(model: bytes) -> str | None:
     """Return the forward model's tensor that a training graph's loss uses."""
-    entries = onnx.load_model_from_string(model).metadata_props
+    entries = serialization.detach(model).model.metadata_props
     return next((entry.value for entry in entries if entry.key == OUTPUT), None)
 
 
@@ -117,7 +118,7 @@ def check_rows(model: bytes) -> None:
 
     It may be a multiple of the batch size, such as one row per word.
     """
-    proto = onnx.load_model_from_string(model)
+    proto = serialization.detach(model).model
     own = {parameter.name for parameter in read_spec(proto).parameters}
     shapes = {
         entry.name: [dim.dim_value or None for dim in entry.type.tensor_type.shape.dim]

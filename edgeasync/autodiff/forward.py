@@ -394,4 +394,8 @@ def _fold(forward: ForwardGraph, nodes: list[Node], values: Mapping[str, Array])
 
 
 def _same(first: Array, second: Array) -> bool:
-    return first.shape == second.shape and first.tobytes() == second.tobytes()
+    if first.dtype.kind == "O" or first.shape != second.shape:  # texts
+        return np.array_equal(first, second)
+    # Compare bytes, because NaNs differ from themselves, and -0.0 equals 0.0.
+    ones, others = [np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in (first, second)]
+    return np.array_equal(ones, others)

@@ -6,12 +6,10 @@ import onnx
 import onnxruntime
 
 from edgeasync.autodiff.graph import Array, Node, free_inputs, model_of, tensor, value_info
+from edgeasync.autodiff.serialization import detach, is_large
 
 PART_NODES = 16
 """Maximum number of nodes that run together. Their results are in memory at the same time."""
-
-FED_BYTES_MIN = 1 << 20
-"""Minimum size of a constant that is passed to its session as an input, which does not copy it."""
 
 
 def open_session(model: bytes) -> onnxruntime.InferenceSession:
@@ -26,6 +24,19 @@ def open_session(model: bytes) -> onnxruntime.InferenceSession:
     options.enable_cpu_mem_arena = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
+
+
+def open_in_place(model: bytes) -> tuple[onnxruntime.InferenceSession, dict[str, Array]]:
+    """Open a session that does not copy the large constants of a serialized model.
+
+    Return the session, and these constants, which each run needs as further inputs.
+    """
+    light, values = detach(model)
+    kept = [entry for entry in light.graph.initializer if entry.name not in values]
+    del light.graph.initializer[:]
+    light.graph.initializer.extend(kept)
+    light.graph.input.extend([value_info(name, value.dtype, value.shape) for name, value in values.items()])
+    return open_session(light.SerializeToString()), values
 
 
 class PartedModel:
@@ -71,7 +82,7 @@ class _Part:
         self.outputs = [name for node in nodes for name in node.outputs if name]
         self.reads = {name for node in nodes for name in free_inputs(node)}.difference(self.outputs)
         read = {name: value for name, value in constants.items() if name in self.reads}
-        self._fed = {name: value for name, value in read.items() if _is_fed(value)}
+        self._fed = {name: value for name, value in read.items() if is_large(value.dtype, value.shape)}
         self._stored = {name: value for name, value in read.items() if name not in self._fed}
         self._session: onnxruntime.InferenceSession | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -94,12 +105,3 @@ class _Part:
             opset=self._opset,
         )
         return open_session(model.SerializeToString())
-
-
-def _is_fed(value: Array) -> bool:
-    """Return whether to pass a constant as an input.
-
-    Vectors are not, because a BatchNormalization in training mode overwrites statistics. Neither are
-    types that numpy does not have, such as int4.
-    """
-    return value.ndim > 1 and value.nbytes >= FED_BYTES_MIN and value.dtype.isbuiltin == 1

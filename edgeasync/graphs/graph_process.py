@@ -12,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,31 +21,34 @@ import numpy as np
 from edgeasync import errors
 from edgeasync.autodiff.contents import ModelContents
 from edgeasync.config import convert, to_table
-from edgeasync.errors import EdgeAsyncError, GraphError
+from edgeasync.errors import EdgeAsyncError, GraphError, StorageError
 from edgeasync.graphs.graph_model import HubGraph, describe_model, load_graph
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.host.child_process import end_with_parent, last_line, limit_memory, lower_limit, run_module
 from edgeasync.host.host_info import half_of_memory_bytes
 from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol.messages import Frozen
+from edgeasync.regular_file import read_regular
+from edgeasync.temporary import TemporaryFolder
 
 _NO_MEMORY = re.compile(r"bad_alloc|out of memory|not enough memory|allocat\w+ memory", re.IGNORECASE)
 """Pattern of the error messages that libraries raise when memory is exhausted."""
 
 
 class _Request(msgspec.Struct):
-    """The model's settings, and whether to build its training graph or to describe the file."""
+    """The model's settings, and where to build its training graph, or `None` to describe the file."""
 
     model: dict[str, Any]
-    build: bool
+    folder: str | None
+
+
+_GRAPH, _INITIAL, _FORWARD = "graph", "initial", "forward"
+"""Files of a build. They may be as large as the model, so copying them through a pipe would cost memory."""
 
 
 class _Built(msgspec.Struct, tag="built"):
-    graph: bytes
     spec: ParameterSpec
-    initial: memoryview
-    """Not copied: it may be as large as the model."""
-    forward: bytes | None
+    has_forward: bool
     frozen: Frozen | None
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
@@ -63,8 +67,17 @@ def load_graph_apart(model: OnnxModel) -> HubGraph:
 
     Raises the same errors as `load_graph`, and `GraphError` if a limit was exceeded.
     """
+    folder = TemporaryFolder("build-")
     try:
-        ended = _run(model, build=True)
+        return _read(folder.path, _build(model, folder.path))
+    finally:
+        folder.remove()
+
+
+def _build(model: OnnxModel, folder: Path) -> _Built:
+    """Build a training graph in a separate process, which writes its files to `folder`."""
+    try:
+        ended = _run(model, folder)
     except subprocess.TimeoutExpired:
         raise GraphError(_out_of_time(model)) from None
     if ended.returncode:
@@ -73,9 +86,15 @@ def load_graph_apart(model: OnnxModel) -> HubGraph:
     if isinstance(answer, _Refused):
         over = f"; {_out_of_memory(model)}" if answer.out_of_memory else ""
         raise getattr(errors, answer.error)(answer.sentence + over)
-    initial = np.frombuffer(bytearray(answer.initial), np.float32)
-    warnings, notes = [tuple(map(errors.with_flags, said)) for said in (answer.warnings, answer.notes)]
-    return HubGraph(answer.graph, answer.spec, initial, answer.forward, answer.frozen, warnings, notes)
+    return answer
+
+
+def _read(folder: Path, built: _Built) -> HubGraph:
+    graph = read_regular(folder / _GRAPH)
+    initial = np.fromfile(folder / _INITIAL, np.float32)
+    forward = read_regular(folder / _FORWARD) if built.has_forward else None
+    warnings, notes = [tuple(map(errors.with_flags, said)) for said in (built.warnings, built.notes)]
+    return HubGraph(graph, built.spec, initial, forward, built.frozen, warnings, notes)
 
 
 def describe_model_apart(model: OnnxModel) -> ModelContents | None:
@@ -84,14 +103,14 @@ def describe_model_apart(model: OnnxModel) -> ModelContents | None:
     Return `None` if the file cannot be read, or if a limit was exceeded.
     """
     try:
-        ended = _run(model, build=False)
+        ended = _run(model, None)
     except subprocess.TimeoutExpired:
         return None
     return None if ended.returncode else msgspec.msgpack.decode(ended.stdout, type=ModelContents | None)
 
 
-def _run(model: OnnxModel, *, build: bool) -> subprocess.CompletedProcess[bytes]:
-    request = msgspec.json.encode(_Request(to_table(model), build))
+def _run(model: OnnxModel, folder: Path | None) -> subprocess.CompletedProcess[bytes]:
+    request = msgspec.json.encode(_Request(to_table(model), None if folder is None else str(folder)))
     return run_module(__name__, request, model.build_s_max, {"MALLOC_ARENA_MAX": "2"})
 
 
@@ -144,20 +163,35 @@ def main() -> None:
         import onnxruntime  # noqa: F401, PLC0415
     lower_limit(resource.RLIMIT_CPU, int(model.build_s_max * (os.cpu_count() or 1)) + 1)
     limit_memory(memory_bytes_max(model))
-    answer = msgspec.msgpack.encode(_answer(model) if request.build else _describe(model))
+    folder = request.folder
+    answer = msgspec.msgpack.encode(_describe(model) if folder is None else _answer(model, Path(folder)))
     with os.fdopen(answers, "wb") as out:
         out.write(answer)
 
 
-def _answer(model: OnnxModel) -> _Built | _Refused:
+def _answer(model: OnnxModel, folder: Path) -> _Built | _Refused:
     try:
         found = load_graph(model)
+        _write(folder, found)
     except MemoryError:
         return _Refused("GraphError", f"{model.file}: not enough memory to build its training graph", True)
     except EdgeAsyncError as error:
         return _Refused(type(error).__name__, str(error), bool(_NO_MEMORY.search(str(error))))
-    initial = found.initial.data.cast("B")
-    return _Built(found.graph, found.spec, initial, found.forward, found.frozen, found.warnings, found.notes)
+    return _Built(found.spec, found.forward is not None, found.frozen, found.warnings, found.notes)
+
+
+def _write(folder: Path, found: HubGraph) -> None:
+    """Write the files of a build. Raises `StorageError`."""
+    files = {_GRAPH: found.graph, _INITIAL: found.initial.data, _FORWARD: found.forward}
+    try:
+        for name, content in files.items():
+            if content is not None:
+                (folder / name).write_bytes(content)
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: cannot write the training graph: {error.strerror}; free space there, or set TMPDIR to "
+            "another folder"
+        ) from error
 
 
 def _describe(model: OnnxModel) -> ModelContents | None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import StorageError
 from edgeasync.protocol.graph import Base
-from edgeasync.protocol.protobuf import VARINT, field, message, varint, written
+from edgeasync.protocol.protobuf import VARINT, message, raw_fields, written
 from edgeasync.protocol.wire import Buffer
 from edgeasync.regular_file import open_regular
 from edgeasync.training.tensor_check import EXTERNAL, LENGTH, LOCATION, OFFSET
@@ -87,28 +87,28 @@ def _hash(parts: Sequence[Buffer]) -> str:
 
 def _values(model: memoryview) -> Iterator[memoryview]:
     """Yield the values that belong into the base, in the order of the graph."""
-    for number, _, graph in _fields(model):
+    for number, _, graph in raw_fields(model):
         if number == _MODEL_GRAPH:
-            for inner, _, tensor in _fields(graph):
+            for inner, _, tensor in raw_fields(graph):
                 if inner == _GRAPH_INITIALIZER and (raw := _raw(tensor)) is not None:
                     yield raw
 
 
 def _raw(tensor: memoryview) -> memoryview | None:
     """Return the values of a constant, or `None` if the constant stays in the graph."""
-    raw = next((value for number, _, value in _fields(tensor) if number == _RAW_DATA), None)
+    raw = next((value for number, _, value in raw_fields(tensor) if number == _RAW_DATA), None)
     return None if raw is None or len(raw) < VALUE_BYTES_MIN else raw
 
 
 def _rewritten(model: memoryview, base: Base) -> Iterator[Buffer]:
     """Yield the parts of the model whose large constants refer to the base."""
-    for number, whole, graph in _fields(model):
+    for number, whole, graph in raw_fields(model):
         if number != _MODEL_GRAPH:
             yield whole
             continue
         parts: list[Buffer] = []
         offset = 0
-        for inner, entry, tensor in _fields(graph):
+        for inner, entry, tensor in raw_fields(graph):
             raw = _raw(tensor) if inner == _GRAPH_INITIALIZER else None
             if raw is None:
                 parts.append(entry)
@@ -123,7 +123,7 @@ def _referring(tensor: memoryview, base: Base, offset: int, length: int) -> byte
     entries = {LOCATION: base.file_name, OFFSET: str(offset), LENGTH: str(length)}
     return b"".join(
         [
-            *[whole for number, whole, _ in _fields(tensor) if number != _RAW_DATA],
+            *[whole for number, whole, _ in raw_fields(tensor) if number != _RAW_DATA],
             *[
                 message(_EXTERNAL_DATA, message(1, key.encode()) + message(2, value.encode()))
                 for key, value in entries.items()
@@ -132,16 +132,6 @@ def _referring(tensor: memoryview, base: Base, offset: int, length: int) -> byte
             written(EXTERNAL),
         ]
     )
-
-
-def _fields(view: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]:
-    """Yield the number, all bytes and the value of every field; numbers have an empty value."""
-    at = 0
-    while at < len(view):
-        start = at
-        tag, at = varint(view, at)
-        value, at = field(view, at, tag & 7)
-        yield tag >> 3, view[start:at], view[:0] if isinstance(value, int) else value
 
 
 def _aligned(nbytes: int) -> int:

@@ -17,6 +17,16 @@ def fields(view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         yield tag >> 3, value
 
 
+def raw_fields(view: memoryview) -> Iterator[tuple[int, memoryview, memoryview]]:
+    """Yield the number, all bytes and the content of every field; integers have an empty content."""
+    at = 0
+    while at < len(view):
+        start = at
+        tag, at = varint(view, at)
+        value, at = field(view, at, tag & 7)
+        yield tag >> 3, view[start:at], view[:0] if isinstance(value, int) else value
+
+
 def field(view: memoryview, at: int, wire_type: int) -> tuple[int | memoryview, int]:
     """Return the value of a field, and its end position, which may be beyond the end of `view`."""
     if wire_type == VARINT:

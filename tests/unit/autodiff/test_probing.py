@@ -6,11 +6,12 @@ import numpy as np
 import onnx
 
 from edgeasync.autodiff.graph import Array, Node, model_of, tensor, value_info
-from edgeasync.autodiff.probing import FED_BYTES_MIN, PART_NODES, PartedModel, open_session
+from edgeasync.autodiff.probing import PART_NODES, PartedModel, open_in_place, open_session
 from edgeasync.autodiff.reading import OPSET_MIN
+from edgeasync.autodiff.serialization import LARGE_BYTES_MIN, serialize
 
 LAYERS = 4 * PART_NODES
-WIDTH = int((FED_BYTES_MIN / 4) ** 0.5)
+WIDTH = int((LARGE_BYTES_MIN / 4) ** 0.5)
 
 
 def _layers() -> list[Node]:
@@ -53,3 +54,19 @@ def test_only_the_tensors_of_one_part_and_those_read_later_are_in_memory() -> No
         most = max(most, sum(entry() is not None for entry in seen))
     assert len(seen) == LAYERS + 2
     assert most <= PART_NODES + 2
+
+
+def test_a_session_reads_large_constants_in_place() -> None:
+    generator = np.random.default_rng(0)
+    constants: dict[str, Array] = {
+        "w": generator.standard_normal((WIDTH, WIDTH), np.float32),
+        "b": generator.standard_normal(WIDTH, np.float32),
+    }
+    x = generator.standard_normal((3, WIDTH), np.float32)
+    nodes = [Node("MatMul", ["x", "w"], ["h"]), Node("Add", ["h", "b"], ["y"])]
+    inputs, outputs = [value_info("x", x.dtype, x.shape)], [onnx.ValueInfoProto(name="y")]
+    model = serialize(model_of(nodes, inputs, outputs, [], opset=OPSET_MIN), constants)
+    session, values = open_in_place(model)
+    assert values.keys() == {"w"}
+    (y,) = session.run(["y"], {"x": x, **values})
+    np.testing.assert_allclose(y, x @ constants["w"] + constants["b"], rtol=1e-4, atol=1e-3)
