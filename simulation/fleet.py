@@ -1,5 +1,6 @@
 """Devices in virtual time: their shell in the simulator."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -16,8 +17,11 @@ from edgeasync.core.device.throttle import Throttle, ThrottleReadings, ThrottleS
 from edgeasync.core.engine.device_engine import DeviceEngine
 from edgeasync.core.engine.sender import ANYBODY
 from edgeasync.core.hub.events import Peer
+from edgeasync.errors import StorageError
 from edgeasync.parameters import layout_of
+from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import STAGES
+from edgeasync.protocol.graph import Base, fingerprint_of
 from edgeasync.protocol.messages import DeviceProfile, Hello, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.training.trainer import ResumableTrainer, Trainer
@@ -27,11 +31,40 @@ from simulation.link import LinkDirection, LinkProfile
 from simulation.training import SimulatedTraining, SimulatedWorkload
 
 
+class StoredBases:
+    """A device's disk as a cache of bases, which outlives a power cut: `received` counts what it was given."""
+
+    def __init__(self) -> None:
+        self.stored: dict[Base, bytearray] = {}
+        self.received: Counter[Base] = Counter()
+
+    def find(self, base: Base) -> int | None:
+        """Return how much of it is there."""
+        return len(self.stored.get(base, b""))
+
+    def append(self, base: Base, offset: int, part: Buffer) -> None:
+        """Store what follows."""
+        content = self.stored.setdefault(base, bytearray())
+        if offset != len(content):
+            raise StorageError(f"byte {offset} follows byte {len(content)}")
+        content += part
+        self.received[base] += len(part)
+
+    def finish(self, base: Base, checksum: int) -> bool:
+        """Compare the fingerprint; forget what is not the base."""
+        if fingerprint_of(self.stored[base]) == base.fingerprint:
+            return True
+        if wire.checksum(self.stored.pop(base)) != checksum:
+            raise StorageError("damaged on its way")
+        return False
+
+
 class DeviceStore:
     """A device's disk: training graphs, the count of the day's bytes, and as a `DeviceSpool` update and model."""
 
     def __init__(self, training: SimulatedTraining, warn: Callable[[str], None]) -> None:
         self.graphs: dict[str, bytes] = {}
+        self.bases = StoredBases()
         self.quota: QuotaRecord | None = None
         self.spool: Spool | None = None
         self.held: HeldModel | None = None
@@ -287,6 +320,11 @@ class SimulatedDevice:
     def keep_graph(self, fingerprint: str, graph: bytes) -> None:
         """Keep a graph; it is not run: the trainer was given."""
         self.store.graphs[fingerprint] = graph
+
+    @property
+    def bases(self) -> "StoredBases":
+        """Those of the device's disk."""
+        return self.store.bases
 
     def prepare(self, welcome: Welcome) -> None:
         """Let the trainer resume from what was kept; it was given, so there is nothing to check."""

@@ -26,12 +26,27 @@ class Base(NamedTuple):
         return f"{self.fingerprint}.base"
 
 
+class ShippedBase:
+    """A base and its content. All transfers of the base share this immutable object.
+
+    `content` is a mapped file, so no transfer uses memory for it.
+    """
+
+    __slots__ = ("checksum", "content", "file")
+
+    def __init__(self, file: Base, content: wire.Buffer) -> None:
+        self.file = file
+        self.content = content
+        self.checksum = wire.checksum(content)
+
+
 class ShippedGraph:
     """A serialized ONNX training graph. All transfers of the graph share this immutable object."""
 
-    __slots__ = ("checksum", "fingerprint", "payload")
+    __slots__ = ("base", "checksum", "fingerprint", "payload")
 
-    def __init__(self, payload: bytes) -> None:
+    def __init__(self, payload: wire.Buffer, base: ShippedBase | None = None) -> None:
         self.payload = payload
+        self.base = base
         self.fingerprint = fingerprint_of(payload)
         self.checksum = wire.checksum(payload)

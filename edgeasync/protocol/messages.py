@@ -172,14 +172,15 @@ class Hello(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """Hub to device: you are a member; these are the model's layout and the session's settings.
 
-    `graph` is the SHA-256 of the ONNX training graph, if the hub has one. The device requests the
-    graph with `FetchGraph`. `update` defines whether a push contains a difference or the device's
-    whole model. `error_feedback` and `residual_decay` define how the device accumulates the values
-    that a codec drops. `overlap_steps_max` is the maximum number of local steps that the device
-    takes while it waits for an assignment. The device starts to use an assignment `delay_steps`
-    steps after the push that the assignment answers. `checksum_last` is the checksum of push
-    `seq_last`. With it, the device can verify that it sent that push. The checksum is 0 if the hub
-    has no record of the push.
+    `graph` is the SHA-256 of the ONNX training graph, if the hub has one, and `base` that of the
+    file with the graph's frozen values, if there is one. The device requests both with
+    `FetchGraph`. `update` defines whether a push contains a difference or the device's whole model.
+    `error_feedback` and `residual_decay` define how the device accumulates the values that a codec
+    drops. `overlap_steps_max` is the maximum number of local steps that the device takes while it
+    waits for an assignment. The device starts to use an assignment `delay_steps` steps after the
+    push that the assignment answers. `checksum_last` is the checksum of push `seq_last`. With it,
+    the device can verify that it sent that push. The checksum is 0 if the hub has no record of the
+    push.
     """
 
     kind = 2
@@ -199,6 +200,8 @@ class Welcome(Message, frozen=True):
     overlap_steps_max: Annotated[int, Meta(ge=0, le=2**31)] = 0
     checksum_last: Unsigned64 = 0
     delay_steps: Annotated[int, Meta(ge=0, le=2**31)] = 0
+    base: GraphFingerprint | None = None
+    base_bytes: Count = 0
 
 
 class Fetch(Message, frozen=True):
@@ -403,17 +406,19 @@ class Status(Message, frozen=True):
 
 
 class FetchGraph(Message, frozen=True):
-    """Device to hub: send me the graph named in your welcome, because I do not have it."""
+    """Device to hub: send me the graph named in your welcome or, if `base` is set, its base."""
 
     kind = 15
     session: Identity
+    base: bool = False
 
 
 class GraphHeader(Message, frozen=True):
-    """Hub to device: the training graph.
+    """Hub to device: the training graph or its base.
 
-    The payload is a serialized ONNX model, which the device must validate before it uses it. If
-    `transfer` is above 0, the payload is sent in pieces once the device grants credit.
+    The payload is a serialized ONNX model, which the device must validate before it uses it, or the
+    file of its frozen values. If `transfer` is above 0, the payload is sent in pieces once the
+    device grants credit. The first credit may be at any byte, where an earlier transfer has ended.
     """
 
     kind = 16

@@ -297,6 +297,7 @@ class IncomingTransfer(Transfer):
         super().__init__(number)
         self.buffer = buffer
         self.checksum = checksum
+        self.payload_bytes = len(buffer)
         self._received = 0
         self._digest = xxhash.xxh3_64()
 
@@ -305,7 +306,7 @@ class IncomingTransfer(Transfer):
 
         Return whether the transfer was resumed.
         """
-        if (self.checksum, len(self.buffer)) != (checksum, payload_bytes):
+        if (self.checksum, self.payload_bytes) != (checksum, payload_bytes):
             self.drop()
             return False
         self.move("moving")
@@ -332,17 +333,46 @@ class IncomingTransfer(Transfer):
 
     def _accept(self, piece: Piece, part: wire.Buffer) -> None:
         end = piece.offset + len(part)
-        if piece.transfer != self.number or piece.offset != self._received or end > len(self.buffer):
+        if piece.transfer != self.number or piece.offset != self._received or end > self.payload_bytes:
             raise ProtocolError(f"piece at byte {piece.offset}, expected byte {self._received}")
-        if len(part) < PIECE_BYTES_MIN and (end != len(self.buffer) or len(part) == 0):
+        if len(part) < PIECE_BYTES_MIN and (end != self.payload_bytes or len(part) == 0):
             raise ProtocolError(f"piece of {len(part)} bytes is too small")
         if wire.checksum(part) != piece.checksum:
             raise ProtocolError(f"piece at byte {piece.offset} is corrupt")
-        self.buffer[piece.offset : end] = part
+        self._store(piece.offset, part)
         self._received = end
-        self._digest.update(part)
         self.move("moving")
-        if end == len(self.buffer):
-            if self._digest.intdigest() != self.checksum:
-                raise ProtocolError("the payload's checksum differs from the announced one")
+        if end == self.payload_bytes:
+            self._verify()
             self.move("complete")
+
+    def _store(self, offset: int, part: wire.Buffer) -> None:
+        self.buffer[offset : offset + len(part)] = part
+        self._digest.update(part)
+
+    def _verify(self) -> None:
+        if self._digest.intdigest() != self.checksum:
+            raise ProtocolError("the payload's checksum differs from the announced one")
+
+
+class IncomingStream(IncomingTransfer):
+    """The receiving side of a transfer whose pieces its owner stores, and verifies as a whole.
+
+    It begins at the byte `received_bytes`. The owner, not this object, resumes after a cut.
+    """
+
+    def __init__(self, number: int, payload_bytes: int, checksum: int, received_bytes: int) -> None:
+        super().__init__(number, memoryview(b""), checksum)
+        self.payload_bytes = payload_bytes
+        self._received = received_bytes
+
+    def suspend(self) -> bool:
+        """Drop the transfer; return `False`."""
+        self.drop()
+        return False
+
+    def _store(self, offset: int, part: wire.Buffer) -> None:
+        pass
+
+    def _verify(self) -> None:
+        pass

@@ -30,6 +30,7 @@ from edgeasync.net.hub_connection import HubConnection, frame_bytes_max
 from edgeasync.net.network import ZmqNetwork
 from edgeasync.parameters import Vector, layout_of
 from edgeasync.protocol.codecs import known_stages
+from edgeasync.protocol.graph import Base
 from edgeasync.protocol.messages import Hello, Welcome
 from edgeasync.protocol.wire import Buffer
 from edgeasync.runtime.agent_settings import AgentSettings
@@ -102,6 +103,7 @@ class AgentRuntime:
         self._ending = Completion("Agent")
         self._watch = None if sense is None else SensorWatch(sense)
         self._graphs = device.graph_cache()
+        self.bases = device.base_cache(section, self._limits, self._warn_from_thread)
         self.network = self._make_connection(device, network)
         self._access = DeviceAccess(
             device.credentials, self.network, device.identity.device_id, self._on_report, self._fail_and_leave
@@ -196,6 +198,7 @@ class AgentRuntime:
                     waiting.cancel()
             try:
                 if await self.training.close(CLOSE_S):
+                    self.bases.close()
                     await asyncio.to_thread(self.engine.keep_model)
             finally:
                 self.disconnect(goodbye=True)
@@ -362,7 +365,8 @@ class AgentRuntime:
         """Validate the hub's graph, and create the trainer. Runs in the training thread."""
         if welcome.graph is not None:
             assert self.graph is not None
-            check_graph(self.graph, bytes_max=self._limits.graph_bytes_max)
+            base = None if welcome.base is None else Base(welcome.base, welcome.base_bytes)
+            check_graph(self.graph, bytes_max=self._limits.graph_bytes_max, base=base)
         trainer = self.training.prepare(welcome)
         if self._spool is not None:
             self._spool.restore(trainer)

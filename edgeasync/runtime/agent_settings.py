@@ -7,7 +7,7 @@ import the hub's modules.
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
-from edgeasync.config import Section, convert
+from edgeasync.config import FilePath, Section, convert
 from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.device.throttle import ThrottleSection
 from edgeasync.plugins import check_name
@@ -35,6 +35,7 @@ class AgentSection(DeviceSection, frozen=True):
     GROUPS: ClassVar[Mapping[str, str]] = {
         **DeviceSection.GROUPS,
         "trainer": "Training",
+        "base_cache": "Training",
         "spool": "Identity",
         "local": "Training",
         "hub_key": "Connection",
@@ -50,6 +51,10 @@ class AgentSection(DeviceSection, frozen=True):
     """Maximum number of examples that the model processes at once, or `auto`. It overrides the
     hub's value. It does not change the result of a step: [Large batches on small
     devices](/train/optimizer.md#large-batches-on-small-devices).
+    """
+    base_cache: FilePath = FilePath("~/.cache/edgeasync/bases")
+    """Folder of the frozen values that this device has downloaded from hubs. All agents of a user
+    may share it: [The base of a model](/devices/network.md#the-base-of-a-model).
     """
     spool: Literal["identity", "full"] = "identity"
     """What survives a power cut. `identity` stores only the device's identity. `full` also stores

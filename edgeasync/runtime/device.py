@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from edgeasync.config import expanded
+from edgeasync.core.device.limits import DeviceLimits
 from edgeasync.core.engine.sender import Sender
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.allow_list import read_key
@@ -16,6 +17,7 @@ from edgeasync.durable.identity import DeviceIdentity, default_device_id
 from edgeasync.durable.keys import Token
 from edgeasync.durable.quota_file import QuotaFile
 from edgeasync.errors import ConfigError
+from edgeasync.graphs.base_cache import BaseCache, Warn
 from edgeasync.graphs.graph_cache import GraphCache
 from edgeasync.graphs.user_code import make_trainer
 from edgeasync.net.credentials import Credentials, find_credentials
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 class OpenDevice(NamedTuple):
     """A device that was opened for one start: its identity, its credentials and its state folder.
 
-    Without a state folder, it stores nothing on disk.
+    Without a state folder, it stores only bases on disk.
     """
 
     identity: DeviceIdentity
@@ -43,6 +45,10 @@ class OpenDevice(NamedTuple):
     def graph_cache(self) -> GraphCache | None:
         """Return the cache of training graphs, or `None` without a state folder."""
         return None if self.state is None else GraphCache(self.state / "graphs")
+
+    def base_cache(self, section: AgentSection, limits: DeviceLimits, warn: Warn) -> BaseCache:
+        """Return the cache of bases, which this device shares with other agents of the user."""
+        return BaseCache(Path(section.base_cache), int(limits.base_cache_bytes_max), warn)
 
     def quota_file(self) -> QuotaFile | None:
         """Return the file that stores today's byte count, or `None` without a state folder."""
@@ -67,7 +73,7 @@ class OpenDevice(NamedTuple):
 class Device(NamedTuple):
     """A device's id, its state folder, and its keys if it has any.
 
-    Without a state folder, it stores nothing on disk.
+    Without a state folder, it stores only bases on disk.
     """
 
     device_id: str
@@ -131,7 +137,10 @@ def planned_trainer(
     if section.trainer is not None:
         return make_trainer(section.trainer, welcome, dataset)
     assert dataset is not None  # only the device's own trainer may work without data
-    received = None if graph is None else ReceivedGraph(graph, welcome.spec, section.cores_used, section.provider)
+    received = None
+    if graph is not None:
+        base_folder = None if welcome.base is None else expanded(section.base_cache)
+        received = ReceivedGraph(graph, welcome.spec, section.cores_used, section.provider, base_folder)
     plan = read_plan(welcome.settings) if welcome.settings else TrainingPlan(model=CodeModel())
     local = own(plan.local)
     if section.micro_batch_size is not None:

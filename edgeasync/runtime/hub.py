@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -29,10 +29,10 @@ from edgeasync.durable.history_writer import HistoryLog
 from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import HubRun
-from edgeasync.durable.run_folder import RECORD_FILE
 from edgeasync.errors import EdgeAsyncError, PluginError, StorageError
-from edgeasync.graphs.graph_model import keep_file, keep_files
+from edgeasync.graphs.graph_model import keep_files
 from edgeasync.graphs.model_file import load_model
+from edgeasync.graphs.shipped_graph import ship_graph
 from edgeasync.host.completion import Completion
 from edgeasync.host.worker import Worker
 from edgeasync.net.hub_listener import HubListener, ListenerSettings
@@ -255,23 +255,24 @@ class HubRuntime:
             created_s=time.time(),
             on_entry=on_entry,
         )
-        if self._model.graph is not None:
+        if self._graph is not None:
             names = {parameter.name for parameter in self.spec.parameters}
-            keep_files(self.model_file.parent, self._model.graph, self._model.forward, names)
-        if self._record is not None:
-            keep_file(self.model_file.parent / RECORD_FILE, self._record)
-        if not self.model_file.exists():
-            self._files.save_model(self._run.model.current, self._run.core.lineage)
-        self._files.put_best_aside()
+            keep_files(self.model_file.parent, bytes(self._graph.payload), self._model.forward, names)
+            self._model = msgspec.structs.replace(self._model, graph=None, forward=None)  # frees their memory
+        self._files.begin(self._record)
 
     def _begin(self) -> tuple[Vector, int]:
         """Return the initial model of a run without checkpoints."""
         return load_model(self.model_file, self.spec) if self.model_file.exists() else (self._model.initial(), 0)
 
     def _make_core(self, rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
-        graph = None if self._model.graph is None else ShippedGraph(self._model.graph)
         training = self._model.training(self._settings.local)
-        return rules.make_core(version, now_s, sessions, training=training, graph=graph)
+        return rules.make_core(version, now_s, sessions, training=training, graph=self._graph)
+
+    @cached_property
+    def _graph(self) -> ShippedGraph | None:
+        """The training graph that devices fetch. Its base is in the run's folder, which must be locked."""
+        return None if self._model.graph is None else ship_graph(self._model.graph, self.model_file.parent)
 
     def _make_engine(self) -> HubEngine:
         run = self._run

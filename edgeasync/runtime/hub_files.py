@@ -11,8 +11,9 @@ from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.recovery.state import HubState
 from edgeasync.durable.files import FolderLock
 from edgeasync.durable.run import HubRun
-from edgeasync.durable.run_folder import BEST_FILE, MODEL_FILE
+from edgeasync.durable.run_folder import BEST_FILE, MODEL_FILE, RECORD_FILE
 from edgeasync.errors import StorageError
+from edgeasync.graphs.graph_model import keep_file
 from edgeasync.graphs.model_file import read_header, save_model
 from edgeasync.parameters import ParameterSpec
 from edgeasync.protocol.messages import ModelVersion
@@ -60,12 +61,20 @@ class HubFiles:
         """The path of the best version so far."""
         return self.folder.path / BEST_FILE
 
+    def begin(self, record: bytes | None) -> None:
+        """Write the files that a recovered or new run lacks; raises `StorageError` or `OSError`."""
+        if record is not None:
+            keep_file(self.folder.path / RECORD_FILE, record)
+        if not self.model.exists():
+            self.save_model(self._run.model.current, self._run.core.lineage)
+        self._put_best_aside()
+
     def save_model(self, snapshot: Snapshot, lineage: str) -> None:
         """Write the model file. Raises `StorageError`, or `OSError` if the folder was moved."""
         self.folder.check()
         save_model(self.model, self._spec, snapshot.vector, lineage=lineage, version=snapshot.number)
 
-    def put_best_aside(self) -> None:
+    def _put_best_aside(self) -> None:
         """Rename the best version's file if the recovered run does not contain that version."""
         try:
             kept = read_header(self.best)

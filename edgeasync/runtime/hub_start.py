@@ -68,12 +68,13 @@ def _hosted(settings: HubSettings, graph: HubGraph | None) -> HostedModel:
         settings.local.check_model(model.spec, "cross_entropy")
         return HostedModel(spec=model.spec, initial=lambda: model.initial(settings.hub.seed), shipped=model)
     assert graph is not None
+    initial = graph.initial  # so that the hub can free the graph once its base is in a file
     for remark in graph.remarks:
         _log.warning("%s: %s", model.file, remark)
     settings.local.check_model(graph.spec, None if graph.forward is None else kind_of(model.loss))
     return HostedModel(
         spec=graph.spec,
-        initial=lambda: graph.initial,
+        initial=lambda: initial,
         shipped=ShippedModel(local=model.local),
         graph=graph.graph,
         forward=graph.forward,

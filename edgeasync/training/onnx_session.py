@@ -1,6 +1,10 @@
 """Opens onnxruntime sessions on small devices, and explains onnxruntime's errors."""
 
+import contextlib
 import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import onnxruntime
@@ -30,8 +34,13 @@ save a third of their time, stay enabled.
 _log = logging.getLogger(__name__)
 
 
-def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.InferenceSession:
+def open_session(
+    graph: bytes, threads: int, provider: Provider, *, base_folder: Path | None = None
+) -> onnxruntime.InferenceSession:
     """Return a session that uses `threads` cores and no CPU time between steps.
+
+    If the graph has a base, `base_folder` must contain it. onnxruntime maps the base, and reads it
+    only from the folder of the graph's file. So the graph is written there while it is loaded.
 
     If the provider is missing or fails to start, log a warning and use the CPU instead. So boards
     with and without a GPU can share a settings file.
@@ -50,7 +59,8 @@ def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     chosen = _providers(provider, onnxruntime.get_available_providers())
     try:
-        session = onnxruntime.InferenceSession(graph, options, chosen, disabled_optimizers=LATE)
+        with contextlib.nullcontext(graph) if base_folder is None else _written(graph, base_folder) as model:
+            session = onnxruntime.InferenceSession(model, options, chosen, disabled_optimizers=LATE)
     except Exception as error:
         raise GraphError(
             f"onnxruntime cannot load the graph: {native_reason(error)}; install a newer onnxruntime"
@@ -60,6 +70,15 @@ def open_session(graph: bytes, threads: int, provider: Provider) -> onnxruntime.
         _log.warning("provider %s failed to start, using the CPU; install its driver and libraries", chosen[0])
     _log.info("provider: %s", ", ".join(taken))
     return session
+
+
+@contextlib.contextmanager
+def _written(graph: bytes, folder: Path) -> Iterator[Path]:
+    """Write a graph to a file in `folder`, which is deleted afterwards."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="graph-", suffix=".onnx") as file:
+        file.write(graph)
+        file.flush()
+        yield Path(file.name)
 
 
 def providers_that_start(provider: Provider, threads: int) -> list[str]:

@@ -8,6 +8,7 @@ only running statistics.
 import math
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -53,7 +54,8 @@ class OnnxTrainer(GradientTrainer):
 
     `graph` is a training graph built by `edgeasync model build`. `local` contains the training
     settings that a settings file has in `[local]`. If the graph has a fixed batch size, it
-    overrides `local.batch_size`. `threads` is the number of cores that a step may use.
+    overrides `local.batch_size`. `threads` is the number of cores that a step may use. If the graph
+    has a base, `base_folder` is the folder that contains it.
 
     Raises `GraphError` if the graph cannot be loaded or violates the contract, `ModelMismatchError`
     if it does not train the arrays of `spec`, `DataError` if the data does not match the graph, and
@@ -85,10 +87,13 @@ class OnnxTrainer(GradientTrainer):
         threads: int = 1,
         provider: Provider = "auto",
         machine: Machine | None = None,
+        base_folder: Path | None = None,
     ) -> None:
         self._dataset = dataset
         self._machine = machine or Machine()
-        self._graph = gradient = GraphGradient(graph, spec, threads=threads, provider=provider)
+        self._graph = gradient = GraphGradient(
+            graph, spec, threads=threads, provider=provider, base_folder=base_folder
+        )
         gradient.check_data(dataset)
         if not gradient.own_target:
             warn_of_one_class(dataset.y)
@@ -195,10 +200,16 @@ class GraphGradient:
     """
 
     def __init__(
-        self, graph: bytes, spec: ParameterSpec, *, threads: int = 1, provider: Provider = "auto"
+        self,
+        graph: bytes,
+        spec: ParameterSpec,
+        *,
+        threads: int = 1,
+        provider: Provider = "auto",
+        base_folder: Path | None = None,
     ) -> None:
         self._spec = spec
-        self._session = open_session(graph, threads, provider)
+        self._session = open_session(graph, threads, provider, base_folder=base_folder)
         self._metadata = self._session.get_modelmeta().custom_metadata_map
         inputs = {entry.name: entry for entry in self._session.get_inputs()}
         outputs = {entry.name: entry for entry in self._session.get_outputs()}

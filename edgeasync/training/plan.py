@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -109,12 +110,16 @@ class CodeModel(Section, frozen=True, tag_field="kind", tag="custom"):
 
 
 class ReceivedGraph(msgspec.Struct, frozen=True):
-    """A screened training graph on a device, and the device's settings for running the graph."""
+    """A screened training graph on a device, and the device's settings for running the graph.
+
+    If the graph has a base, `base_folder` contains it.
+    """
 
     graph: bytes
     spec: ParameterSpec
     threads: int = 1
     provider: "Provider" = "auto"
+    base_folder: Path | None = None
 
 
 class TrainingPlan(Section, frozen=True):
@@ -155,6 +160,7 @@ class TrainingPlan(Section, frozen=True):
                 seed=seed,
                 threads=received.threads,
                 provider=received.provider,
+                base_folder=received.base_folder,
             )
         if isinstance(self.model, CodeModel):
             raise ConfigError(

@@ -42,6 +42,8 @@ def check_welcome(welcome: Welcome) -> None:
     """Raise `ProtocolError` for a `Welcome` that a correct hub never sends."""
     if welcome.seq_last > SEQ_MAX:
         raise ProtocolError(f"Welcome: seq_last is {welcome.seq_last}, which must be at most {SEQ_MAX}")
+    if welcome.base is not None and welcome.graph is None:
+        raise ProtocolError("Welcome: names a base, but no graph that uses it")
     waiting: list[tuple[object, int]] = [(welcome.settings, 1)]
     items = 0
     while waiting:

@@ -6,6 +6,7 @@ import msgspec
 
 from edgeasync.core.device.throttle import Pace
 from edgeasync.errors import EdgeAsyncError
+from edgeasync.protocol.graph import Base
 from edgeasync.protocol.messages import Assignment, GraphHeader, Message, Outcome, Push, Welcome
 
 
@@ -43,13 +44,21 @@ class FindGraph(msgspec.Struct, frozen=True, gc=False):
     fingerprint: str
 
 
-class TakeGraph(msgspec.Struct, frozen=True, gc=False):
-    """Receive the payload of this graph.
+class FindBase(msgspec.Struct, frozen=True, gc=False):
+    """Look up a stored base, then report `GraphHeld`, `GraphMissing` or `GraphLocked`."""
 
-    Then report `GraphHeld`, `GraphBroken` or `GraphForged`.
+    base: Base
+
+
+class TakeGraph(msgspec.Struct, frozen=True, gc=False):
+    """Receive the payload of this graph or, if `base` is set, of this base.
+
+    Report `GraphArrived` when it is complete. Then report `GraphHeld`, `GraphBroken` or
+    `GraphForged`.
     """
 
     graph: GraphHeader
+    base: bool = False
 
 
 class InstallModel(msgspec.Struct, frozen=True, gc=False):
@@ -136,9 +145,8 @@ class EndAgent(msgspec.Struct, frozen=True):
     error: EdgeAsyncError | None = None
 
 
-WorkEffect = (
-    FindGraph | TakeGraph | PrepareTraining | InstallModel | UseModel | ScaleLearningRate | Train | ResolvePush
-)
+GraphEffect = FindGraph | FindBase | TakeGraph
+WorkEffect = GraphEffect | PrepareTraining | InstallModel | UseModel | ScaleLearningRate | Train | ResolvePush
 DeviceEffect = (
     Connect | CloseConnection | SendToHub | SendPush | SetPace | PutAside | DeviceReport | EndAgent | WorkEffect
 )

@@ -42,23 +42,33 @@ class InstallFailed(msgspec.Struct, frozen=True, gc=False):
 
 
 class GraphHeld(msgspec.Struct, frozen=True, gc=False):
-    """The device has the hub's graph; it was `fetched` now, or stored before a restart."""
+    """The device has the hub's graph or base; it was `fetched` now, or stored before."""
 
     fetched: bool
 
 
 class GraphMissing(msgspec.Struct, frozen=True, gc=False):
-    """The device does not have the hub's graph."""
+    """The device has only the first `stored_bytes` of the hub's graph or base."""
+
+    stored_bytes: int = 0
+
+
+class GraphLocked(msgspec.Struct, frozen=True, gc=False):
+    """Another process of this device is downloading the base."""
+
+
+class GraphArrived(msgspec.Struct, frozen=True, gc=False):
+    """All bytes of the graph or base have arrived. The device still has to verify them."""
 
 
 class GraphBroken(msgspec.Struct, frozen=True, gc=False):
-    """The hub's graph arrived damaged."""
+    """The hub's graph or base arrived damaged, or could not be stored."""
 
     reason: str
 
 
 class GraphForged(msgspec.Struct, frozen=True, gc=False):
-    """A complete graph arrived whose fingerprint differs from the announced one."""
+    """A complete graph or base arrived whose fingerprint differs from the announced one."""
 
 
 class Kept(msgspec.Struct, frozen=True, gc=False):
@@ -172,7 +182,7 @@ class DeviceStopRequested(msgspec.Struct, frozen=True):
     """A user requested to end the agent."""
 
 
-GraphEvent = GraphHeld | GraphMissing | GraphBroken | GraphForged
+GraphEvent = GraphHeld | GraphMissing | GraphLocked | GraphArrived | GraphBroken | GraphForged
 WorkEvent = ModelArrived | ModelInstalled | InstallFailed | GraphEvent | Kept | Trained | OverlapTrained
 
 

@@ -68,7 +68,7 @@ def refuse_welcome(welcome: Welcome, before: Welcome | None, limits: DeviceLimit
     `before` is the welcome of an earlier hub. If the model has changed or the graph is too large,
     waiting would not help, so the device ends.
     """
-    if before is not None and (before.spec, before.graph) != (welcome.spec, welcome.graph):
+    if before is not None and _model_of(before) != _model_of(welcome):
         return _refuse_model("the hub now trains another model than before; restart the agent")
     parameters_max = limits.parameters_max or PARAMETERS_MAX
     if welcome.spec.length > parameters_max:
@@ -81,7 +81,16 @@ def refuse_welcome(welcome: Welcome, before: Welcome | None, limits: DeviceLimit
             f"the hub's graph has {welcome.graph_bytes} bytes, but this device accepts {limits.graph_bytes_max}; "
             "raise [limits] graph_bytes_max if you trust the hub"
         )
+    if welcome.base is not None and not 0 < welcome.base_bytes <= limits.base_cache_bytes_max:
+        return refuse_graph(
+            f"the hub's base has {welcome.base_bytes} bytes, but this device's cache accepts "
+            f"{limits.base_cache_bytes_max}; raise [limits] base_cache_bytes_max if the disk is large enough"
+        )
     return None
+
+
+def _model_of(welcome: Welcome) -> tuple[object, ...]:
+    return welcome.spec, welcome.graph, welcome.base, welcome.base_bytes
 
 
 def refuse_graph(sentence: str) -> EndAgent:

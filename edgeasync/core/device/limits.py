@@ -31,6 +31,11 @@ class DeviceLimits(Section, frozen=True):
     """Size of the largest training graph that this device accepts. If the hub's graph is larger,
     the agent ends with exit code 10.
     """
+    base_cache_bytes_max: ByteCount = ByteCount(2 << 30)
+    """Maximum size of the cache for [bases](/devices/network.md#the-base-of-a-model), which all agents of this
+    user share. If a new base does not fit, the agent deletes the least recently used ones that no
+    agent uses. If the hub's base alone is larger, the agent ends with exit code 10.
+    """
     parameters_max: Annotated[int, Meta(ge=1, le=PARAMETERS_MAX)] | None = None
     """Maximum number of values in a model that this device accepts. If the hub's model is larger,
     the agent ends with exit code 5. By default, as many as fit into this machine's memory at 16

@@ -16,6 +16,7 @@ from edgeasync.core.device import effects, events
 from edgeasync.core.device.answer_reports import AnswerReports, is_preempted
 from edgeasync.core.device.data_quota import DataQuota, ExchangeCost
 from edgeasync.core.device.effects import DeviceEffect
+from edgeasync.core.device.graph_fetch import LOCKED_S, GraphFetch
 from edgeasync.core.device.handshake import refuse_graph
 from edgeasync.core.device.hub_rotation import Repetition
 from edgeasync.core.device.limits import DeviceLimits
@@ -26,7 +27,6 @@ from edgeasync.protocol.messages import (
     Ack,
     Assignment,
     Fetch,
-    FetchGraph,
     GraphHeader,
     Push,
     Rejected,
@@ -85,7 +85,7 @@ class WorkCycle:
         self._learning_rate_factor = 1.0
         self._prepared_for: dict[str, object] | None = None
         """The hub's settings for which the shell has prepared training."""
-        self._has_graph = False
+        self._graphs = GraphFetch(data_quota)
         self._installing: Assignment | None = None
         self._arrived = False
         """Whether the payload of `_installing` has arrived, and waits until the steps of the delay
@@ -106,8 +106,7 @@ class WorkCycle:
     def check(self) -> None:
         """Raise `AssertionError` if the state is inconsistent; cheap for every event."""
         push = self.pending.push
-        welcome = self.overlap.welcome
-        has_graph = self._has_graph or welcome is None or welcome.graph is None
+        has_graph = self._graphs.is_complete
         assert self.state != "installing" or self._installing is not None, "installing nothing"
         assert self.state in ("fetching_graph", "pushing", "idle") or has_graph, "at work without the graph"
         assert self.state != "installing" or self.connected, "installing without a hub"
@@ -138,7 +137,7 @@ class WorkCycle:
                 return self._install_failed(event, now_s)
             case events.Kept():
                 return self._kept(event.seq, now_s)
-            case events.GraphHeld() | events.GraphMissing() | events.GraphBroken() | events.GraphForged():
+            case _:
                 return self._graph_known(event, now_s)
 
     # -- the link --------------------------------------------------------------------------------------------
@@ -154,17 +153,18 @@ class WorkCycle:
         self.push_codec = welcome.push_codec
         decided: list[DeviceEffect] = []
         self.held.welcomed(welcome)
+        self._graphs.welcomed(welcome)
         if self.pending.drop_foreign(welcome):
             decided.append(effects.PutAside("the saved update belongs to another model than this hub's"))
         if dropped := self.pending.agree(welcome.seq_last, welcome.checksum_last):
             decided.append(effects.DeviceReport("warning", dropped))
         if self.state == "pushing" and self.pending.push is None:
             self._move("idle")
-        if welcome.graph is None or self._has_graph:
+        if self._graphs.is_complete:
             return decided + self._join(now_s)
         self._move("fetching_graph")
         self._wait(now_s)
-        return [*decided, effects.FindGraph(welcome.graph)]
+        return decided + self._graphs.look()
 
     def cut_off(self) -> list[DeviceEffect]:
         """Continue without the hub; abandon a model that has not completely arrived."""
@@ -207,7 +207,9 @@ class WorkCycle:
 
     def next_deadline_s(self) -> float:
         """Return when `tick` is next due while the hub is reachable; infinity if it is not due."""
-        waits_for_itself = self.state == "training" or self._arrived
+        waits_for_itself = (
+            self.state == "training" or self._arrived or (self.state == "fetching_graph" and self._graphs.is_busy)
+        )
         return math.inf if waits_for_itself else self._repetition.due_s
 
     def tick(self, now_s: float) -> list[DeviceEffect]:
@@ -235,7 +237,7 @@ class WorkCycle:
         if not self.cost.bears(self._bytes_of_next(), now_s):
             return []
         if self.state == "fetching_graph":
-            return [effects.SendToHub(FetchGraph(self._hub.session))]
+            return self._graphs.request()
         if (push := self.pending.say(self._hub.session)) is not None:
             self._move("pushing")
             return [effects.SendPush(push)]
@@ -245,7 +247,7 @@ class WorkCycle:
     def _bytes_of_next(self) -> int:
         """Estimate the bytes of the next exchange: a graph, an update, or a model and an update."""
         if self.state == "fetching_graph":
-            return self._hub.graph_bytes
+            return self._graphs.missing_bytes
         if self.pending.push is not None:
             return self.pending.push.payload_bytes
         return self.cost.of_exchange(4 * self._hub.spec.length)
@@ -257,41 +259,52 @@ class WorkCycle:
     # -- the graph -------------------------------------------------------------------------------------------
 
     def graph_offered(self, graph: GraphHeader, now_s: float) -> list[DeviceEffect]:
-        """Receive the hub's graph if it is the one announced in the `Welcome`."""
+        """Receive the hub's graph or base if the `Welcome` announced it."""
         if self.state != "fetching_graph":
             return self._ignore("Graph", normal=self._repetition.repeated)
-        if (graph.fingerprint, graph.payload_bytes) != (self._hub.graph, self._hub.graph_bytes):
-            return [refuse_graph("the hub sent another graph than it announced; do not trust this hub")]
+        if self._graphs.is_busy:
+            return self._ignore("Graph", normal=True)  # it has arrived by an earlier transfer
         self._wait(now_s)
-        return [effects.TakeGraph(graph)]
+        return self._graphs.offered(graph)
 
     def _graph_known(self, event: events.GraphEvent, now_s: float) -> list[DeviceEffect]:
-        """Process the result of a look-up or a download of the graph.
+        """Process the result of a look-up or a download of the graph or its base.
 
-        If the graph is stored, join. If it is missing, fetch it. If it is forged, end the agent. If
-        the device loses the hub while the shell checks the graph, `welcomed` joins later.
+        If both are stored, join. If one is missing, fetch it. If it is forged, end the agent. If
+        the device loses the hub while the shell checks a part, `welcomed` continues later.
         """
         if self.state != "fetching_graph":
             return self._ignore(type(event).__name__, normal=not isinstance(event, events.GraphForged))
         match event:
             case events.GraphHeld():
-                self._has_graph = True
-                way = "fetched" if event.fetched else "from the cache"
-                decided: list[DeviceEffect] = [
-                    effects.DeviceReport("graph", f"{way}, {self._hub.graph_bytes} bytes")
-                ]
-                if self.connected:
-                    return decided + self._join(now_s)
-                self._move("idle")
-                return decided
+                return self._graph_held(event, now_s)
             case events.GraphMissing():
-                return self._speak(now_s) if self.connected else []
+                refused = self._graphs.missing(event)
+                return refused or (self._speak(now_s) if self.connected else [])
+            case events.GraphArrived():
+                self._graphs.is_busy = True
+                return []
+            case events.GraphLocked():
+                self._graphs.failed()
+                self._repetition.wait(now_s, LOCKED_S)
+                return []
             case events.GraphBroken():
+                self._graphs.failed()
                 self._repetition.back_off(now_s)
                 return [effects.DeviceReport("warning", event.reason)]
             case events.GraphForged():
-                forged = "the fingerprint of the hub's graph differs from the announced one"
+                forged = "the fingerprint of the hub's graph or base differs from the announced one"
                 return [refuse_graph(f"{forged}; do not trust this hub")]
+
+    def _graph_held(self, event: events.GraphHeld, now_s: float) -> list[DeviceEffect]:
+        """Look for the base once the graph is stored; join once both are."""
+        decided = self._graphs.held(event)
+        if not self._graphs.is_complete:
+            return decided + self._graphs.look()
+        if self.connected:
+            return decided + self._join(now_s)
+        self._move("idle")
+        return decided
 
     # -- the model -------------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ from edgeasync.core.hub.effects import Assign
 from edgeasync.core.hub.events import Peer
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.member import Member
+from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
-from edgeasync.protocol.messages import Assignment, Credit, Fetch, GraphHeader, Message
+from edgeasync.protocol.messages import Assignment, Credit, Fetch, FetchGraph, GraphHeader, Message
 
 
 class Send(Protocol):
@@ -111,15 +112,35 @@ class Deliveries:
             return None
         return partial(self.publisher.prepare, *device)
 
-    def send_graph(self, peer: Peer) -> None:
-        """Send the training graph."""
+    def restart_graph(self, peer: Peer, fetch: FetchGraph) -> None:
+        """Drop the transfer that a repeated request abandons.
+
+        Raises `ProtocolError` if the hub has no base, but the device requests one. The core cannot
+        check this, because a replay has no base.
+        """
+        self.outgoing.drop(peer)
+        if fetch.base and (self._core.graph is None or self._core.graph.base is None):
+            raise ProtocolError("this hub has no base; its Welcome did not announce one")
+
+    def send_graph(self, peer: Peer, *, base: bool) -> None:
+        """Send the training graph, or announce a transfer of its base."""
         graph, member = self._core.graph, self._core.members.by_peer(peer)
         assert graph is not None
-        if member is not None:
+        if member is None:
+            return
+        if not base:
             message = GraphHeader(graph.fingerprint, graph.checksum, len(graph.payload))
             self._announce(member, message, graph.payload)
+        elif (shipped := graph.base) is not None:
+            message = GraphHeader(shipped.file.fingerprint, shipped.checksum, shipped.file.nbytes)
+            self._announce(member, message, shipped.content, resumable=True)
 
-    def _announce(self, member: Member, message: Assignment | GraphHeader, payload: wire.Buffer) -> None:
-        """Send a message with its payload, or start a transfer of the payload in pieces."""
-        message = self.outgoing.announce(member, message, payload, self._now_s())
+    def _announce(
+        self, member: Member, message: Assignment | GraphHeader, payload: wire.Buffer, *, resumable: bool = False
+    ) -> None:
+        """Send a message with its payload, or start a transfer of the payload in pieces.
+
+        A `resumable` payload is always sent in pieces, because the device may have a part of it.
+        """
+        message = self.outgoing.announce(member, message, payload, self._now_s(), resumable=resumable)
         self._send(member.peer, message, None if message.transfer else payload)

@@ -17,9 +17,10 @@ from edgeasync.core.device import effects, events
 from edgeasync.core.device.bounds import HEADER_BYTES_MAX, check_welcome
 from edgeasync.core.device.device_core import DeviceCore
 from edgeasync.core.device.pending_push import ModelKey
-from edgeasync.core.engine.device_jobs import CodedUpdate, code_update, find_graph, install_model, keep_graph
+from edgeasync.core.engine.device_jobs import CodedUpdate, code_update, install_model
 from edgeasync.core.engine.device_shell import DeviceShell, DeviceSpool, DeviceTraining
 from edgeasync.core.engine.device_transfers import CountedHello, DeviceTransfers
+from edgeasync.core.engine.graph_intake import GraphIntake
 from edgeasync.core.engine.kept_work import KeptWork
 from edgeasync.core.engine.recorder import Recorder, shown
 from edgeasync.errors import ProtocolError
@@ -83,6 +84,7 @@ class DeviceEngine:
         self.transfers = DeviceTransfers(
             self._send, now_s, core.limits.bandwidth_bytes_per_s_max, core.limits.link_share
         )
+        self._graphs = GraphIntake(shell, training, self.transfers, self.handle)
         self._hello = CountedHello(self._count)
         self._inline_payload: wire.Buffer | None = None
         self._arrived: wire.Buffer | None = None
@@ -207,9 +209,10 @@ class DeviceEngine:
             return
         if taken is not None:
             self.handle(events.TransferMoved())
-            message, whole = taken
-            if whole is not None:
-                self._process_payload(message, whole)
+            if taken.credit is not None and isinstance(taken.message, GraphHeader):
+                self._graphs.store(taken.message, payload, taken.credit)
+            elif taken.payload is not None:
+                self._process_payload(taken.message, taken.payload)
 
     # -- daily quota -----------------------------------------------------------------------------------------
 
@@ -279,10 +282,10 @@ class DeviceEngine:
 
     def _begin_work(self, effect: effects.WorkEffect) -> None:
         match effect:
-            case effects.FindGraph():
-                self._training.run(partial(find_graph, self._shell, effect.fingerprint), self.handle)
-            case effects.TakeGraph():
+            case effects.TakeGraph(base=False):
                 self._receive_payload(effect.graph)
+            case effects.FindGraph() | effects.FindBase() | effects.TakeGraph():
+                self._graphs.carry_out(effect)
             case effects.PrepareTraining():
                 self._join(effect.welcome)
             case effects.InstallModel():
@@ -349,8 +352,7 @@ class DeviceEngine:
     def _process_payload(self, message: Assignment | GraphHeader, payload: wire.Buffer) -> None:
         """Install the model or store the graph of a verified payload, in the background."""
         if isinstance(message, GraphHeader):
-            keep = partial(keep_graph, self._shell, message.fingerprint, payload)
-            self._training.run(keep, self._processed)
+            self._graphs.keep(message, payload)
         elif self.core.work.overlap.delay_steps:
             self._arrived = payload
             self.handle(events.ModelArrived(message))

@@ -1,4 +1,4 @@
-"""A device's background jobs on graphs and models, which run one at a time."""
+"""A device's background jobs on models, which run one at a time."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -8,11 +8,9 @@ import numpy as np
 from edgeasync.core.arrays.delta_chain import is_finite
 from edgeasync.core.arrays.device_model import DeviceModel
 from edgeasync.core.device import events
-from edgeasync.core.engine.device_shell import DeviceShell
 from edgeasync.errors import ProtocolError
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import Source, VectorCodec
-from edgeasync.protocol.graph import fingerprint_of
 from edgeasync.protocol.messages import Assignment, Deltas, Welcome
 
 
@@ -22,19 +20,6 @@ class CodedUpdate(NamedTuple):
     codec: VectorCodec
     payload: wire.Buffer
     checksum: int
-
-
-def find_graph(shell: DeviceShell, fingerprint: str) -> events.DeviceEvent:
-    """Check whether a graph was stored before a restart."""
-    return events.GraphHeld(fetched=False) if shell.has_graph(fingerprint) else events.GraphMissing()
-
-
-def keep_graph(shell: DeviceShell, fingerprint: str, payload: wire.Buffer) -> events.DeviceEvent:
-    """Store a graph if its fingerprint equals the announced fingerprint."""
-    if fingerprint_of(payload) != fingerprint:
-        return events.GraphForged()
-    shell.keep_graph(fingerprint, bytes(payload))
-    return events.GraphHeld(fetched=True)
 
 
 def install_model(

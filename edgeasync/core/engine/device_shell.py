@@ -13,6 +13,7 @@ from edgeasync.core.device.effects import DeviceReport, EndAgent
 from edgeasync.core.device.events import Trained
 from edgeasync.core.device.throttle import Pace
 from edgeasync.protocol import wire
+from edgeasync.protocol.graph import Base
 from edgeasync.protocol.messages import Welcome
 
 Result = TypeVar("Result")
@@ -78,6 +79,30 @@ class DeviceSpool(Protocol):
         """Rename the file of an update from before a restart, and report this."""
 
 
+class DeviceBases(Protocol):
+    """Stores bases on disk, and parts of a base that were downloaded. All methods run in the background."""
+
+    def find(self, base: Base) -> int | None:
+        """Return how many bytes of a base are stored, counted from its start.
+
+        If all are stored, the base is verified, and the shell uses it in `prepare`. Return `None`
+        if another process downloads the base.
+        """
+
+    def append(self, base: Base, offset: int, part: wire.Buffer) -> None:
+        """Store the next part of a base that `find` has not found complete.
+
+        Raises `StorageError` if it cannot be stored, for example on a full disk.
+        """
+
+    def finish(self, base: Base, checksum: int) -> bool:
+        """Verify a base of which all bytes are stored; return whether it is the announced one.
+
+        `checksum` is the hub's checksum of the content. Raises `StorageError` if the content does
+        not match it, and deletes what is stored.
+        """
+
+
 class DeviceShell(Protocol):
     """The I/O of the device's engine.
 
@@ -87,6 +112,10 @@ class DeviceShell(Protocol):
     - `handle` with `Connected`, `Disconnected` and users' requests (`PersonsEvent`),
     - `tick` at the time that `next_deadline_s` returns, which may change with every call.
     """
+
+    @property
+    def bases(self) -> DeviceBases:
+        """The device's cache of bases."""
 
     def connect(self) -> None:
         """Open a new connection to the hub with the position `core.hub` in the device's list."""
@@ -110,9 +139,9 @@ class DeviceShell(Protocol):
         """Prepare to train the model that the hub's `Welcome` describes.
 
         Raises `EdgeAsyncError` for a failure that waiting would not fix. If the welcome names a
-        graph, `has_graph` or `keep_graph` was called with its fingerprint; check the graph before
-        using it. Restore the trainer's state that was saved with an update, unless the update was
-        put aside.
+        graph, `has_graph` or `keep_graph` was called with its fingerprint, and its base is in
+        `bases`; check the graph before using it. Restore the trainer's state that was saved with an
+        update, unless the update was put aside.
         """
 
     def keep_quota(self, record: QuotaRecord) -> None:

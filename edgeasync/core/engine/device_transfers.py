@@ -8,6 +8,7 @@ immediately, but delay the messages in the queue.
 import math
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,7 +27,13 @@ from edgeasync.protocol.messages import (
     Push,
 )
 from edgeasync.protocol.pacing import Pacer
-from edgeasync.protocol.transfers import PIECE_BYTES_MIN, CreditWindow, IncomingTransfer, OutgoingTransfer
+from edgeasync.protocol.transfers import (
+    PIECE_BYTES_MIN,
+    CreditWindow,
+    IncomingStream,
+    IncomingTransfer,
+    OutgoingTransfer,
+)
 
 Send = Callable[[bytes, wire.Buffer | None], None]
 
@@ -40,6 +47,18 @@ class _Waiting(msgspec.Struct):
     message: Message
     payload: wire.Buffer | None
     received_bytes: int
+
+
+class Accepted(NamedTuple):
+    """What a piece contributed to its transfer, which `message` announced.
+
+    `payload` is the whole payload once it is complete. For a stream, `credit` is the credit to send
+    once the piece is stored.
+    """
+
+    message: Assignment | GraphHeader
+    payload: memoryview | None = None
+    credit: Credit | None = None
 
 
 class CountedHello:
@@ -85,6 +104,8 @@ class DeviceTransfers:
         self._message: Assignment | GraphHeader | None = None
         self._incoming: IncomingTransfer | None = None
         self._outgoing: OutgoingTransfer | None = None
+        self._stream_number = 0
+        """The number of the last transfer on this connection whose owner stores the pieces."""
         self._count = self._paid_bytes = 0
 
     # -- connection and time ---------------------------------------------------------------------------------
@@ -94,7 +115,7 @@ class DeviceTransfers:
 
         Suspend the incoming transfer, and drop the outgoing transfer and the queue.
         """
-        self._message = None
+        self._message, self._stream_number = None, 0
         self._drop_outgoing()
         if self.share is not None:
             self.share.begin_train(0)
@@ -147,31 +168,41 @@ class DeviceTransfers:
 
     # -- incoming payloads -----------------------------------------------------------------------------------
 
-    def receive(self, message: Assignment | GraphHeader) -> None:
+    def receive(self, message: Assignment | GraphHeader, stored_bytes: int | None = None) -> None:
         """Grant the first credit of an announced transfer.
 
-        If the suspended transfer has the same payload, resume it.
+        If the suspended transfer has the same payload, resume it. If `stored_bytes` is set, the
+        caller stores the pieces, from this byte on.
         """
         self.drop_push()
-        self._message = message
+        self._message, self._stream_number = message, 0
         before, self._incoming = self._incoming, None
         announced = message.transfer, message.checksum, message.payload_bytes
-        if before is not None and before.suspend() and before.resume(*announced):
+        if stored_bytes is not None:
+            self._stream_number = message.transfer
+            self._incoming = IncomingStream(
+                message.transfer, message.payload_bytes, message.checksum, stored_bytes
+            )
+            self._measure_from(stored_bytes, message.payload_bytes)
+        elif before is not None and before.suspend() and before.resume(*announced):
             self._incoming = before
         else:
             del before  # free its buffer before allocating another
             buffer = np.empty(message.payload_bytes, np.uint8).data
             self._incoming = IncomingTransfer(message.transfer, buffer, message.checksum)
-            if self.share is not None and message.payload_bytes >= TRAIN_BYTES:
-                self.share.begin_train(MEASURED_BYTES)
+            self._measure_from(0, message.payload_bytes)
         self._send_now(self._incoming.credit(), None)
 
-    def accept(self, piece: Piece, part: wire.Buffer) -> tuple[Assignment | GraphHeader, memoryview | None] | None:
-        """Accept and credit a piece.
+    def _measure_from(self, start: int, end: int) -> None:
+        """Measure the link with the next pieces of an incoming transfer, if it is long enough."""
+        if self.share is not None and end - start >= TRAIN_BYTES:
+            self.share.begin_train(start + MEASURED_BYTES)
 
-        Return the message that announced the transfer and, once all pieces have arrived, the
-        payload. Return `None` if the piece belongs to no transfer. Raises `ProtocolError` for an
-        invalid piece; the caller must then call `drop_incoming`.
+    def accept(self, piece: Piece, part: wire.Buffer) -> Accepted | None:
+        """Accept a piece, and credit it unless the caller stores it.
+
+        Return `None` if the piece belongs to no transfer. Raises `ProtocolError` for an invalid
+        piece; the caller must then call `drop_incoming`.
         """
         message, transfer = self._message, self._incoming
         if message is None or transfer is None or piece.transfer != transfer.number:
@@ -179,17 +210,22 @@ class DeviceTransfers:
         self._incoming = None  # an invalid piece ends the transfer
         transfer.accept(piece, part)
         self._note_passed(piece.offset + len(part), up=False)
+        is_complete = transfer.state == "complete"
+        self._message, self._incoming = (None, None) if is_complete else (message, transfer)
+        if isinstance(transfer, IncomingStream):
+            return Accepted(message, credit=transfer.credit())
         self._send_in_turn(transfer.credit(), None, len(part))
-        if transfer.state == "complete":
-            self._message = None
-            return message, transfer.buffer
-        self._incoming = transfer
-        return message, None
+        return Accepted(message, transfer.buffer if is_complete else None)
+
+    def credit_stored(self, credit: Credit, nbytes: int) -> None:
+        """Send the credit of a stored piece of this size, unless its connection was lost."""
+        if credit.transfer == self._stream_number:
+            self._send_in_turn(credit, None, nbytes)
 
     def drop_incoming(self) -> Assignment | GraphHeader | None:
         """Drop the incoming or suspended transfer; return the announcement of an incoming one."""
         message, transfer = self._message, self._incoming
-        self._message = self._incoming = None
+        self._message, self._incoming, self._stream_number = None, None, 0
         if transfer is not None:
             transfer.drop()
         return message

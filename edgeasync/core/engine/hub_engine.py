@@ -361,7 +361,7 @@ class HubEngine:
         if isinstance(message, FindPeers):
             return self._answer_peer(peer, message)
         if isinstance(message, FetchGraph):
-            self._deliveries.outgoing.drop(peer)  # a repeated request abandons the transfer
+            self._deliveries.restart_graph(peer, message)
             return HubReceived(peer, message, self._capacity.for_graph(self._now_s, member), *self._stamp(member))
         if isinstance(message, Fetch):
             # A connection without a member has no transfers.
@@ -441,7 +441,7 @@ class HubEngine:
                 if (member := self._member(effect.peer)) is not None:
                     self._send(effect.peer, self._intake.receive(effect.peer, member, effect.push, self._now_s))
             case SendGraph():
-                self._deliveries.send_graph(effect.peer)
+                self._deliveries.send_graph(effect.peer, base=effect.base)
             case SendStatus():
                 self._send_status(effect.peer, confirms=effect.confirms)
             case SuspendTransfers() | Expel():

@@ -7,7 +7,7 @@ the memory.
 
 A suspended assignment keeps its payload. If every interrupted assignment restarted with the newest
 model, a device on a bad link might never receive a complete model. A suspended transfer of the
-graph is not stored, because the payload is always the same.
+graph or its base is not stored, because the payload is always the same.
 """
 
 from typing import Generic, TypeVar
@@ -178,20 +178,26 @@ class OutgoingTransfers(_HubTransfers[AnnouncedPayload]):
         return sum(isinstance(active.message, GraphHeader) for active in self._active.values())
 
     def announce(
-        self, member: Member, message: Assignment | GraphHeader, payload: wire.Buffer, now_s: float
+        self,
+        member: Member,
+        message: Assignment | GraphHeader,
+        payload: wire.Buffer,
+        now_s: float,
+        *,
+        resumable: bool = False,
     ) -> Assignment | GraphHeader:
         """Return the message to send; if its `transfer` is 0, send the payload with it.
 
-        Otherwise, the payload is sent in pieces. This happens if the payload is larger than the
+        Otherwise, the payload is sent in pieces. This happens if it is `resumable`, larger than the
         device allows, or so large that sending it at once would delay a heartbeat. An earlier
         transfer on this connection is dropped.
         """
         self.drop(member.peer)
-        if len(payload) <= PIECE_BYTES_MIN:
+        if len(payload) <= PIECE_BYTES_MIN and not resumable:
             return message
         piece_bytes = max(PIECE_BYTES_MIN, min(self._piece_bytes, member.piece_bytes_max or self._piece_bytes))
         window = member.link.window(piece_bytes, narrow=member.piece_bytes_max > 0)
-        if len(payload) <= window.message_bytes_max:
+        if len(payload) <= window.message_bytes_max and not resumable:
             return message
         self._count += 1
         message = msgspec.structs.replace(message, transfer=self._count)

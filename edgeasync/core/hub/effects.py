@@ -70,9 +70,10 @@ class Publish(msgspec.Struct, frozen=True, gc=False):
 
 
 class SendGraph(msgspec.Struct, frozen=True, gc=False):
-    """Send the training graph."""
+    """Send the training graph or, if `base` is set, its base."""
 
     peer: Peer
+    base: bool = False
 
 
 class Receive(msgspec.Struct, frozen=True, gc=False):

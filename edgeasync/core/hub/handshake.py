@@ -52,6 +52,7 @@ class Handshake:
     def welcome(self, member: Member) -> Welcome:
         """Return the `Welcome` for a member: what to train, and how to communicate."""
         settings, graph = self._settings, self._graph
+        base = None if graph is None or graph.base is None else graph.base.file
         return Welcome(
             session=member.session,
             spec=self._spec,
@@ -69,4 +70,6 @@ class Handshake:
             overlap_steps_max=max(self._policy.overlap_steps_max, self._policy.delay_steps),
             checksum_last=member.checksum_last or 0,
             delay_steps=self._policy.delay_steps,
+            base=None if base is None else base.fingerprint,
+            base_bytes=0 if base is None else base.nbytes,
         )

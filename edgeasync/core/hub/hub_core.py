@@ -311,16 +311,16 @@ class HubCore:
             case Fetch():
                 return self.assignments.fetch(member, message, now_s, has_capacity=event.has_capacity)
             case FetchGraph():
-                return self._on_fetch_graph(member, has_capacity=event.has_capacity)
+                return self._on_fetch_graph(member, message, has_capacity=event.has_capacity)
             case Goodbye():
                 return self.admission.leave(member, message)
 
-    def _on_fetch_graph(self, member: Member, *, has_capacity: bool) -> list[HubEffect]:
+    def _on_fetch_graph(self, member: Member, fetch: FetchGraph, *, has_capacity: bool) -> list[HubEffect]:
         if self.graph is None:
             raise RefusalError("malformed", "this hub has no training graph; its Welcome did not announce one")
         if not has_capacity:
             raise self.assignments.busy()
-        return [SendGraph(member.peer)]
+        return [SendGraph(member.peer, fetch.base)]
 
     def _refuse(
         self, event: HubReceived | PushArrived | Heard, refusal: RefusalError, now_s: float

@@ -226,7 +226,7 @@ def make_messages():
         ),
         Welcome(
             SESSION, MODEL.spec, {"local": {"batch_size": 8}}, 6, "int8", 5.0, 15.0, 1 << 20, "b" * 64, 4096,
-            "model", "always", 0.5, 16, 93, 2,
+            "model", "always", 0.5, 16, 93, 2, "e" * 64, 1 << 27,
         ),
         Fetch(SESSION, VERSION, 99, 95),
         Push(
@@ -243,7 +243,7 @@ def make_messages():
         Refuse("busy", "the hub is busy; try again", 0.5, rest=True),
         StatusRequest(),
         Status(),
-        FetchGraph(SESSION),
+        FetchGraph(SESSION, base=True),
         GraphHeader("b" * 64, 96, 4096, 4),
         Enrol(bytes(range(32))),
         Enrolled("device-1"),

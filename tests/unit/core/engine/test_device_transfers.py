@@ -85,9 +85,9 @@ def test_what_was_cut_off_is_resumed_under_another_number(kind):
     assert bench.piece(1, 1) is None, "of the number that is over"
     bench.piece(1, 2)
     bench.piece(2, 2)
-    message, whole = bench.piece(3, 2)
-    assert message is announced
-    assert whole == PAYLOAD
+    accepted = bench.piece(3, 2)
+    assert accepted.message is announced
+    assert accepted.payload == PAYLOAD
     assert bench.fetch().partial is None
 
 
