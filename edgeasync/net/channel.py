@@ -123,6 +123,16 @@ class Channel:
                 self.read_soon()  # a ROUTER often sends many messages in a row, and looks once after them
         return True
 
+    def drain(self, messages_max: int) -> None:
+        """Read the messages that have arrived, at least `messages_max` if there are so many.
+
+        Call it when the connection was lost and the socket will be closed.
+        """
+        for _ in range(messages_max // BATCH + 1):
+            if self._closed or not self._is_readable:
+                return
+            self._read(looks=True)
+
     def close(self, linger_ms: int) -> None:
         """Stop reading and close the socket.
 

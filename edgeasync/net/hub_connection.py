@@ -103,7 +103,7 @@ class HubConnection:
 
         socket = make_dealer(self.network.context, self._frame_bytes_max + FRAME_BYTES, self._pair, ipv6=ipv6)
         socket.set(zmq.RCVHWM, QUEUED_MESSAGES_MAX)
-        monitor = SocketMonitor(socket, self._loop, self._on_connected, self._on_disconnected, open_another)
+        monitor = SocketMonitor(socket, self._loop, self._on_connected, self._lost, open_another)
         try:
             connect(socket, self.address)
         except AddressError:
@@ -112,6 +112,17 @@ class HubConnection:
             raise
         self._monitor = monitor
         self._channel = Channel(socket, self._loop, self.receive)
+
+    def _lost(self) -> None:
+        """Process the messages that arrived before the connection was lost, then report the loss.
+
+        Otherwise, the hub would have to send the pieces of a transfer again.
+        """
+        channel = self._channel
+        if channel is not None:
+            channel.drain(QUEUED_MESSAGES_MAX)
+        if channel is self._channel:  # otherwise, a message has already closed the connection
+            self._on_disconnected()
 
     def has_connected(self) -> bool:
         """Return whether the connection is established, so that earlier messages have left."""

@@ -127,13 +127,13 @@ def begin_push(device, welcome, *, pieces):
 
 
 class Proxy:
-    """A TCP proxy that keeps what goes to the hub.
+    """A TCP proxy that keeps what goes to the hub, and counts what comes from it.
 
     It cuts the first connections, each after this number of bytes from the hub, and no others.
     """
 
     def __init__(self, port, *after_bytes):
-        self.recorded, self.cut = bytearray(), 0
+        self.recorded, self.cut, self.down_bytes = bytearray(), 0, 0
         self._port, self._after_bytes = port, [*after_bytes]
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
@@ -151,13 +151,16 @@ class Proxy:
                 hub = socket.create_connection(("127.0.0.1", self._port))
                 self._open += [device, hub]
                 left_bytes = self._after_bytes.pop(0) if self._after_bytes else 1 << 40
-                self._start(self._pump, device, hub, 1 << 40, self.recorded)
-                self._start(self._pump, hub, device, left_bytes, bytearray())
+                self._start(self._pump, device, hub, 1 << 40, self.recorded.extend)
+                self._start(self._pump, hub, device, left_bytes, self._count)
 
-    def _pump(self, source, target, left_bytes, recorded):
+    def _count(self, data):
+        self.down_bytes += len(data)
+
+    def _pump(self, source, target, left_bytes, note):
         with contextlib.suppress(OSError):
             while data := source.recv(min(4096, left_bytes)):
-                recorded.extend(data)
+                note(data)
                 target.sendall(data)
                 left_bytes -= len(data)
             self.cut += not left_bytes

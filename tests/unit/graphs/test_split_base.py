@@ -8,11 +8,14 @@ import pytest
 from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.data.dataset import Dataset
 from edgeasync.errors import StorageError
 from edgeasync.graphs.split_base import ALIGNED_BYTES, BASE_BYTES_MIN, split_base
 from edgeasync.losses import CrossEntropy
 from edgeasync.protocol.graph import fingerprint_of
 from edgeasync.training.graph_check import check_graph
+from edgeasync.training.onnx_trainer import OnnxTrainer
+from edgeasync.training.plan import LocalTraining
 
 WIDTH = 600
 LARGE = {"0.weight", "0.bias", "2.weight", "2.bias"}
@@ -48,6 +51,22 @@ def test_the_parts_compute_what_the_whole_graph_computes(tmp_path):
     assert (fingerprint_of(content), len(content)) == base
     entries = [entry for array in kept.values() for entry in array.external_data]
     assert {int(entry.value) % ALIGNED_BYTES for entry in entries if entry.key == "offset"} == {0}
+
+
+def test_a_trainer_reads_the_base_from_its_folder(tmp_path):
+    whole = built()
+    graph, base = split_base(whole.model, tmp_path)
+    data = Dataset.of(np.random.default_rng(2).random((20, 8), np.float32), np.arange(20) % 3)
+    found = []
+    for model, folder in ((whole.model, None), (graph, tmp_path)):
+        trainer = OnnxTrainer(model, whole.spec, data, LocalTraining(batch_size=4), base_folder=folder)
+        found.append(whole.initial.copy())
+        trainer.begin(found[-1])
+        for _ in range(3):
+            trainer.step()
+    np.testing.assert_array_equal(*found)
+    assert not np.array_equal(found[0], whole.initial)
+    assert [file.name for file in tmp_path.iterdir()] == [base.file_name], "the graph's file is gone"
 
 
 def test_the_same_frozen_values_make_the_same_base(tmp_path):
