@@ -5,6 +5,7 @@ changed model then runs on a batch of different random examples. All its tensors
 in runs of the original file with one example each.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -30,6 +31,7 @@ allows for the rounding of float32.
 END = np.iinfo(np.int64).max
 
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+_RESHAPING = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 Run = Mapping[str, Array]
 
@@ -76,7 +78,7 @@ class _Freeing:
     """Rewrites the constants of a model that contain its fixed batch size.
 
     `first` contains the tensors of a run at this batch size. `every` also rewrites the target
-    shapes in which the first axis is not the batch alone, such as (batch * windows, ...).
+    shapes in which an axis is not the batch alone, such as (batch * windows, ...).
     """
 
     def __init__(self, model: onnx.ModelProto, size: int, first: Run, *, every: bool) -> None:
@@ -84,7 +86,8 @@ class _Freeing:
         self._size, self._first, self._every = size, first, every
         self._inputs = [entry.name for entry in data_inputs(model)]
         self._nodes: list[onnx.NodeProto] = []
-        self._dependent = set(self._inputs)
+        self._axes = dict.fromkeys(self._inputs, 0)
+        """The tensors that depend on the data, and the axis of each that is probably the batch."""
         self._batch: str | None = None
 
     def apply(self) -> None:
@@ -97,9 +100,10 @@ class _Freeing:
             if dims and dims[0].dim_value == self._size:
                 dims[0].Clear()
         for node in self._graph.node:
-            if self._dependent.intersection(node.input):
+            if found := [name for name in node.input if name in self._axes]:
                 self._free(node)
-                self._dependent.update(node.output)
+                for place, name in enumerate(node.output):
+                    self._axes[name] = self._axis_after(node, found[0], place)
             self._nodes.append(node)
         replace_nodes(self._graph, self._nodes)
 
@@ -118,14 +122,32 @@ class _Freeing:
                 self._expand(node, place, 1)
 
     def _free_reshape(self, node: onnx.NodeProto) -> None:
-        shape = self._shape(node.output[0])
-        if not self._is_constant(node.input[1]) or not shape or 0 in shape[1:]:
+        shape = list(self._shape(node.output[0]))
+        if not self._is_constant(node.input[1]) or not shape or node.input[0] not in self._axes:
             return
-        if self._every or shape[0] == self._size:
-            self._set(node, 1, np.array([-1, *shape[1:]], np.int64))
+        axis = self._axis_after(node, node.input[0], 0)
+        if self._every or shape[axis] == self._size:
+            shape[axis] = -1
+            if 0 in shape:
+                return
+            self._set(node, 1, np.array(shape, np.int64))
             kept = [entry for entry in node.attribute if entry.name != "allowzero"]
             del node.attribute[:]
             node.attribute.extend(kept)
+
+    def _axis_after(self, node: onnx.NodeProto, name: str, place: int) -> int:
+        """Return the axis of an output that is probably the batch, because it is so for the input `name`."""
+        axis, before, after = self._axes[name], self._shape(name), self._shape(node.output[place])
+        if node.op_type in _RECURRENT:
+            return 1 if place else 2
+        if node.op_type == "Transpose":
+            order = next((list(entry.ints) for entry in node.attribute if entry.name == "perm"), [])
+            return order.index(axis) if axis in order else len(before) - 1 - axis
+        if node.op_type not in _RESHAPING and len(after) >= len(before):
+            return axis + len(after) - len(before)
+        count = math.prod(before[:axis])
+        fitting = [each for each in range(len(after)) if math.prod(after[:each]) == count]
+        return next((each for each in fitting if after[each] == self._size), next(iter(fitting), 0))
 
     def _free_expand(self, node: onnx.NodeProto) -> None:
         if self._is_constant(node.input[1]) and self._shape(node.input[0])[:1] == (self._size,):
@@ -164,7 +186,7 @@ class _Freeing:
     def _expand(self, node: onnx.NodeProto, place: int, axis: int) -> None:
         """Expand an axis of size 1 of a constant input to the batch size."""
         name = node.input[place] if place < len(node.input) else ""
-        if not name or name in self._dependent or self._size != 1 or self._shape(name)[axis : axis + 1] != (1,):
+        if not name or name in self._axes or self._size != 1 or self._shape(name)[axis : axis + 1] != (1,):
             return
         if self._batch is None:
             self._batch = "batch::size"
@@ -185,7 +207,7 @@ class _Freeing:
         return tuple(self._first[name].shape) if name in self._first else ()
 
     def _is_constant(self, name: str) -> bool:
-        return name not in self._dependent and name in self._first
+        return name not in self._axes and name in self._first
 
     def _set(self, node: onnx.NodeProto, place: int, value: Array) -> None:
         """Replace a constant input of a node."""

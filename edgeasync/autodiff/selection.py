@@ -82,12 +82,14 @@ def _candidates(model: onnx.ModelProto, values: Mapping[str, Array], named: Coll
     These are float32 initializers with at least one axis, and all tensors that the settings name in
     full.
 
-    Scalars, exponents and Constant nodes are assumed to be constants in formulas, unless the
-    settings name them or torch's newer exporter marked them as parameters. However, if no layer has
+    Scalars, exponents, Constant nodes, and zeros as the initial state of a recurrent layer are
+    assumed to be constants, unless the settings name them or torch's newer exporter marked them as
+    parameters. However, if no layer has
     a weight that is an initializer, the weights are in Constant nodes, as paddle2onnx writes them.
     """
     untrained, kinds = _fixed(model), kinds_of_inputs(model)
     untrained.update(name for name, kind in kinds.items() if kind != "PARAMETER")
+    untrained.update(_zero_states(model, values).difference(kinds))
     held = reading.held_by_constants(model).keys()
 
     def may_be(name: str, value: Array) -> bool:
@@ -143,6 +145,7 @@ def _weights(model: onnx.ModelProto, values: Mapping[str, Array]) -> set[str]:
     return found
 
 
+_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _MOVING = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -163,6 +166,14 @@ _FIXED_FROM = {
     "QuantizeLinear": 1, "Resize": 1, "RotaryEmbedding": 1,
 }  # fmt: skip
 """For each operator, the position of its first input that is configuration instead of data."""
+
+
+def _zero_states(model: onnx.ModelProto, values: Mapping[str, Array]) -> set[str]:
+    """Return the initial states of recurrent layers that are all zeros, before they are expanded."""
+    expanded = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Expand"}
+    states = [name for node in model.graph.node if node.op_type in _RECURRENT for name in node.input[5:7]]
+    named = {expanded.get(name, name) for name in states}
+    return {name for name in named if name in values and not values[name].any()}
 
 
 def _statistics(model: onnx.ModelProto, values: Mapping[str, Array]) -> tuple[set[str], list[tuple[str, ...]]]:

@@ -43,6 +43,20 @@ FREED = {
          "zero": np.array([0])},
         (6, 4),
     ),
+    "recurrent, by times": (  # as torch's newer exporter writes a layer with batch_first
+        ("a = Transpose<perm=[1, 0, 2]>(x)\nq = GRU<hidden_size=3>(a, w, r)\nb = Transpose<perm=[0, 2, 1, 3]>(q)\n"
+        "c = Reshape(b, s)\nd = Transpose<perm=[1, 0, 2]>(c)\ny = Gather<axis=1>(d, last)"),
+        {"w": numbers((1, 9, 4), 1), "r": numbers((1, 9, 3), 2), "s": np.array([6, 1, 3]), "last": np.array(-1)},
+        (6, 4),
+    ),
+    "heads, by times": (  # times x (batch * heads) x 2
+        ("a = Transpose<perm=[1, 0, 2]>(x)\nb = MatMul(a, w)\nc = Reshape(b, heads)\n"
+        "d = Transpose<perm=[1, 0, 2]>(c)\ne = Softmax(d)\nf = Transpose<perm=[1, 0, 2]>(e)\n"
+        "g = Reshape(f, joined)\ny = ReduceMean<keepdims=0>(g, zero)"),
+        {"w": numbers((4, 6), 1), "heads": np.array([5, 3, 2]), "joined": np.array([5, 1, 6]),
+         "zero": np.array([0])},
+        (5, 4),
+    ),
 }  # fmt: skip
 
 

@@ -135,3 +135,15 @@ def test_a_scalar_and_an_exponent_are_trained_if_they_are_named_in_full():
     assert names(graph) == ["w", "s", "e"]
     found = run(graph, {"x": numbers((8, 3), 2), "target": numbers((8, 3), 3)})
     assert all(np.isfinite(value).all() for value in found.values())  # a rectified base is 0 here and there
+
+
+@pytest.mark.parametrize(
+    ("value", "settings", "trained"),
+    [(0.0, {}, False), (0.5, {}, True), (0.0, {"train": ("w", "h0")}, True), (0.0, {"train": ("*",)}, False)],
+)
+def test_zeros_as_the_initial_state_of_a_recurrent_layer_are_trained_if_they_are_named(value, settings, trained):
+    text = "a = Transpose<perm=[1, 0, 2]>(x)\nq, h = RNN<hidden_size=3>(a, w, r, , , h0)\ny = Squeeze(h, zero)"
+    parameters = {"w": numbers((1, 3, 4), 1), "r": numbers((1, 3, 3), 2), "zero": np.array([0])}
+    parameters["h0"] = np.full((1, 2, 3), value, np.float32)
+    graph = build_training_graph(forward(text, parameters, (6, 4), batch=2), GraphSettings(loss="mse", **settings))
+    assert ("h0" in names(graph)) == trained
