@@ -18,6 +18,7 @@ from edgeasync.autodiff.losses import TARGET, add_loss, target_type
 from edgeasync.autodiff.outputs import choose_output
 from edgeasync.autodiff.probing import open_in_place
 from edgeasync.autodiff.producers import producer_of
+from edgeasync.autodiff.quantize import find_weights, quantize, quantize_file
 from edgeasync.autodiff.quantized_weights import dequantize_late, simplify
 from edgeasync.autodiff.selection import Selection, select
 from edgeasync.autodiff.settings import NEXT_ERROR, GraphSettings, follow
@@ -38,8 +39,8 @@ class TrainingGraph(msgspec.Struct, frozen=True):
     """What may be wrong with the model file, one sentence each."""
     notes: tuple[str, ...] = ()
     """What the build chose or changed, one sentence each."""
-    adapted: bytes | None = None
-    """The forward model with LoRA adapters, if the settings ask for them."""
+    forward: bytes | None = None
+    """The forward model, if `lora` added adapters or `base` quantized weights."""
 
 
 TRIES = 3
@@ -86,14 +87,15 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
         adapted = adapters.adapt(model, find_lora(settings.lora))
         train = (*adapted.names, *(settings.train or ()))
         made = _build_read(adapted.model, msgspec.structs.replace(settings, train=train))
-        return msgspec.structs.replace(made, notes=(adapted.note, *made.notes), adapted=adapted.model)
+        forward = made.forward or adapted.model
+        return msgspec.structs.replace(made, notes=(adapted.note, *made.notes), forward=forward)
     return _build_read(model, settings)
 
 
 def _build_read(model: bytes, settings: GraphSettings) -> TrainingGraph:
     found = published.read(model)
     try:
-        return _build_published(found, settings)
+        return _build_published(found, settings, model)
     except GraphError as error:
         if found.fixed is None:
             raise
@@ -102,18 +104,22 @@ def _build_read(model: bytes, settings: GraphSettings) -> TrainingGraph:
             found, model=found.fixed, notes=found.notes[1:], warnings=(said, *found.warnings)
         )
         try:
-            return _build_published(kept, settings)
+            return _build_published(kept, settings, model)
         except GraphError:
             raise error from None  # fixing the batch size does not help
 
 
-def _build_published(found: published.Published, settings: GraphSettings) -> TrainingGraph:
+def _build_published(found: published.Published, settings: GraphSettings, model: bytes) -> TrainingGraph:
     proto, notes = found.model, [*found.notes]
     reading.widen_inputs(proto)
     chosen = choose_output(proto, settings.output)
     notes += [chosen.remark] if chosen.remark else []
     output = chosen.name
     selection = select(proto, reading.initial_values(proto), settings)
+    weights = None if settings.base is None else find_weights(proto, selection.trained, settings.base)
+    if weights is not None:
+        proto = quantize(proto, weights)
+        notes.append(f"{len(weights.axes)} frozen weights are stored in {weights.base}")
     loss = find_loss(settings.loss)
     sample: Shape
     if isinstance(loss, OnnxLoss):
@@ -145,7 +151,8 @@ def _build_published(found: published.Published, settings: GraphSettings) -> Tra
     prepared.constants.clear()  # the run needs the memory
     prepared.parameters.clear()
     _check_run(made, prepared, sample)
-    return msgspec.structs.replace(made, warnings=warnings, notes=(*notes, *made.notes))
+    quantized = None if weights is None else quantize_file(model, weights)
+    return msgspec.structs.replace(made, warnings=warnings, notes=(*notes, *made.notes), forward=quantized)
 
 
 def _check_devices(model: onnx.ModelProto, prepared: ForwardGraph) -> None:

@@ -26,7 +26,7 @@ from edgeasync.autodiff.graph import (
 from edgeasync.autodiff.losses import TARGET
 from edgeasync.autodiff.probing import PartedModel
 from edgeasync.autodiff.producers import Producer, producer_of
-from edgeasync.autodiff.quantized_weights import is_quantized
+from edgeasync.autodiff.quantized_weights import is_quantized, is_transposed
 from edgeasync.autodiff.reading import array_of, initial_values, opset_of, read_instead, stops_gradient
 from edgeasync.autodiff.unrolling import unroll
 from edgeasync.errors import GraphError, native_reason
@@ -346,7 +346,7 @@ def _may_fold(node: Node, constants: Mapping[str, Array]) -> bool:
     """Return whether a node that reads only constants is one itself. Quantized weights stay small."""
     if node.op == "DequantizeLinear" and not node.domain:
         return node.inputs[0] in constants and not is_quantized(node, constants)
-    return node.op not in RANDOM_OPERATORS
+    return node.op not in RANDOM_OPERATORS and not is_transposed(node, constants)
 
 
 def _foldable(nodes: list[Node], constants: Mapping[str, Array]) -> set[str]:

@@ -89,13 +89,26 @@ def info_of(entry: onnx.ValueInfoProto) -> TensorInfo:
 
 
 def frozen_values(proto: onnx.ModelProto) -> int:
-    """Return how many values of a training graph are not trained, except constants in formulas."""
+    """Return how many values of a training graph are not trained.
+
+    Constants in formulas and scales of quantized weights do not count.
+    """
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    scales = {node.input[1] for node in proto.graph.node if node.op_type == "DequantizeLinear"}
+    scales |= {makers[name].input[0] for name in scales if name in makers}  # tied to another tensor
     # Names that start with two colons are constants of our own formulas.
     return sum(
         math.prod(entry.dims)
         for entry in proto.graph.initializer
-        if entry.data_type == onnx.TensorProto.FLOAT and entry.dims and not entry.name.startswith("::")
+        if entry.data_type in _WEIGHTS
+        and entry.dims
+        and not entry.name.startswith("::")
+        and entry.name not in scales
     )
+
+
+_WEIGHTS = frozenset(map(onnx.TensorProto.DataType.Value, ("FLOAT", "INT4", "INT8", "UINT4", "UINT8")))
+"""Types of weights. All but the first are quantized."""
 
 
 def frozen_arrays(model: bytes, trained: Collection[str]) -> Iterator[tuple[str, Array]]:

@@ -23,8 +23,17 @@ TYPES = frozenset({"int4", "int8", "uint4", "uint8"})
 
 def is_quantized(node: Node, constants: Mapping[str, Array]) -> bool:
     """Return whether a node dequantizes a constant of 8 or 4 bits."""
-    found = constants.get(node.inputs[0]) if node.op == "DequantizeLinear" and not node.domain else None
-    return found is not None and found.dtype.name in TYPES
+    return node.op == "DequantizeLinear" and not node.domain and _is_narrow(node.inputs[0], constants)
+
+
+def is_transposed(node: Node, constants: Mapping[str, Array]) -> bool:
+    """Return whether a node swaps the axes of a quantized matrix, which would be stored a second time."""
+    swaps = node.op == "Transpose" and node.attributes.get("perm", [1, 0]) == [1, 0]
+    return swaps and _is_narrow(node.inputs[0], constants) and constants[node.inputs[0]].ndim == 2
+
+
+def _is_narrow(name: str, constants: Mapping[str, Array]) -> bool:
+    return name in constants and constants[name].dtype.name in TYPES
 
 
 def simplify(graph: Graph, outputs: list[str]) -> None:
@@ -48,10 +57,16 @@ class _Simplifier:
         self._weights: dict[str, Node] = {}
         self._transposed: dict[str, str] = {}
         """For each transposed weight, the weight."""
+        self._swapped: dict[str, str] = {}
+        """For each transposed constant, the constant."""
 
     def add(self, node: Node) -> None:
         graph = self._graph
         graph.enter(f"quantized/{node.name or node.outputs[0]}")
+        if is_transposed(node, graph.constants):
+            self._swapped[node.outputs[0]] = node.inputs[0]
+        if node.op == "DequantizeLinear" and node.inputs[0] in self._swapped:
+            node = self._transposed_last(node)
         if is_quantized(node, graph.constants) and set(node.inputs) - {""} <= graph.constants.keys():
             self._weights[node.outputs[0]] = self._add_weight(node)
             return
@@ -68,12 +83,25 @@ class _Simplifier:
         else:
             graph.nodes.append(node)
 
+    def _transposed_last(self, node: Node) -> Node:
+        """Append a matrix that is dequantized before its transposition. Return the transposition."""
+        graph, (after,) = self._graph, node.outputs
+        if graph.constants[node.inputs[1]].ndim > 1:
+            return node  # scales of blocks would have to be transposed, too
+        before, axis = graph.new_name("DequantizeLinear"), 1 - int(node.attributes.get("axis", 1)) % 2
+        graph.shapes[before], graph.dtypes[before] = graph.shapes[after][::-1], graph.dtypes[after]
+        inputs = [self._swapped[node.inputs[0]], *node.inputs[1:]]
+        self.add(replace(node, inputs=inputs, outputs=[before], attributes={**node.attributes, "axis": axis}))
+        return Node("Transpose", [before], [after], {"perm": [1, 0]}, node.name)
+
     def _add_weight(self, node: Node) -> Node:
         """Append a DequantizeLinear whose scale is float32, because onnxruntime cannot tie others."""
         graph = self._graph
         attributes = {name: value for name, value in node.attributes.items() if (name, value) != ("block_size", 0)}
         attributes.pop("output_dtype", None)
-        scale = graph.constants[node.inputs[1]]
+        scale, offsets = graph.constants[node.inputs[1]], [name for name in node.inputs[2:] if name]
+        if not any(graph.constants[name].any() for name in offsets):
+            node = replace(node, inputs=node.inputs[:2])
         if scale.dtype == FLOAT:
             made = replace(node, attributes=attributes)
             graph.nodes.append(made)
@@ -116,7 +144,7 @@ class _Simplifier:
             graph.nodes.append(Node("DequantizeLinear", [rows, scale, *rest], [result], {}, node.name))
             return
         found = graph.op("Cast", rows, to=int(TensorProto.FLOAT))
-        if rest and rest[0] and graph.constants[rest[0]].any():
+        if rest:
             offset = graph.op("Cast", self._column(rest[0], index, result), to=int(TensorProto.FLOAT))
             found = graph.op("Sub", found, offset)
         graph.nodes.append(Node("Mul", [found, self._column(scale, index, result)], [result], {}, node.name))

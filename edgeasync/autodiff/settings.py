@@ -16,6 +16,9 @@ from edgeasync.lora import LoraSetting, find_lora
 from edgeasync.losses import LossSetting
 from edgeasync.parameters import matches
 
+Base = Literal["int8", "int4"]
+"""Type of quantized weights."""
+
 
 class GraphSettings(Section, frozen=True):
     """Settings for converting a forward model to a training graph.
@@ -53,6 +56,11 @@ class GraphSettings(Section, frozen=True):
     """Rank of [LoRA adapters](/train/lora.md), optionally with patterns of layers, as in
     `8:*.q_proj,*.v_proj`. Only the adapters are trained, and what `train` adds. A settings file may
     use a table instead, such as `{ rank = 8, alpha = 32, targets = "*.q_proj" }`.
+    """
+    base: Base | None = None
+    """Quantize frozen weights to `int8` or `int4`, in the file, on the wire and in memory.
+    Trained parameters stay float32. See [Quantized
+    weights](/reference/training_graph.md#quantized-weights).
     """
 
     def __post_init__(self) -> None:

@@ -236,7 +236,7 @@ def _read(value: Any, kind: types.Type) -> Any:
     return value
 
 
-MODEL_FLAGS = ("file", "loss", "train", "freeze", "output", "target", "recompute", "lora")
+MODEL_FLAGS = ("file", "loss", "train", "freeze", "output", "target", "recompute", "lora", "base")
 """Keys of a `[model]` table of the kind `onnx` that become flags."""
 
 DOCTOR_FLAGS = ("data", "device_id", "state", "provider", "hub", "insecure", "enrol", "hub_key")

@@ -100,7 +100,7 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
             )
         else:
             built = build.build_training_graph(content, model)
-            forward = built.adapted or content
+            forward = built.forward or content
         check_graph(built.model, bytes_max=MODEL_BYTES_MAX)
         contract.check_rows(built.model)
     except GraphError as error:

@@ -26,7 +26,7 @@ class AgentSection(DeviceSection, frozen=True):
     ELSEWHERE: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(PeerSection.__struct_fields__, OF_A_PEER),
         **dict.fromkeys(
-            ("output", "train", "freeze", "recompute", "lora"),
+            ("output", "train", "freeze", "recompute", "lora", "base"),
             f"the hub's settings define it with the model; {OF_A_PEER}",
         ),
         **dict.fromkeys(DeviceLimits.__struct_fields__, "it is a key of [limits]"),

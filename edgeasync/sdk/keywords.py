@@ -7,6 +7,7 @@ from typing import Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hi
 
 from msgspec import UNSET
 
+from edgeasync.autodiff.settings import Base
 from edgeasync.config import suggest
 from edgeasync.lora import LoraSetting
 from edgeasync.losses import LossSetting
@@ -42,6 +43,8 @@ class GraphKeywords(TypedDict, total=False):
     """Compute norms and activations twice, to save memory."""
     lora: LoraSetting | None
     """Train LoRA adapters only: a rank, `"8:*.q_proj"`, or an object of `edgeasync.lora`."""
+    base: Base | None
+    """Quantize frozen weights to "int8" or "int4"."""
 
 
 class DeviceKeywords(TypedDict, total=False):

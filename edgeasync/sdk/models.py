@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.autodiff.settings import Base, GraphSettings
 from edgeasync.config import FilePath, Section, convert, expanded, to_table
 from edgeasync.data.dataset import Dataset, Features, Inputs, Targets
 from edgeasync.data.files import load
@@ -84,9 +84,10 @@ def graph_settings(
     *,
     recompute: bool = False,
     lora: LoraSetting | None = None,
+    base: Base | None = None,
 ) -> GraphSettings:
     """Build the settings of a training graph; raises `ConfigError` for invalid arguments."""
-    table: dict[str, Any] = {"output": output, "recompute": recompute, "lora": to_table(lora)}
+    table: dict[str, Any] = {"output": output, "recompute": recompute, "lora": to_table(lora), "base": base}
     for name, patterns in (("train", train), ("freeze", freeze)):
         if patterns:
             table[name] = [patterns] if isinstance(patterns, str) else patterns
@@ -132,7 +133,7 @@ def prepare(
 def _check_unsaid(model: object, graph: GraphSettings) -> None:
     """Raise `ConfigError` if a graph setting is set that applies only to ONNX models and layers."""
     default = GraphSettings()
-    for name in ("output", "train", "freeze", "recompute", "lora"):
+    for name in ("output", "train", "freeze", "recompute", "lora", "base"):
         if getattr(graph, name) != getattr(default, name):
             raise ConfigError(
                 f"{name} requires an ONNX model or layers of edgeasync.nn, and {_name(model)} is neither; remove "

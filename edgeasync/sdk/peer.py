@@ -50,7 +50,7 @@ class Peer(Service):
     - `name`: this device's name in the list of peers; by default this machine's name. A hub assigns
       the name when the device enrols.
     - `optimizer`, `batch_size`, `keep_optimizer_state`: settings of the peer's local steps.
-    - `loss`, `output`, `train`, `freeze`, `recompute`, `lora`: as for `edgeasync.train`.
+    - `loss`, `output`, `train`, `freeze`, `recompute`, `lora`, `base`: as for `edgeasync.train`.
     - `on_report`: a function that is called with each report on the peer's event loop. A report has
       the attributes `event`, `peer` and `detail`.
     - Other keyword arguments are keys of `[peer]` in a settings file, such as
@@ -94,14 +94,8 @@ class Peer(Service):
         if twice := sorted({*_INSTEAD} & settings.keys()):
             raise ConfigError(f"{twice[0]} is a key of a settings file; {_INSTEAD[twice[0]]}")
         self._state = as_path(state, "state")
-        self._graph = graph_settings(
-            loss,
-            output,
-            train,
-            freeze,
-            recompute=settings.pop("recompute", False),
-            lora=settings.pop("lora", None),
-        )
+        more = {name: settings.pop(name) for name in ("recompute", "lora", "base") if name in settings}
+        self._graph = graph_settings(loss, output, train, freeze, **more)
         said = {"peers": peers, "hub": hub, "state": str(self._state), "device_id": name}
         section = convert({**settings, **said}, PeerSection, where="Peer")
         if peers is None and (hub is None or section.address is None):

@@ -190,7 +190,7 @@ def _sections(
         if name in table:
             raise ConfigError(
                 f"settings must not contain {name!r}: use the arguments model, loss, output, train, freeze, "
-                "recompute, lora, optimizer and batch_size"
+                "recompute, lora, base, optimizer and batch_size"
             )
     evaluation = table.get("evaluation")
     if isinstance(evaluation, Mapping) and "data" in evaluation:

@@ -52,6 +52,8 @@ def open_session(
     # Spinning threads speed up small operators within a step, but would drain a battery between
     # steps.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    # Do not round activations to int8 before products with quantized weights, as is the default.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     # One memory block for all tensors of a step would need a fifth more memory, and is not faster.
     options.enable_mem_pattern = False
     # Run nodes in the order of the graph, in which each gradient is used soon. By default, onnxruntime

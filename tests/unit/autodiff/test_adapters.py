@@ -121,7 +121,7 @@ def test_adapters_start_at_the_model_of_the_file_and_have_right_gradients():
     assert [parameter.name for parameter in built.spec.parameters] == [
         f"{layer}.lora_{part}.weight" for layer in LAYERS for part in "AB"
     ]
-    np.testing.assert_array_equal(predict(built.adapted), predict(model()))
+    np.testing.assert_array_equal(predict(built.forward), predict(model()))
     first = built.spec.views(built.initial)["conv.lora_A.weight"]
     assert first.shape == (2, 2, 3, 3)
     assert 0.1 < np.abs(first).max() <= 18**-0.5
@@ -136,8 +136,8 @@ def test_merged_weights_compute_what_adapters_did(opset):
     content = model(opset=opset)
     built = build(content, lora=LoRA(rank=2, alpha=6.0))
     arrays = moved(built)
-    exported = export_model(built.adapted, arrays)
-    np.testing.assert_allclose(predict(exported), predict(filled(built.adapted, arrays)), rtol=1e-4, atol=1e-4)
+    exported = export_model(built.forward, arrays)
+    np.testing.assert_allclose(predict(exported), predict(filled(built.forward, arrays)), rtol=1e-4, atol=1e-4)
     assert np.abs(predict(exported) - predict(content)).max() > 0.1
     before, after = onnx.load_model_from_string(content), onnx.load_model_from_string(exported)
     assert [*after.graph.node] == [*before.graph.node]
@@ -162,8 +162,8 @@ def test_a_quantized_layer_stays_so_beside_its_adapter():
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
     arrays = moved(built)
-    exported = export_model(built.adapted, arrays)
-    np.testing.assert_allclose(predict(exported), predict(filled(built.adapted, arrays)), rtol=1e-4, atol=1e-4)
+    exported = export_model(built.forward, arrays)
+    np.testing.assert_allclose(predict(exported), predict(filled(built.forward, arrays)), rtol=1e-4, atol=1e-4)
     after = onnx.load_model_from_string(exported)
     left = {entry.name for entry in after.graph.initializer if ".lora_" in entry.name}
     assert left == {f"{layer}.lora_{part}.weight" for layer in ("conv", "q", "fc") for part in "AB"}
@@ -185,8 +185,8 @@ def test_a_weight_in_float16_is_merged_in_float32():
     built = build(content, lora=2)
     x = numbers((5, 4), 1)
     arrays = moved(built)
-    (before,) = session(filled(built.adapted, arrays)).run(None, {"x": x})
-    (after,) = session(export_model(built.adapted, arrays)).run(None, {"x": x})
+    (before,) = session(filled(built.forward, arrays)).run(None, {"x": x})
+    (after,) = session(export_model(built.forward, arrays)).run(None, {"x": x})
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
 
 
@@ -208,8 +208,8 @@ def test_a_layer_that_is_used_twice_has_one_adapter():
     built = build(content, lora=2)
     assert [parameter.name for parameter in built.spec.parameters] == ["w.lora_A.weight", "w.lora_B.weight"]
     arrays, x = moved(built), numbers((5, 4), 1)
-    (before,) = session(filled(built.adapted, arrays)).run(None, {"x": x})
-    (after,) = session(export_model(built.adapted, arrays)).run(None, {"x": x})
+    (before,) = session(filled(built.forward, arrays)).run(None, {"x": x})
+    (after,) = session(export_model(built.forward, arrays)).run(None, {"x": x})
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
 
 

@@ -82,6 +82,14 @@ def test_a_model_and_its_training_graph_have_the_same_inputs_and_outputs():
     assert frozen_values(onnx.load_model_from_string(graph.model)) == 16
 
 
+def test_quantized_values_count_without_their_scales():
+    parameters = {"w": numbers((64, 64)), "v": numbers((64, 2))}
+    model = forward("h = MatMul(x, w)\ny = MatMul(h, v)", parameters, (64,))
+    for base in ("int8", "int4"):
+        graph = build_training_graph(model, GraphSettings(loss="mse", train=("v",), base=base))
+        assert frozen_values(onnx.load_model_from_string(graph.model)) == 64 * 64
+
+
 def test_operators_without_a_gradient_are_counted():
     """What is resolved at build time needs no rule; an operator of another domain never has one."""
     text = """<ir_version: 9, opset_import: ["" : 18, "own" : 1]>

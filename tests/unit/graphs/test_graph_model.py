@@ -5,9 +5,14 @@ import pytest
 import safetensors.numpy
 
 from edgeasync import nn
+from edgeasync.data.dataset import Dataset
 from edgeasync.durable.run_folder import FORWARD_FILE, TRAINING_FILE
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
+from edgeasync.graphs.evaluation import make_evaluator
 from edgeasync.graphs.graph_model import OnnxModel, build_graph, keep_files, load_graph
+from edgeasync.training.onnx_trainer import OnnxTrainer
+from edgeasync.training.plan import LocalTraining
+from tests.support.models.gradients import forward, numbers
 from tests.support.models.graphs import forward_model
 
 
@@ -52,6 +57,20 @@ def test_a_forward_model_becomes_a_graph(tmp_path):
     assert {parameter.name for parameter in loaded.spec.parameters} == {"head.weight", "head.bias"}
     assert len(loaded.initial) == loaded.spec.length
     assert loaded.forward == path.read_bytes()
+
+
+def test_a_quantized_base_becomes_the_hubs_model(tmp_path):
+    path = tmp_path / "forward.onnx"
+    parameters = {"w": numbers((64, 64), 1), "head": numbers((64, 2), 2)}
+    path.write_bytes(forward("h = MatMul(x, w)\ny = MatMul(h, head)", parameters, (64,)))
+    model = OnnxModel(file=str(path), train=("head",), base="int8")
+    loaded = load_graph(model)
+    assert max(len(loaded.forward), len(loaded.graph)) < len(path.read_bytes()) / 2
+    assert load_graph(model).forward == loaded.forward  # a run can be resumed
+    data = Dataset.of(numbers((5, 64), 3), [0, 1, 1, 0, 1])
+    trainer = OnnxTrainer(loaded.graph, loaded.spec, data, LocalTraining())
+    evaluated = make_evaluator(model, loaded, data)(loaded.initial)
+    assert evaluated.loss == pytest.approx(trainer.evaluate(loaded.initial, data).loss, rel=1e-5)
 
 
 def test_a_graph_that_was_built_before_is_shipped_as_it_is(tmp_path):

@@ -53,7 +53,7 @@ def test_the_gradient_of_a_layer_precedes_that_of_the_layer_before(tmp_path, mon
 WEIGHTS = {
     "q": np.ones((64, 48), np.int8),
     "s": np.full((2, 48), 0.5, np.float32),
-    "z": np.zeros((2, 48), np.int8),
+    "z": np.ones((2, 48), np.int8),
     "p": np.ones(64, np.float32),
 }
 
@@ -87,9 +87,9 @@ MALFORMED = {
     "few scales": {"s": np.ones((2, 7), np.float32)},
     "many scales": {"s": np.ones((4, 48), np.float32)},
     "scales of one axis": {"s": np.ones(48, np.float32)},
-    "few zero points": {"z": np.zeros((1, 48), np.int8)},
-    "zero points of another type": {"z": np.zeros((2, 48), np.uint8)},
-    "zero points for all scales": {"z": np.zeros((), np.int8)},
+    "few zero points": {"z": np.ones((1, 48), np.int8)},
+    "zero points of another type": {"z": np.ones((2, 48), np.uint8)},
+    "zero points for all scales": {"z": np.ones((), np.int8)},
     "an axis that does not exist": {"axis": 2},
     "small blocks": {"block_size": 1},
     "no blocks": {"block_size": 0},
@@ -103,3 +103,12 @@ def test_malformed_quantized_weights_are_refused(change):
     assert run(dequantizing())
     with pytest.raises(GraphError):
         run(dequantizing(**change))
+
+
+def test_activations_are_not_rounded_where_weights_are_quantized():
+    weight = np.random.default_rng(0).integers(-127, 128, (96, 64)).astype(np.int8)
+    parameters = {"q": weight, "s": np.full(64, 0.01, np.float32)}
+    model = forward("w = DequantizeLinear<axis=1>(q, s)\ny = MatMul(x, w)", parameters, (96,))
+    x = numbers((5, 96))
+    (found,) = onnx_session.open_session(model, 1, "cpu").run(None, {"x": x})
+    np.testing.assert_allclose(found, x @ (weight * np.float32(0.01)), rtol=1e-5, atol=1e-5)
