@@ -40,7 +40,7 @@ class GraphKeywords(TypedDict, total=False):
     freeze: str | Sequence[str]
     """Patterns of parameters to freeze, even if `train` matches them."""
     recompute: bool
-    """Compute norms and activations twice, to save memory."""
+    """Compute layers twice, to save memory."""
     lora: LoraSetting | None
     """Train LoRA adapters only: a rank, `"8:*.q_proj"`, or an object of `edgeasync.lora`."""
     base: Base | None
