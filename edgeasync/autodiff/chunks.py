@@ -31,15 +31,25 @@ CLASSES_MIN = 256
 """Smallest number of classes in a chunk. Matrix products with fewer columns are slow."""
 
 
-class Head(NamedTuple):
-    """The last layer of a classifier: `scores = x weight + bias`, with the classes on axis 1."""
+class Product(NamedTuple):
+    """A product of activations with a weight, which may be quantized."""
 
-    nodes: list[Node]
-    """The nodes that compute the layer."""
     x: str
     weight: str
     axis: int
     """The axis of the weight that belongs to the classes."""
+
+
+class Head(NamedTuple):
+    """The last layer of a classifier, with the classes on axis 1 of its scores.
+
+    The scores are a sum of products and a bias. A layer has a single product, and its LoRA adapter
+    adds another one.
+    """
+
+    nodes: list[Node]
+    """The nodes that compute the layer."""
+    products: list[Product]
     bias: str
     """The bias per class, or "" if the layer has none."""
     classes: int
@@ -54,19 +64,19 @@ def find_head(prepared: ForwardGraph) -> Head | None:
     chunks = min(-(-bytes_per_example // CHUNK_BYTES), classes // CLASSES_MIN)
     if bytes_per_example < SCORES_BYTES_MIN or chunks < 2:
         return None
-    return _Search(prepared).head(classes, chunks)
+    return _Search(prepared, classes).head(chunks)
 
 
 class _Search:
-    """Walks from the scores back to the matrix product that computes them."""
+    """Walks from the scores back to the matrix products that compute them."""
 
-    def __init__(self, prepared: ForwardGraph) -> None:
-        self._prepared = prepared
+    def __init__(self, prepared: ForwardGraph, classes: int) -> None:
+        self._prepared, self._classes = prepared, classes
         self._makers = {name: node for node in prepared.nodes for name in node.outputs}
         self._reads = [name for node in prepared.nodes for name in free_inputs(node)]
-        self._nodes: list[Node] = []
+        self._nodes, self._products, self._biases = list[Node](), list[Product](), list[str]()
 
-    def head(self, classes: int, chunks: int) -> Head | None:
+    def head(self, chunks: int) -> Head | None:
         shapes, name = self._prepared.shapes, self._prepared.output
         node = self._take(name, "Transpose")
         if node is not None:
@@ -76,25 +86,28 @@ class _Search:
             name = node.inputs[0]
         elif len(shapes[name]) != 2:
             return None
-        name = self._unshaped(name, classes)
-        bias = ""
-        if (node := self._take(name, "Add")) is not None:
-            name, bias = node.inputs
-            if self._is_bias(name, classes):
-                name, bias = bias, name
-            if not self._is_bias(bias, classes):
-                return None
-            name = self._unshaped(name, classes)
-        node = self._take(name, "MatMul", "Gemm")
-        if node is None or (bias and node.inputs[2:]) or not self._is_plain(node, classes):
+        if not self._find_products(name) or self._biases[1:]:
             return None
-        bias = bias or "".join(node.inputs[2:])
+        return Head(self._nodes, self._products, "".join(self._biases), self._classes, chunks)
+
+    def _find_products(self, name: str) -> bool:
+        """Collect the products and biases whose sum is a tensor. Return whether that is possible."""
+        name, shapes = self._unshaped(name), self._prepared.shapes
+        node = self._take(name, "Add", "MatMul", "Gemm")
+        if node is None:
+            return False
+        if node.op == "Add":
+            self._biases += [each for each in node.inputs if self._is_bias(each)]
+            rest = [each for each in node.inputs if not self._is_bias(each)]
+            return all(shapes[each] == shapes[name] and self._find_products(each) for each in rest)
+        if not self._is_plain(node):
+            return False
+        self._biases += node.inputs[2:]
         weight, axis = self._weight(node.inputs[1], 0 if node.attributes.get("transB") else 1)
+        self._products.append(Product(node.inputs[0], weight, axis))
         maker, constants = self._makers.get(weight), self._prepared.constants
         known = weight in constants or weight in self._prepared.parameters
-        if not known and (maker is None or not is_quantized(maker, constants)):
-            return None
-        return Head(self._nodes, node.inputs[0], weight, axis, bias, classes, chunks)
+        return known or (maker is not None and is_quantized(maker, constants))
 
     def _take(self, name: str, *operators: str) -> Node | None:
         """Return the node that computes a tensor, if nothing but the last layer reads the tensor."""
@@ -104,23 +117,23 @@ class _Search:
         self._nodes.append(node)
         return node
 
-    def _unshaped(self, name: str, classes: int) -> str:
+    def _unshaped(self, name: str) -> str:
         """Skip a Reshape that keeps the classes on the last axis."""
-        node = self._makers.get(name)
-        if node is not None and node.op == "Reshape" and self._prepared.shapes[node.inputs[0]][-1:] == (classes,):
-            return node.inputs[0] if self._take(name, "Reshape") else name
-        return name
+        node, shapes = self._makers.get(name), self._prepared.shapes
+        if node is None or node.op != "Reshape" or shapes[node.inputs[0]][-1:] != (self._classes,):
+            return name
+        return node.inputs[0] if self._take(name, "Reshape") else name
 
-    def _is_bias(self, name: str, classes: int) -> bool:
+    def _is_bias(self, name: str) -> bool:
         prepared = self._prepared
         known = name in prepared.constants or name in prepared.parameters
-        return known and prepared.shapes[name] == (classes,) and prepared.dtypes[name] == FLOAT
+        return known and prepared.shapes[name] == (self._classes,) and prepared.dtypes[name] == FLOAT
 
-    def _is_plain(self, node: Node, classes: int) -> bool:
+    def _is_plain(self, node: Node) -> bool:
         shapes, plain = self._prepared.shapes, {"transA": 0, "alpha": 1.0, "beta": 1.0}
         if any(node.attributes.get(name, value) != value for name, value in plain.items()):
             return False
-        if node.inputs[2:] and not self._is_bias(node.inputs[2], classes):
+        if node.inputs[2:] and not self._is_bias(node.inputs[2]):
             return False
         return len(shapes[node.inputs[0]]) > 1 and len(shapes[node.inputs[1]]) == 2
 
@@ -199,8 +212,10 @@ class _Chunks:
 
     def __init__(self, graph: TrainingGraphBuilder, loss: CrossEntropy, head: Head) -> None:
         self._graph, self._head = graph, head
-        width = graph.static_shape(head.weight, "the last layer")[1 - head.axis]
-        self._x = graph.op("Reshape", head.x, graph.ints(-1, width))
+        self._rows = [
+            graph.op("Reshape", x, graph.ints(-1, graph.static_shape(weight, "the last layer")[1 - axis]))
+            for x, weight, axis in head.products
+        ]
         labels = graph.op("Reshape", TARGET, graph.ints(-1, 1))
         self._labels, self._weights = _weights(graph, loss, head.classes, labels)
         size = -(-head.classes // head.chunks)
@@ -211,9 +226,9 @@ class _Chunks:
         highest, logarithm, total = self._normalize()
         negative = op("Neg", op("Div", weights.own, weights.divisor))
         scale = op("Div", weights.total, weights.divisor)
-        done, at_x, at_weight, at_bias = logarithm, "", list[str](), list[str]()
+        done, found = logarithm, _Gradients(self._graph, self._head, self._rows)
         for span in self._spans:
-            rows, scores = self._scores(span, done)
+            columns, scores = self._scores(span, done)
             logarithms = op("Sub", op("Sub", scores, highest), logarithm)
             gradient = op("Mul", op("Exp", logarithms), scale)
             if weights.spread:
@@ -222,25 +237,8 @@ class _Chunks:
             inside, local = self._local(span)
             change = op("Where", inside, negative, self._graph.scalar(0.0))
             gradient = op("ScatterElements", gradient, local, change, axis=1, reduction="add")
-            done = gradient
-            if self._is_trained(self._head.weight):
-                pair = (gradient, self._x) if self._head.axis == 0 else (self._x, gradient)
-                at_weight.append(op("Gemm", *pair, transA=1))
-                done = at_weight[-1]
-            if self._is_trained(self._head.bias):
-                at_bias.append(op("ReduceSum", gradient, self._graph.ints(0), keepdims=0))
-            if self._is_trained(self._head.x):
-                added = [at_x] if at_x else []
-                done = at_x = op("Gemm", gradient, rows, *added, transB=self._head.axis)
-        found = {self._head.x: self._graph.reshape_like(at_x, self._head.x)} if at_x else {}
-        if at_weight:
-            found[self._head.weight] = op("Concat", *at_weight, axis=self._head.axis)
-        if at_bias:
-            found[self._head.bias] = op("Concat", *at_bias, axis=0)
-        return LossParts(op("Div", total, weights.divisor), weights.weight, found)
-
-    def _is_trained(self, name: str) -> bool:
-        return name in self._graph.active
+            done = found.add(gradient, columns)
+        return LossParts(op("Div", total, weights.divisor), weights.weight, found.by_tensor())
 
     def _normalize(self) -> tuple[str, str, str]:
         """Return each row's highest score, the logarithm of its sum of powers, and the total loss.
@@ -248,7 +246,7 @@ class _Chunks:
         The powers are those of the differences to the highest score.
         """
         op, graph, weights = self._graph.op, self._graph, self._weights
-        done, highs, sums, own, spread = self._x, list[str](), list[str](), "", ""
+        done, highs, sums, own, spread = self._rows[0], list[str](), list[str](), "", ""
         axis, lowest = graph.ints(1), graph.scalar(float(np.finfo(np.float32).min))
         for span in self._spans:
             _, scores = self._scores(span, done)
@@ -271,16 +269,18 @@ class _Chunks:
             loss = op("Add", loss, op("Mul", weights.spread, op("Sub", both, spread)))
         return highest, logarithm, op("ReduceSum", loss, keepdims=0)
 
-    def _scores(self, span: tuple[int, int], done: str) -> tuple[str, str]:
-        """Return the part of the weight that belongs to some classes, and the scores of these classes.
+    def _scores(self, span: tuple[int, int], done: str) -> tuple[list[str], str]:
+        """Return the parts of the weights that belong to some classes, and the scores of these classes.
 
         They are computed after the tensor `done`.
         """
-        graph, head = self._graph, self._head
-        start, stop = tie(graph, graph.ints(span[0]), done), graph.ints(span[1])
-        rows = add_part(graph, head.weight, head.axis, span, start)
-        bias = [graph.op("Slice", head.bias, start, stop, graph.ints(0))] if head.bias else []
-        return rows, graph.op("Gemm", self._x, rows, *bias, transB=1 - head.axis)
+        graph, bias = self._graph, self._head.bias
+        start = tie(graph, graph.ints(span[0]), done)
+        columns = [add_part(graph, weight, axis, span, start) for _, weight, axis in self._head.products]
+        added = [graph.op("Slice", bias, start, graph.ints(span[1]), graph.ints(0))] if bias else []
+        for rows, part, product in zip(self._rows, columns, self._head.products, strict=True):
+            added = [graph.op("Gemm", rows, part, *added, transB=1 - product.axis)]
+        return columns, added[0]
 
     def _local(self, span: tuple[int, int]) -> tuple[str, str]:
         """Return which labels are within a span of classes, and their places in it.
@@ -292,3 +292,40 @@ class _Chunks:
         first, last = self._graph.constant(np.int64(0)), self._graph.constant(np.int64(stop - start - 1))
         local = op("Clip", place, first, last)
         return op("Equal", local, place), local
+
+
+class _Gradients:
+    """Sums up the gradients of the loss at the inputs of the last layer, chunk by chunk."""
+
+    def __init__(self, graph: TrainingGraphBuilder, head: Head, rows: list[str]) -> None:
+        self._graph, self._head, self._rows = graph, head, rows
+        self._at_x: dict[int, str] = {}
+        self._at_weights: list[list[str]] = [[] for _ in rows]
+        self._at_bias = list[str]()
+
+    def add(self, gradient: str, columns: list[str]) -> str:
+        """Add the gradient at a chunk of scores, and return a tensor that is computed after it."""
+        op, active, done = self._graph.op, self._graph.active, gradient
+        if self._head.bias in active:
+            self._at_bias.append(op("ReduceSum", gradient, self._graph.ints(0), keepdims=0))
+        for place, (x, weight, axis) in enumerate(self._head.products):
+            if weight in active:
+                pair = (self._rows[place], gradient) if axis else (gradient, self._rows[place])
+                done = op("Gemm", *pair, transA=1)
+                self._at_weights[place].append(done)
+            if x in active:
+                before = [self._at_x[place]] if place in self._at_x else []
+                done = self._at_x[place] = op("Gemm", gradient, columns[place], *before, transB=axis)
+        return done
+
+    def by_tensor(self) -> dict[str, str]:
+        """Return the whole gradients by the tensors that they belong to."""
+        op, found = self._graph.op, dict[str, list[str]]()
+        for place, (x, weight, axis) in enumerate(self._head.products):
+            if place in self._at_x:
+                found.setdefault(x, []).append(self._graph.reshape_like(self._at_x[place], x))
+            if self._at_weights[place]:
+                found.setdefault(weight, []).append(op("Concat", *self._at_weights[place], axis=axis))
+        if self._at_bias:
+            found[self._head.bias] = [op("Concat", *self._at_bias, axis=0)]
+        return {name: self._graph.total(parts) for name, parts in found.items()}

@@ -46,8 +46,7 @@ class Model(nn.Module):
         return self.head(x).transpose(1, 2)
 
 
-@pytest.mark.parametrize("exporter", ["dynamo", "legacy"])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("exporter", "tied"), [("dynamo", True), ("legacy", False)])
 @pytest.mark.parametrize("train", [("*",), ("layers.*.norms.*",)], ids=str)
 def test_the_gradients_are_those_of_torch(train, tied, exporter, monkeypatch):
     monkeypatch.setattr(chunks, "SCORES_BYTES_MIN", 0)
