@@ -13,6 +13,7 @@ from edgeasync.autodiff.graph import FLOAT, Array
 from edgeasync.autodiff.layers import StoredLayer, find_layers, without_numbers
 from edgeasync.errors import GraphError
 from edgeasync.lora import LoRA
+from edgeasync.parameters import matches
 from edgeasync.structs import parse_json
 
 LORA = "edgeasync.lora"
@@ -25,9 +26,13 @@ _BASE = "::base"
 
 
 class AdaptedModel(msgspec.Struct, frozen=True):
-    """A serialized forward model with adapters, the names of their arrays, and a note for the user."""
+    """A serialized forward model with adapters, the names of their arrays, and a note for the user.
+
+    `lora` names the adapted layers in full.
+    """
 
     model: bytes
+    lora: LoRA
     names: tuple[str, ...]
     note: str
 
@@ -37,9 +42,10 @@ def adapters_of(layer: str) -> tuple[str, str]:
     return layer + _A, layer + _B
 
 
-def adapt(model: bytes, lora: LoRA) -> AdaptedModel:
+def adapt(model: bytes, lora: LoRA, train: Iterable[str] = ()) -> AdaptedModel:
     """Insert adapters beside the layers of a serialized model that `lora` names.
 
+    Layers whose weights match a pattern of `train` have none, because they are trained themselves.
     Only names and shapes of the weights matter, so quantized weights stay quantized. Raises
     `GraphError` if a pattern matches no layer, or if the model has adapters already.
     """
@@ -49,7 +55,11 @@ def adapt(model: bytes, lora: LoRA) -> AdaptedModel:
             "the model has LoRA adapters already; pass the model without them, or its export, in which they are "
             "merged"
         )
-    layers = find_layers(proto)
+    layers = {
+        name: layer
+        for name, layer in find_layers(proto).items()
+        if not any(matches(layer.weight, pattern) for pattern in train)
+    }
     for pattern in lora.patterns:
         if not any(msgspec.structs.replace(lora, targets=pattern).adapts(name) for name in layers):
             raise GraphError(_unmatched(pattern, layers))
@@ -68,12 +78,13 @@ def adapt(model: bytes, lora: LoRA) -> AdaptedModel:
         adapted = by_result.get(node.output[0]) if node.output else None
         nodes += [node] if adapted is None else _with_adapter(node, adapted)
     reading.replace_nodes(proto.graph, nodes)
-    _set(proto, lora)
+    exact = msgspec.structs.replace(lora, targets=",".join([layer.name for layer in chosen]))
+    helper.set_model_props(proto, {entry.key: entry.value for entry in proto.metadata_props} | metadata_of(exact))
     told = ", ".join(without_numbers([layer.name for layer in chosen]))
     count = sum(value.size for value in arrays.values())
     place = f"{len(chosen)} of {len(layers)} layers: {told}"
     note = f"trains LoRA adapters of rank {lora.rank} and alpha {lora.alpha:g}, {count} parameters, in {place}"
-    return AdaptedModel(proto.SerializeToString(), tuple(arrays), note)
+    return AdaptedModel(proto.SerializeToString(), exact, tuple(arrays), note)
 
 
 def _unmatched(pattern: str, layers: Mapping[str, StoredLayer]) -> str:
@@ -136,14 +147,22 @@ def settings_in(model: onnx.ModelProto) -> LoRA | None:
         raise GraphError(f"the model's metadata {LORA!r} is damaged ({error}); build the model again") from error
 
 
-def _set(model: onnx.ModelProto, lora: LoRA) -> None:
-    entry = model.metadata_props.add()
-    entry.key, entry.value = LORA, msgspec.json.encode(lora).decode()
+def metadata_of(lora: LoRA) -> dict[str, str]:
+    """Return the metadata of a model with these adapters."""
+    return {LORA: msgspec.json.encode(lora).decode()}
 
 
-def adapted_layers(model: onnx.ModelProto, arrays: Iterable[str]) -> list[StoredLayer]:
-    """Return the layers of a model to which adapters among `arrays` belong."""
-    names = {*arrays}
+def adapt_as(model: bytes, graph: bytes) -> bytes:
+    """Insert the adapters that a serialized training graph trains into a forward model without them."""
+    lora = settings_in(reading.read(graph))
+    if lora is None or settings_in(reading.read(model)) is not None:
+        return model
+    return adapt(model, lora).model
+
+
+def adapted_layers(model: onnx.ModelProto) -> list[StoredLayer]:
+    """Return the layers of a model that have an adapter."""
+    names = {entry.name for entry in model.graph.initializer}
     return [layer for layer in find_layers(model).values() if names.issuperset(adapters_of(layer.name))]
 
 
@@ -156,7 +175,7 @@ def merge(model: onnx.ModelProto) -> None:
     if lora is None:
         return
     values = {entry.name: entry for entry in model.graph.initializer}
-    layers = adapted_layers(model, values)
+    layers = adapted_layers(model)
     merged = [layer for layer in layers if not layer.is_quantized]
     reading.widen_weights(model, {layer.weight for layer in merged})
     stored = dict(reading.stored_tensors(model.graph))

@@ -84,9 +84,9 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
     if is_training_graph(model):
         raise GraphError("this is already a training graph; pass the forward model")
     if settings.lora is not None:
-        adapted = adapters.adapt(model, find_lora(settings.lora))
+        adapted = adapters.adapt(model, find_lora(settings.lora), settings.train or ())
         train = (*adapted.names, *(settings.train or ()))
-        made = _build_read(adapted.model, msgspec.structs.replace(settings, train=train))
+        made = _build_read(adapted.model, msgspec.structs.replace(settings, train=train, lora=adapted.lora))
         forward = made.forward or adapted.model
         return msgspec.structs.replace(made, notes=(adapted.note, *made.notes), forward=forward)
     return _build_read(model, settings)
@@ -286,6 +286,8 @@ def _metadata(prepared: ForwardGraph, loss: Loss, settings: GraphSettings) -> di
         if isinstance(loss, OnnxLoss)
         else msgspec.json.encode(loss).decode(),
     }
+    if settings.lora is not None:
+        found |= adapters.metadata_of(find_lora(settings.lora))
     if isinstance(loss, CrossEntropy):
         found["edgeasync.classes"] = str(prepared.shapes[prepared.output][1])
         if loss.ignored_label is not None:

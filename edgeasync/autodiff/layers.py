@@ -32,6 +32,12 @@ class StoredLayer(msgspec.Struct, frozen=True):
     """Whether the file stores the weight as (inputs, outputs)."""
     is_quantized: bool
 
+    @property
+    def has_torch_name(self) -> bool:
+        """Whether the weight may be that of a torch module with the layer's name."""
+        dotted = re.fullmatch(r"\w+(\.\w+)*", self.name) is not None
+        return dotted and self.weight.removesuffix("_quantized") == f"{self.name}.weight"
+
 
 class _Use(msgspec.Struct, frozen=True):
     """How a node uses a stored tensor: after which operators, and transposed or not."""

@@ -216,6 +216,9 @@ def schema(
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Option(help="Output file: .onnx for inference, .safetensors or .npz for arrays.")],
+    peft: Annotated[
+        bool, typer.Option("--peft", help="Write LoRA adapters for Hugging Face's PEFT, to the folder --out.")
+    ] = False,
     model: Annotated[
         Path | None, typer.Option(help="The forward model [default: the one in the run's folder].")
     ] = None,
@@ -225,13 +228,13 @@ def export(
     trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
-    """Export the model of a run as ONNX for inference, or as arrays.
+    """Export the model of a run as ONNX for inference, as arrays, or as adapters for PEFT.
 
     Works while the run's hub is running.
     """
     from edgeasync.cli.model import export_run
 
-    export_run(run, model, out, Printer(json=json), best=best, trust_code=trust_code)
+    export_run(run, model, out, Printer(json=json), best=best, peft=peft, trust_code=trust_code)
 
 
 @app.command()

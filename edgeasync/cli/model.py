@@ -12,13 +12,14 @@ from edgeasync.cli.output import Printer, print_table, remark_lines
 from edgeasync.cli.settings_flags import named_by_flag
 from edgeasync.config import convert
 from edgeasync.durable.files import check_out, replace_file
-from edgeasync.durable.run_folder import FORWARD_FILE
+from edgeasync.durable.run_folder import FORWARD_FILE, TRAINING_FILE
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.graphs.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
-from edgeasync.graphs.graph_model import HubGraph, read_model
+from edgeasync.graphs.graph_model import HubGraph, held_file, read_model
 from edgeasync.graphs.graph_process import load_graph_apart
 from edgeasync.graphs.model_file import VALUES_SUFFIX
 from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.graphs.peft import ADAPTERS_FILE, write_peft
 from edgeasync.host.wall_clock import written
 from edgeasync.ops.trained import TrainedModel, best_model, local_patterns, newest_model
 from edgeasync.plugins import is_name
@@ -139,19 +140,23 @@ def check_model(
 
 
 def export_run(
-    run: Path, forward: Path | None, out: Path, printer: Printer, *, best: bool, trust_code: bool
+    run: Path, forward: Path | None, out: Path, printer: Printer, *, best: bool, peft: bool, trust_code: bool
 ) -> None:
-    """Write a run's trained model, its newest or `best` version, as ONNX or as named arrays."""
-    check_suffix("--out", out)
+    """Write a run's trained model, its newest or `best` version.
+
+    The file is an ONNX model or named arrays. With `peft`, `out` is a folder for PEFT's files.
+    """
+    if not peft:
+        check_suffix("--out", out)
     if not run.is_dir():
         raise StorageError(f"{run}: no such folder; pass the folder of a hub's run")
-    source, content = forward or run / FORWARD_FILE, None
-    check_out("--out", out, source, run=run)
-    if out.suffix == ONNX_SUFFIX:
-        if forward is None and not source.exists():
-            raise ConfigError(f"{refuse_onnx('--out', out)}, or pass the trained forward model with --model")
-        content = read_model(source)
-    elif forward is not None:
+    source = forward or run / FORWARD_FILE
+    check_out("--out", out / ADAPTERS_FILE if peft else out, source, run=run)
+    needs_model = peft or out.suffix == ONNX_SUFFIX
+    if needs_model and forward is None and not source.exists():
+        refused = ConfigError(f"--peft: {run} has no ONNX model") if peft else refuse_onnx("--out", out)
+        raise ConfigError(f"{refused}, or pass the trained forward model with --model")
+    if not needs_model and forward is not None:
         raise ConfigError(
             f"--model {forward}: {out.name} stores arrays only; remove --model, or choose an --out that ends in "
             f"{ONNX_SUFFIX}"
@@ -159,10 +164,12 @@ def export_run(
     trained = (best_model if best else newest_model)(run, trust_code=trust_code)
     if local := local_patterns(run):
         trained.remarks.append(f"{', '.join(local)}: local to each device; the file contains the hub's values")
-    if content is None:
+    if not needs_model:
         write_arrays(out, trained.arrays, trained.metadata())
+    elif peft:
+        write_peft(out, _forward(source, run), trained.arrays)
     else:
-        replace_file(out, _exported(source, content, trained), private=False)
+        replace_file(out, _exported(source, _forward(source, run), trained), private=False)
     printer.result(
         _describe(out, trained),
         f"{out}: {len(trained.arrays)} trained arrays of {trained.source}",
@@ -171,15 +178,26 @@ def export_run(
     )
 
 
+def _forward(source: Path, run: Path) -> bytes:
+    """Return the forward model, with adapters if the run trains some. Raises `GraphError`."""
+    try:
+        from edgeasync.autodiff.adapters import adapt_as
+    except ModuleNotFoundError as error:
+        raise ConfigError("export needs the package onnx: pip install 'edgeasync[hub]'") from error
+    content, graph = read_model(source), held_file(run / TRAINING_FILE)
+    try:
+        return content if graph is None else adapt_as(content, graph)
+    except GraphError as error:
+        raise GraphError(f"{source}: {error}") from error
+
+
 def _exported(source: Path, content: bytes, trained: TrainedModel) -> bytes:
     """Return the forward model with the trained arrays.
 
     Raises `GraphError` or `ModelMismatchError`.
     """
-    try:
-        from edgeasync.autodiff.export import export_model
-    except ModuleNotFoundError as error:
-        raise ConfigError("export needs the package onnx: pip install 'edgeasync[hub]'") from error
+    from edgeasync.autodiff.export import export_model
+
     try:
         return export_model(content, trained.arrays, trained.metadata())
     except (GraphError, ModelMismatchError) as error:

@@ -175,7 +175,7 @@ def test_train_adds_parameters_and_everything_else_is_frozen():
     assert {parameter.name for parameter in built.spec.parameters} == {
         *[f"{layer}.lora_{part}.weight" for layer in ("fc", "q") for part in "AB"], "last.weight", "last.bias",
     }  # fmt: skip
-    assert built.notes == ("trains LoRA adapters of rank 2 and alpha 16, 68 parameters, in 2 of 7 layers: q, fc",)
+    assert built.notes == ("trains LoRA adapters of rank 2 and alpha 16, 68 parameters, in 2 of 6 layers: q, fc",)
     assert not built.warnings
 
 

@@ -1,0 +1,78 @@
+"""LoRA in a fleet: adapters are trained, exchanged or kept on a device, and exported."""
+
+import json
+import signal
+
+import numpy as np
+import onnx
+import pytest
+import safetensors.numpy
+
+from edgeasync import Agent, Hub, nn
+from edgeasync.durable.run_folder import MODEL_FILE
+from edgeasync.policies.optimizers import SGD
+from tests.integration.test_model_command import run_model, say, trained
+from tests.support.parts.small_runs import ANYWHERE
+from tests.support.programs.processes import until
+
+pytestmark = pytest.mark.process
+
+LAYERS = ("0.lora_A.weight", "0.lora_B.weight")
+
+
+def test_a_prebuilt_graph_is_trained_and_exported_in_both_ways(commands):
+    """The training graph names its adapters, so the forward model without them suffices for an export."""
+    nn.save(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), commands.folder / "base.onnx", (8,))
+    say(commands, "model", "build", "base.onnx", "--lora", "2:0", "--train", "2.bias", "--out", "graph.onnx")
+    hub = commands.start("hub", "--model", "graph.onnx", "--bind", ANYWHERE, "--run", "run", "--json")
+    address = hub.wait_for("listening")["detail"]
+    data = commands.data("pi.npz", examples=120)
+    commands.agent(address, "pi", data=data, step_s=0.0)
+    trained(address, 20, "pi")
+    hub.signal(signal.SIGTERM)
+    assert hub.wait() == 0
+    say(commands, "export", "run", "--model", "base.onnx", "--out", "tuned.onnx")
+    values = safetensors.numpy.load_file(commands.folder / "run" / MODEL_FILE)
+    assert {*values} == {*LAYERS, "2.bias"}
+    assert all(np.abs(values[name]).max() > 0.01 for name in LAYERS)
+    base = {
+        entry.name: onnx.numpy_helper.to_array(entry)
+        for entry in onnx.load(commands.folder / "base.onnx").graph.initializer
+    }
+    x = np.load(data)["x"]
+    first = base["0.weight"] + 16 / 2 * values[LAYERS[1]] @ values[LAYERS[0]]
+    hidden = np.maximum(x @ first.T + base["0.bias"], 0)
+    scores = hidden @ base["2.weight"].T + values["2.bias"]
+    content = (commands.folder / "tuned.onnx").read_bytes()
+    np.testing.assert_allclose(run_model(content, x), scores, rtol=1e-4, atol=1e-5)
+
+    say(commands, "export", "run", "--peft", "--model", "base.onnx", "--out", "tuned")
+    config = json.loads((commands.folder / "tuned/adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["target_modules"]) == (2, 16, ["0"])
+    assert config["modules_to_save"] == ["2"]
+    kept = safetensors.numpy.load_file(commands.folder / "tuned/adapter_model.safetensors")
+    expected = values | {"2.weight": base["2.weight"]}
+    assert {*kept} == {f"base_model.model.{name}" for name in expected}
+    for name, value in expected.items():
+        np.testing.assert_array_equal(kept[f"base_model.model.{name}"], value)
+    told = commands.run("export", "run", "--peft", "--out", "again")
+    assert told.returncode == 2
+    assert "--peft: run has no ONNX model, or pass the trained forward model with --model" in told.stderr
+
+
+def test_devices_keep_their_own_half_of_the_adapters(tmp_path):
+    """No one adapter serves both, but both share `A`."""
+    x = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    opposite = (x, x[:, 0] > 0), (x, x[:, 0] < 0)
+    base = nn.to_onnx(nn.Linear(4, 2), (4,), seed=0)
+    hub = Hub(base, lora=2, local=["*lora_B*"], run=tmp_path, bind=ANYWHERE, optimizer=SGD(learning_rate=0.1))
+    with (
+        hub,
+        Agent(hub.address, opposite[0], name="left") as left,
+        Agent(hub.address, opposite[1], name="right") as right,
+    ):
+        until(lambda: min(left.updates_answered, right.updates_answered) >= 20, "20 answers each")
+        assert {*hub.snapshot()} == {*LAYERS}
+        assert not hub.snapshot()["0.lora_B.weight"].any()
+        for agent, data in zip((left, right), opposite, strict=True):
+            assert agent.evaluate(data).accuracy > 0.9

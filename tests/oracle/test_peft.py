@@ -1,0 +1,184 @@
+"""LoRA adapters against PEFT: it loads the exported ones, and has the same outputs and gradients."""
+
+import sys
+
+import numpy as np
+import onnx
+import pytest
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+
+import edgeasync.torch
+from edgeasync import Hub, join
+from edgeasync.autodiff.build import build_training_graph
+from edgeasync.autodiff.export import export_model
+from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.errors import ConfigError, GraphError
+from edgeasync.graphs.peft import write_peft
+from edgeasync.lora import LoRA
+from tests.support.models.gradients import forward, numbers, run, session
+from tests.support.pages.documents import ROOT
+from tests.support.programs.processes import PATIENCE_S
+
+nn = torch.nn
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's exporters and PEFT warn of themselves
+
+
+class Mixed(nn.Module):
+    """A module with each kind of layer, and with names that contain one another."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(6, 8, 3, stride=2, padding=1)
+        self.point = nn.Conv1d(8, 8, 1, bias=False)
+        self.norm = nn.LayerNorm(8)
+        self.blocks = nn.ModuleList(
+            [nn.ModuleDict({"q_proj": nn.Linear(8, 8), "o_proj": nn.Linear(8, 8, bias=False)}) for _ in range(2)]
+        )
+        self.score = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.norm(self.point(torch.tanh(self.conv(x))).transpose(1, 2))
+        for block in self.blocks:
+            x = x + block["o_proj"](torch.tanh(block["q_proj"](x)))
+        return self.score(x.mean(1))
+
+
+def mixed():
+    torch.manual_seed(3)
+    module = Mixed()
+    x = numbers((4, 6, 10), 1)
+    return module, edgeasync.torch.to_onnx(module, torch.from_numpy(x)).SerializeToString(), x, np.arange(4) % 3
+
+
+def llama():
+    """The language model of the example, and Hugging Face's with the same weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - seconds
+
+    sys.path.insert(0, str(ROOT / "examples/small_lm"))
+    try:
+        from make_model import Shape, make_model  # noqa: PLC0415
+    finally:
+        sys.path.pop(0)
+    shape = Shape(layers=2, hidden=32, intermediate=48, heads=4, key_value_heads=2, vocabulary=40, tokens=7)
+    proto = make_model(shape)
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True, rms_norm_eps=1e-5, attn_implementation="eager",
+    )  # fmt: skip
+    module = LlamaForCausalLM(config)
+    weights = {
+        entry.name: torch.from_numpy(onnx.numpy_helper.to_array(entry).copy()) for entry in proto.graph.initializer
+    }
+    told = module.load_state_dict(weights, strict=False)
+    assert told.missing_keys == ["lm_head.weight"]
+    assert not told.unexpected_keys
+    words = np.random.default_rng(0).integers(0, 40, (3, 8))
+    return module, proto.SerializeToString(), words[:, :-1], words[:, 1:]
+
+
+def scores_of(model, x):
+    found = model(torch.from_numpy(x))
+    return getattr(found, "logits", found).transpose(1, -1)  # the axis of classes comes second
+
+
+@pytest.mark.parametrize(
+    ("make", "lora", "train"),
+    [
+        (mixed, LoRA(rank=2, alpha=5.0), None),
+        (mixed, LoRA(rank=3, targets="*.q_proj,conv"), ("score.*", "norm.weight")),
+        (llama, LoRA(rank=4, targets="*.[qv]_proj,*.down_proj"), None),
+    ],
+    ids=["all layers", "a head besides", "llama"],
+)
+def test_peft_loads_adapters_and_agrees(make, lora, train, tmp_path):
+    module, content, x, target = make()
+    built = build_training_graph(content, GraphSettings(lora=lora, train=train))
+    shapes = {parameter.name: parameter.shape for parameter in built.spec.parameters}
+    arrays = {name: 0.3 * numbers(shape, seed) for seed, (name, shape) in enumerate(shapes.items())}
+    write_peft(tmp_path / "tuned", built.forward, arrays)
+    tuned = peft.PeftModel.from_pretrained(module, tmp_path / "tuned", is_trainable=True).eval()
+    before = scores_of(tuned.get_base_model(), x) if train is None else None
+    scores = scores_of(tuned, x)
+    assert before is None or (before - scores).abs().max() < 1e-6  # the base model contains the adapters
+
+    opened = session(export_model(built.forward, arrays))
+    (exported,) = opened.run(None, {opened.get_inputs()[0].name: x})
+    np.testing.assert_allclose(exported, scores.detach(), rtol=1e-5, atol=1e-5)
+
+    graph = build_training_graph(content, GraphSettings(lora=lora, train=train))
+    vector = graph.spec.flatten(arrays)
+    filled = type(graph)(graph.model, graph.spec, vector)
+    feeds = {opened.get_inputs()[0].name: x, "target": target.astype(np.int64)}
+    results = run(filled, feeds)
+    loss = nn.functional.cross_entropy(scores, torch.from_numpy(feeds["target"]))
+    loss.backward()
+    np.testing.assert_allclose(results["loss"], loss.item(), rtol=1e-5)
+    slopes = {
+        name.removeprefix("base_model.model.").replace(".default", "").replace(".modules_to_save", ""): slope
+        for name, tensor in tuned.named_parameters()
+        if tensor.requires_grad and (slope := tensor.grad) is not None
+    }
+    for name in shapes:
+        exact = slopes[name].numpy()
+        assert np.abs(results[f"{name}.grad"] - exact).max() <= 1e-4 * np.abs(exact).max(), name
+
+
+def test_names_that_torch_has_not_are_refused_with_the_list(tmp_path):
+    weights = {"first": numbers((4, 4)), "fc_weight": numbers((4, 4), 1)}
+    content = forward("h = MatMul(x, first)\ny = MatMul(h, fc_weight)", weights, (4,))
+    built = build_training_graph(content, GraphSettings(loss="mse", lora=2))
+    arrays = built.spec.views(built.initial)
+    with pytest.raises(GraphError, match=r"names in torch, but these are others: fc_weight, first; .*safetensors"):
+        write_peft(tmp_path / "tuned", built.forward, arrays)
+    assert not (tmp_path / "tuned").exists()
+    with pytest.raises(ConfigError, match="has no LoRA adapters"):
+        write_peft(tmp_path / "tuned", content, {})
+    _, content, _, _ = mixed()
+    built = build_training_graph(content, GraphSettings(lora="2:score", train=("score.bias",)))
+    with pytest.raises(
+        GraphError, match="PEFT cannot load adapters together with other arrays of the same module: score"
+    ):
+        write_peft(tmp_path / "tuned", built.forward, built.spec.views(built.initial))
+
+
+def test_the_initial_values_are_those_of_peft():
+    """Both draw from the same range, and start from the model itself."""
+    module, content, _, _ = mixed()
+    built = build_training_graph(content, GraphSettings(lora=LoRA(rank=64)))
+    tuned = peft.get_peft_model(module, peft.LoraConfig(r=64, target_modules=["score", "conv"]))
+    own = built.spec.views(built.initial)
+    for layer in ("score", "conv"):
+        theirs = tuned.get_parameter(f"base_model.model.{layer}.lora_A.default.weight").detach().numpy()
+        ours = own[f"{layer}.lora_A.weight"]
+        assert ours.shape == theirs.shape
+        np.testing.assert_allclose([ours.min(), ours.max()], [theirs.min(), theirs.max()], rtol=0.05)
+        np.testing.assert_allclose(ours.std(), theirs.std(), rtol=0.1)
+        assert not own[f"{layer}.lora_B.weight"].any()
+
+
+def test_a_module_with_peft_joins(tmp_path):
+    """Only its adapters and what it saves besides are exchanged."""
+
+    def make():
+        module, _, x, target = mixed()
+        torch.manual_seed(0)
+        config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["score"])
+        return peft.get_peft_model(module, config), torch.from_numpy(x), torch.from_numpy(target)
+
+    module, x, target = make()
+    trained = {name for name, entry in module.named_parameters() if entry.requires_grad}
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    with (
+        Hub(edgeasync.torch.model(make()[0]), run=tmp_path, bind="tcp://127.0.0.1:*") as hub,
+        join(hub.address, module, optimizer, timeout_s=PATIENCE_S) as session,
+    ):
+        for _ in range(8):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(x), target).backward()
+            optimizer.step()
+        assert {*hub.snapshot()} == trained
+    assert session.exchanges
+    assert len(trained) == 2 * 2 + 2
