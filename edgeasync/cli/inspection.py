@@ -49,10 +49,11 @@ def _training_rows(training: TrainingSummary) -> list[tuple[str, str]]:
         f"{training.parameters:,} trained, {training.statistics:,} running statistics, {training.frozen:,} frozen"
     )
     exchange = f"{_size(up.bytes)} up ({up.codec}), {_size(down.bytes)} down ({down.codec})"
+    base = f" and a base of {_size(training.base_bytes)}" if training.base_bytes else ""
     rows = [
         ("trained", f"{training.output} with {training.loss}, {_tensor(training.target)}"),
         ("values", values),
-        ("graph", f"{training.graph_nodes:,} nodes, {_size(training.graph_bytes)}, received once"),
+        ("graph", f"{training.graph_nodes:,} nodes, {_size(training.graph_bytes)}{base}, received once"),
         ("exchange", f"{exchange}; {_size(whole.bytes)} when joining ({whole.codec})"),
     ]
     if (step := training.step) is None:

@@ -54,17 +54,23 @@ def split_base(graph: Buffer, folder: Path) -> SplitGraph:
     The file is named after its content. It is not written again if it exists. Return the same graph
     if its frozen values are few. Raises `StorageError`.
     """
+    nbytes = base_bytes_of(graph)
+    if not nbytes:
+        return SplitGraph(graph, None)
     view = memoryview(graph).cast("B")
     values = list(_values(view))
-    nbytes = sum(_aligned(len(value)) for value in values)
-    if nbytes < BASE_BYTES_MIN:
-        return SplitGraph(graph, None)
     parts = [part for value in values for part in (value, _PADDING[: _aligned(len(value)) - len(value)])]
     base = Base(_hash(parts), nbytes)
     file = folder / base.file_name
     if not holds(file, base):
         replace_file(file, *parts)
     return SplitGraph(b"".join(_rewritten(view, base)), base)
+
+
+def base_bytes_of(graph: Buffer) -> int:
+    """Return the size of a graph's base, or 0 if its frozen values are few."""
+    nbytes = sum(_aligned(len(value)) for value in _values(memoryview(graph).cast("B")))
+    return nbytes if nbytes >= BASE_BYTES_MIN else 0
 
 
 def holds(file: Path, base: Base) -> bool:

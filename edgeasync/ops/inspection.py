@@ -12,6 +12,7 @@ from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.errors import GraphError, with_flags
 from edgeasync.graphs.graph_process import describe_model_apart, load_graph_apart, memory_bytes_max
 from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.graphs.split_base import base_bytes_of
 from edgeasync.graphs.step_process import MeasuredStep, measure_step
 from edgeasync.host.readings import Readings
 from edgeasync.measurements.device import DeviceMeasurements
@@ -54,9 +55,10 @@ class TrainingSummary(msgspec.Struct, frozen=True):
     """What is trained, and the cost.
 
     `output` is the tensor that the loss compares with `target`. `frozen` is the number of values
-    that are not trained. `graph_bytes` is the size of the training graph, which a device receives
-    once. `step` was measured on this machine with `threads` cores, an agent's default; it is null
-    if the step failed, and `step_problem` is the reason.
+    that are not trained. `graph_bytes` is the size of the training graph, and `base_bytes` that of
+    its frozen values, if they are a file of their own. A device receives both once. `step` was
+    measured on this machine with `threads` cores, an agent's default; it is null if the step
+    failed, and `step_problem` is the reason.
     """
 
     output: str
@@ -68,6 +70,7 @@ class TrainingSummary(msgspec.Struct, frozen=True):
     arrays: list[ArrayInfo]
     graph_nodes: int
     graph_bytes: int
+    base_bytes: int
     exchange: ExchangeSize
     threads: int
     step: MeasuredStep | None
@@ -130,6 +133,7 @@ def _training(graph: bytes, spec: ParameterSpec, model: OnnxModel, batch_size: i
     except GraphError as error:
         problem = str(error)
     proto = onnx.load_model_from_string(graph)
+    base_bytes = base_bytes_of(graph)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     return TrainingSummary(
         output=metadata["edgeasync.output"],
@@ -140,7 +144,8 @@ def _training(graph: bytes, spec: ParameterSpec, model: OnnxModel, batch_size: i
         frozen=frozen_values(proto),
         arrays=[ArrayInfo(each.name, list(each.shape), each.role) for each in spec.parameters],
         graph_nodes=len(proto.graph.node),
-        graph_bytes=len(graph),
+        graph_bytes=len(graph) - base_bytes,
+        base_bytes=base_bytes,
         exchange=usual_exchange(spec),
         threads=section.cores_used,
         step=step,

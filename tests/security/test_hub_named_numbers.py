@@ -118,6 +118,20 @@ def test_settings_as_they_are_meant_to_be_are_welcome():
     )
 
 
+def test_a_base_without_a_graph_is_no_welcome():
+    device = EngineBench().hears(msgspec.structs.replace(WELCOME, base="0" * 64, base_bytes=1))
+    assert device.core.link == "handshake"
+    assert "names a base, but no graph" in device.core.handshake.unreadable
+
+
+@pytest.mark.parametrize("nbytes", [0, 2**53])
+def test_a_base_of_an_impossible_size_ends_the_device(nbytes):
+    welcome = msgspec.structs.replace(WELCOME, graph="1" * 64, graph_bytes=1, base="0" * 64, base_bytes=nbytes)
+    device = DeviceBench().hears(welcome)
+    (end,) = [effect for effect in device.effects if isinstance(effect, EndAgent)]
+    assert f"base has {nbytes} bytes" in str(end.error)
+
+
 @pytest.mark.parametrize("seq_last", [SEQ_MAX + 1, 2**53])
 def test_a_number_that_leaves_none_for_an_update_is_no_welcome(seq_last):
     device = EngineBench().hears(msgspec.structs.replace(WELCOME, seq_last=seq_last))

@@ -37,6 +37,14 @@ def test_a_file_that_trains(inspected):
     assert training.step.memory_bytes > 20e6, "a Python with numpy and onnxruntime"
 
 
+def test_large_frozen_values_are_a_base(inspected):
+    layers = nn.Linear(8, 600), nn.ReLU(), nn.Linear(600, 600), nn.ReLU(), nn.Linear(600, 3)
+    found = inspected(nn.to_onnx(nn.Sequential(*layers), (8,)).SerializeToString(), train=("4.*",)).training
+    assert 0 <= found.base_bytes - 4 * (600 * 600 + 8 * 600 + 2 * 600) < 1024
+    assert found.graph_bytes < 10_000
+    assert inspected(forward_model()).training.base_bytes == 0
+
+
 def test_statistics(inspected):
     layers = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     found = inspected(nn.to_onnx(layers, (6,)).SerializeToString()).training
