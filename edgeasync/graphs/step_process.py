@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from edgeasync.errors import EdgeAsyncError, GraphError
+from edgeasync.graphs.split_base import split_base
 from edgeasync.host.child_process import end_with_parent, last_line, limit_memory, run_module
 from edgeasync.parameters import ParameterSpec
 from edgeasync.policies.optimizers import SGD
@@ -35,9 +36,13 @@ class MeasuredStep(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
+_GRAPH = "training.onnx"
+
+
 class _Request(msgspec.Struct):
-    graph: str
-    """Path of the training graph."""
+    folder: str
+    """Folder of the training graph, and of its base if it has one."""
+    has_base: bool
     spec: ParameterSpec
     batch_size: int
     threads: int
@@ -50,13 +55,15 @@ def measure_step(
     """Train on arbitrary examples in a new process, on `threads` cores.
 
     `s_max` limits the time of the whole measurement, and `bytes_max` the memory of the process, not
-    counting libraries. Raises `GraphError` if a limit is exceeded, or if a step fails.
+    counting libraries. Raises `GraphError` if a limit is exceeded, or if a step fails, and
+    `StorageError` if the temporary folder cannot be written.
     """
     folder = TemporaryFolder("step-")
     try:
-        file = folder.path / "training.onnx"
-        file.write_bytes(graph)
-        request = msgspec.json.encode(_Request(str(file), spec, batch_size, threads, bytes_max))
+        split = split_base(graph, folder.path)  # as on a device, which maps the base
+        (folder.path / _GRAPH).write_bytes(split.graph)
+        has_base = split.base is not None
+        request = msgspec.json.encode(_Request(str(folder.path), has_base, spec, batch_size, threads, bytes_max))
         ended = run_module(__name__, request, s_max)
     except subprocess.TimeoutExpired:
         raise GraphError(f"the first steps took longer than {s_max:g} s") from None
@@ -96,8 +103,14 @@ def main() -> None:
 
 
 def _measure(request: _Request) -> MeasuredStep:
-    spec = request.spec
-    gradient = GraphGradient(Path(request.graph).read_bytes(), spec, threads=request.threads, provider="cpu")
+    spec, folder = request.spec, Path(request.folder)
+    gradient = GraphGradient(
+        (folder / _GRAPH).read_bytes(),
+        spec,
+        threads=request.threads,
+        provider="cpu",
+        base_folder=folder if request.has_base else None,
+    )
     x, y = gradient.arbitrary_batch(request.batch_size)
     optimizer = LocalOptimizer((SGD(learning_rate=1e-6),), spec)
     parameters = np.random.default_rng(0).standard_normal(spec.length, np.float32)

@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
+from edgeasync.graphs.split_base import split_base
 from edgeasync.training import onnx_session
 from edgeasync.training.graph_check import check_graph
 from tests.support.models.gradients import forward, numbers
@@ -112,3 +113,32 @@ def test_activations_are_not_rounded_where_weights_are_quantized():
     x = numbers((5, 96))
     (found,) = onnx_session.open_session(model, 1, "cpu").run(None, {"x": x})
     np.testing.assert_allclose(found, x @ (weight * np.float32(0.01)), rtol=1e-5, atol=1e-5)
+
+
+def test_float32_constants_are_counted_wherever_their_values_are(tmp_path):
+    weights = {"w": numbers((600, 800), 0), "v": numbers((800, 5), 1), "b": numbers((5,), 2)}
+    text = "h = MatMul(x, w)\nr = Relu(h)\na = MatMul(r, v)\ny = Add(a, b)"
+    graph = build_training_graph(forward(text, weights, (600,)), GraphSettings(loss="mse", train=("b",)))
+    constants = 4 * (600 * 800 + 800 * 5)
+    nbytes = onnx_session.float_bytes(graph.model)
+    assert constants <= nbytes < constants + 100  # and scalars of the loss
+    split = split_base(graph.model, tmp_path)
+    assert split.base is not None
+    assert onnx_session.float_bytes(split.graph) == nbytes
+    changed = onnx.load_from_string(graph.model)
+    (large,) = [entry for entry in changed.graph.initializer if list(entry.dims) == [600, 800]]
+    large.CopyFrom(numpy_helper.from_array(np.ones((600, 800), np.int8), large.name))
+    assert onnx_session.float_bytes(changed.SerializeToString()) == nbytes - 4 * 600 * 800
+
+
+@pytest.mark.parametrize(("bytes_max", "disabled"), [(1 << 30, False), (100, True)])
+def test_only_constants_of_small_graphs_are_packed(monkeypatch, bytes_max, disabled):
+    monkeypatch.setattr(onnx_session, "PACKED_BYTES_MAX", bytes_max)
+    text = forward("h = MatMul(x, w)\ny = Add(h, b)", {"w": numbers((8, 8), 0), "b": numbers((8,), 2)}, (8,))
+    graph = build_training_graph(text, GraphSettings(loss="mse", train=("b",)))
+    options = onnx_session.open_session(graph.model, 1, "cpu").get_session_options()
+    if disabled:
+        assert options.get_session_config_entry("session.disable_prepacking") == "1"
+    else:
+        with pytest.raises(RuntimeError):
+            options.get_session_config_entry("session.disable_prepacking")
