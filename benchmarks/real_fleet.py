@@ -76,7 +76,7 @@ def read_story(run: Path) -> Story:
             raise RuntimeError(f"{run}: the journal begins at version {replay.beginning.version}; run it shorter")
         replay.tell(note)
         models.append(replay.snapshot.vector)
-        return Story(models, replay.devices(), steps, alarms, warned, replay.summary()["rollbacks"])
+        return Story(models, replay.devices(), steps, alarms, warned, replay.summary().rollbacks)
     finally:
         replay.close()
 

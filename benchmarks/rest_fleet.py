@@ -168,7 +168,7 @@ class _Run(VirtualFleet):
             person.factor = factor
 
     def _change_data(self) -> None:
-        self.outcome.period_s = self.hub.core.policy_engine.describe()["cadence"]["rest_period_s"]
+        self.outcome.period_s = self.hub.core.policy_engine.describe()["cadence"].rest_period_s
         if self.case.change == "joins":
             self._join(self._newcomer, 1.0)
             return

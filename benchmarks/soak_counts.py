@@ -93,11 +93,11 @@ def read_run(run: Path) -> Counted:
     finally:
         replay.close()
     return Counted(
-        {one["id"]: (one["seq_last"], one["updates_applied"]) for one in summary["devices"]},
-        summary["updates_applied"],
-        summary["updates_rejected"],
-        summary["updates_buffered"],
-        summary["duplicates"],
+        {one.id: (one.seq_last, one.updates_applied) for one in summary.devices},
+        summary.updates_applied,
+        summary.updates_rejected,
+        summary.updates_buffered,
+        summary.duplicates,
         outcomes,
         tuple(twice),
         same_model,

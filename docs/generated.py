@@ -5,30 +5,24 @@ import re
 import types
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any, get_type_hints
+from typing import Any, Union, get_origin, get_type_hints
 
 import msgspec
 import typer
+from msgspec import UnsetType
 
 import edgeasync
 from docs.draw import BOUND
 from docs.messages import messages
 from edgeasync import errors, nn
-from edgeasync.autodiff.check import GradientCheck
-from edgeasync.autodiff.contents import ModelContents, TensorInfo
 from edgeasync.cli.main import app
 from edgeasync.cli.mistakes import Commands
+from edgeasync.cli.schemas import OUTPUTS, structs_in
 from edgeasync.cli.settings import FILES
 from edgeasync.cli.settings_flags import GroupedCommand
-from edgeasync.durable.run_events import ReplayedEvaluation, ReplayedUpdate, RunEvent
-from edgeasync.durable.run_replay import Beginning
-from edgeasync.durable.verification import Verified
-from edgeasync.graphs.step_process import MeasuredStep
-from edgeasync.ops.inspection import ArrayInfo, ExchangeSize, Inspection, Payload, TrainingSummary
-from edgeasync.ops.runs import BestVersion, CheckpointSummary, Mark, RunSummary
 from edgeasync.policies.catalogue import Kind, catalogue
 from edgeasync.sdk.service import Service
-from edgeasync.setting_keys import SettingKey, keys_of, tables_of, to_toml
+from edgeasync.setting_keys import SettingKey, keys_of, meanings_of, tables_of, to_toml
 
 MARK = re.compile(r"^<!-- generated: (\w+)(?: (\S+))? -->$", re.MULTILINE)
 
@@ -37,7 +31,7 @@ def fill(text: str) -> str:
     """Insert the generated part after every mark of a page."""
 
     def generate(found: re.Match[str]) -> str:
-        part = settings(found[2]) if found[1] == "settings" else GENERATORS[found[1]]()
+        part = GENERATORS[found[1]]() if found[2] is None else PARTS[found[1]](found[2])
         return f"{found[0]}\n\n{part}\n"
 
     return MARK.sub(generate, text)
@@ -264,53 +258,29 @@ def _argument(field: msgspec.structs.FieldInfo) -> str:
 # -- what `--json` prints ---------------------------------------------------------------------------------------
 
 
-def replay_keys() -> str:
-    """Return the keys of the lines of `edgeasync replay --json`."""
-    return "\n\n".join(
-        _keys(struct) for struct in (Beginning, ReplayedUpdate, ReplayedEvaluation, RunEvent, Verified)
-    )
+def output(name: str) -> str:
+    """Return the keys of the objects that a command prints with `--json`.
 
-
-def runs_keys() -> str:
-    """Return the keys of the lines of `edgeasync runs --json`."""
-    return "\n\n".join(_keys(struct) for struct in (RunSummary, Mark, BestVersion, CheckpointSummary))
-
-
-def inspection_keys() -> str:
-    """Return the keys of the object of `edgeasync model inspect --json`."""
-    structs = (
-        Inspection,
-        ModelContents,
-        TensorInfo,
-        TrainingSummary,
-        ArrayInfo,
-        ExchangeSize,
-        Payload,
-        MeasuredStep,
-    )
-    return "\n\n".join(_keys(struct) for struct in structs)
-
-
-def check_keys() -> str:
-    """Return the keys of the objects in `gradients` of `edgeasync model check --json`."""
-    return _keys(GradientCheck)
-
-
-def policies_keys() -> str:
-    """Return the keys of the objects of `edgeasync policies --json`."""
-    return "\n\n".join(_keys(struct) for struct in (Kind, SettingKey))
+    `name` may be followed by a colon and the name of one struct.
+    """
+    command, _, one = name.partition(":")
+    structs = [struct for struct in structs_in(OUTPUTS[command].objects) if one in ("", struct.__name__)]
+    return "\n\n".join(map(_keys, structs))
 
 
 def _keys(struct: type[msgspec.Struct]) -> str:
-    hints = get_type_hints(struct)
-    rows = [[f"`{name}`", _type(hints[name])] for name in struct.__struct_fields__]
+    hints, meanings = get_type_hints(struct), meanings_of(struct)
+    rows = [[f"`{name}`", _type(hints[name]), meanings.get(name, "")] for name in struct.__struct_fields__]
+    head = ["key", "type", "meaning"]
+    if not meanings:
+        rows, head = [row[:2] for row in rows], head[:2]
     words = " ".join((struct.__doc__ or "").split())
-    return f"**{struct.__name__}.** {words}\n\n{table(['key', 'type'], rows)}"
+    return f"**{struct.__name__}.** {words}\n\n{table(head, rows)}"
 
 
 def _type(hint: Any) -> str:
-    if isinstance(hint, types.UnionType):
-        return " or ".join(_type(each) for each in hint.__args__)
+    if get_origin(hint) in (types.UnionType, Union):
+        return " or ".join(_type(each) for each in hint.__args__ if each is not UnsetType)
     names = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", Any: "any"}
     if hint in names:
         return names[hint]
@@ -398,11 +368,9 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "policies": policies,
     "python": python,
-    "replay_keys": replay_keys,
-    "runs_keys": runs_keys,
-    "policies_keys": policies_keys,
-    "inspection_keys": inspection_keys,
-    "check_keys": check_keys,
     "error_classes": error_classes,
     "error_messages": error_messages,
 }
+
+PARTS: dict[str, Callable[[str], str]] = {"output": output, "settings": settings}
+"""The generators whose mark has an argument."""

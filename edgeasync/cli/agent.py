@@ -1,12 +1,12 @@
 """`edgeasync agent`."""
 
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
 from edgeasync.cli.device import hang_of, read_settings, state_folder
 from edgeasync.cli.output import Printer
+from edgeasync.cli.outputs import AgentProgress
 from edgeasync.cli.serving import serve
 from edgeasync.cli.settings_flags import Flags
 from edgeasync.cli.under_systemd import find_notifier
@@ -73,7 +73,8 @@ class _Command:
         finally:
             self._folder.close()
         agent = self._runs.agent
-        self._printer.figures("stopped", {"reason": reason, **_figures(agent)}, f"{reason}: {_work_done(agent)}")
+        totals = replace(_figures(agent), reason=reason)
+        self._printer.figures("stopped", totals, f"{reason}: {_work_done(agent)}")
 
     def _begin(self) -> AgentRuntime:
         """Open the state folder for the next start, and create the agent."""
@@ -114,7 +115,7 @@ class _Command:
             return
         self._told = agent.training.gate.steps_total
         self._tell_systemd(_work_done(agent))
-        figures = _figures(agent) | {"round_trip_s": agent.core.round_trip_s}
+        figures = replace(_figures(agent), round_trip_s=agent.core.round_trip_s)
         self._printer.figures("progress", figures, _work_done(agent))
 
     def _tell_systemd(self, sentence: str) -> None:
@@ -137,12 +138,12 @@ def _detail(report: DeviceReport, agent: AgentRuntime) -> str:
     return f"{agent.address}: {report.detail}" if report.event == "waiting" or of_several else report.detail
 
 
-def _figures(agent: AgentRuntime) -> dict[str, Any]:
-    return {
-        "steps": agent.training.gate.steps_total,
-        "updates_answered": agent.core.work.updates_answered,
-        "day_left_bytes": agent.day_left_bytes,
-    }
+def _figures(agent: AgentRuntime) -> AgentProgress:
+    return AgentProgress(
+        steps=agent.training.gate.steps_total,
+        updates_answered=agent.core.work.updates_answered,
+        day_left_bytes=agent.day_left_bytes,
+    )
 
 
 def _work_done(agent: AgentRuntime) -> str:

@@ -22,6 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from edgeasync.cli.output import Printer, event_line
+from edgeasync.cli.outputs import DemoDevice, DemoResult
 from edgeasync.cli.serving import ending_signals
 from edgeasync.cli.status import device_table
 from edgeasync.data.dataset import Dataset
@@ -102,30 +103,29 @@ def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, print
     trained, newest = folder / TRAINED_FILE, newest_model(folder)
     replace_file(trained, export_model((folder / FORWARD_FILE).read_bytes(), newest.arrays, newest.metadata()))
     accuracy = measure_accuracy(trained.read_bytes(), held_out)
-    result = {
-        "accuracy": round(accuracy, 4),
-        "devices_total": devices,
-        "dropped": show.counts["lost"],
-        "rejoined": show.counts["rejoined"],
-        "updates_applied": status["updates_applied"],
-        "updates_rejected": status["updates_rejected"],
-        "duplicates": status["duplicates"],
-        "seconds": round(time.monotonic() - started_s, 1),
-        "model": str(trained.resolve()),
-        "devices": {
-            device["id"]: {
-                "updates_applied": device["updates_applied"],
-                "examples_per_s": device["examples_per_s"],
-            }
+    result = DemoResult(
+        accuracy=round(accuracy, 4),
+        devices_total=devices,
+        dropped=show.counts["lost"],
+        rejoined=show.counts["rejoined"],
+        updates_applied=status["updates_applied"],
+        updates_rejected=status["updates_rejected"],
+        duplicates=status["duplicates"],
+        seconds=round(time.monotonic() - started_s, 1),
+        model=str(trained.resolve()),
+        devices={
+            device["id"]: DemoDevice(
+                updates_applied=device["updates_applied"], examples_per_s=device["examples_per_s"]
+            )
             for device in status["devices"]
         },
-    }
+    )
     printer.result(
         result,
         *[f"{device['id']:<12} sent {device['updates_applied']} updates" for device in status["devices"]],
         f"accuracy on {len(held_out)} digits that no agent had: {accuracy:.1%}",
-        f"dropped {result['dropped']}, rejoined {result['rejoined']}, in {result['seconds']} s",
-        f"the model: {result['model']}",
+        f"dropped {result.dropped}, rejoined {result.rejoined}, in {result.seconds} s",
+        f"the model: {result.model}",
     )
 
 

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from edgeasync.cli.mistakes import check_settings_file
 from edgeasync.cli.output import Printer, print_table
+from edgeasync.cli.outputs import HubCheck, HubProgress, HubTotals
 from edgeasync.cli.serving import serve
 from edgeasync.cli.settings_flags import Flags, apply_flags, model_of, named_by_flag
 from edgeasync.cli.under_systemd import find_notifier
 from edgeasync.config import convert, expanded, read_toml
 from edgeasync.core.hub.effects import HubReport
 from edgeasync.core.hub.hub_core import HubCore
+from edgeasync.core.hub.policy_engine import describe_evaluation
 from edgeasync.durable.run_folder import RunFolder
 from edgeasync.errors import AddressError, CapacityError, ConfigError, StorageError
 from edgeasync.graphs.graph_process import load_graph_apart
@@ -77,14 +80,13 @@ def check_hub(config: Path | None, start: Start, printer: Printer) -> None:
     connections, files = settings.limits.devices_max, connections_that_fit()
     if printer.json:
         printer.object(
-            {
-                "event": "checked",
-                "parts": {part.name: part.nbytes for part in parts},
-                "bytes": needed,
-                "machine_bytes": machine,
-                "connections": connections,
-                "connections_that_fit": files,
-            }
+            HubCheck(
+                parts={part.name: part.nbytes for part in parts},
+                bytes=needed,
+                machine_bytes=machine,
+                connections=connections,
+                connections_that_fit=files,
+            )
         )
     else:
         rows = [(part.name, _mebibytes(part.nbytes), part.why) for part in parts]
@@ -129,7 +131,7 @@ def run_hub(config: Path | None, start: Start, printer: Printer) -> None:
 
 def _progress_of(hub: HubRuntime, notifier: Notifier, printer: Printer) -> Callable[[], None]:
     """Return a callback that reports the hub's counts if they have changed."""
-    seen: dict[str, float] = {}
+    seen: HubProgress | None = None
 
     def on_progress() -> None:
         nonlocal seen
@@ -148,28 +150,24 @@ def _progress_of(hub: HubRuntime, notifier: Notifier, printer: Printer) -> Calla
 def _print_end(hub: HubRuntime, reason: str, printer: Printer) -> None:
     """Print why the hub ended, its totals, and the path of the model."""
     core = hub.core
-    totals = {
-        "reason": reason,
-        "version": core.version,
-        "updates_applied": core.updates_applied,
-        "updates_rejected": core.updates_rejected,
-        "duplicates": core.duplicates,
-        "model": str(hub.model_file.resolve()),
-    }
-    best = core.policy_engine.describe()["best"] if hub.best_file.exists() else None
-    if best is not None:
-        totals |= {"best": best, "best_model": str(hub.best_file.resolve())}
-    if printer.json:
-        printer.event("stopped", **totals)
-        return
-    applied, rejected = core.updates_applied, core.updates_rejected
-    refused = f" and {rejected} rejected" if rejected else ""
-    detail = f"{reason}: version {core.version}, {applied} updates applied{refused}, model in {totals['model']}"
-    printer.event("stopped", detail=detail)
-    if best is not None:
-        accuracy = "" if best["accuracy"] is None else f", accuracy {best['accuracy']:.2%}"
-        shown = f"version {best['version']}, loss {best['loss']:.4g}{accuracy}"
-        printer.event("best", detail=f"{shown}, model in {totals['best_model']}")
+    best = describe_evaluation(core.policy_engine.state.evaluations.best) if hub.best_file.exists() else None
+    totals = HubTotals(
+        reason=reason,
+        version=core.version,
+        updates_applied=core.updates_applied,
+        updates_rejected=core.updates_rejected,
+        duplicates=core.duplicates,
+        model=str(hub.model_file.resolve()),
+        best=UNSET if best is None else best,
+        best_model=UNSET if best is None else str(hub.best_file.resolve()),
+    )
+    refused = f" and {totals.updates_rejected} rejected" if totals.updates_rejected else ""
+    done = f"{totals.updates_applied} updates applied{refused}"
+    printer.figures("stopped", totals, f"{reason}: version {totals.version}, {done}, model in {totals.model}")
+    if best is not None and not printer.json:
+        accuracy = "" if best.accuracy is None else f", accuracy {best.accuracy:.2%}"
+        shown = f"version {best.version}, loss {best.loss:.4g}{accuracy}"
+        printer.event("best", detail=f"{shown}, model in {totals.best_model}")
 
 
 def _settings(config: Path | None, start: Start) -> HubSettings:
@@ -228,29 +226,22 @@ def allow_many_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def count_progress(core: HubCore) -> dict[str, float]:
-    """Return the figures of a progress line.
-
-    Counts that are usually zero are omitted while they are zero.
-    """
-    policy = core.policy_engine.describe()
-    counts: dict[str, float] = {
-        "version": core.version,
-        "updates_applied": core.updates_applied,
-        "devices_live": core.members.live_count,
-    }
-    now_and_then = {
-        "updates_buffered": core.policy_engine.gathering.count,
-        "updates_rejected": core.updates_rejected,
-        "alarms": core.policy_engine.divergence.count,
-    }
-    counts |= {name: count for name, count in now_and_then.items() if count}
-    if (loss := core.members.loss()) is not None:
-        counts["loss"] = float(f"{loss:.4g}")
-    if (last := policy["evaluation"]) is not None and last["accuracy"] is not None:
-        counts["accuracy"] = round(last["accuracy"], 4)
-    return counts
+def count_progress(core: HubCore) -> HubProgress:
+    """Return the figures of a progress line."""
+    policy, loss = core.policy_engine, core.members.loss()
+    last = policy.state.evaluations.last
+    return HubProgress(
+        version=core.version,
+        updates_applied=core.updates_applied,
+        devices_live=core.members.live_count,
+        updates_buffered=policy.gathering.count or UNSET,
+        updates_rejected=core.updates_rejected or UNSET,
+        alarms=policy.divergence.count or UNSET,
+        loss=UNSET if loss is None else float(f"{loss:.4g}"),
+        accuracy=UNSET if last is None or last.accuracy is None else round(last.accuracy, 4),
+    )
 
 
-def _in_words(counts: dict[str, float]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in counts.items())
+def _in_words(counts: HubProgress) -> str:
+    shown = msgspec.to_builtins(counts)
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown.items())

@@ -4,10 +4,12 @@ import time
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 import typer
 
 from edgeasync.cli.options import Json, one_of
 from edgeasync.cli.output import Printer, print_table
+from edgeasync.cli.outputs import KeyLine
 from edgeasync.config import expanded, whole_address
 from edgeasync.durable.allow_list import NAME, Allowed, Key, read_key
 from edgeasync.durable.keys import OWNER, TOKEN_S, TOKEN_S_MAX, HubKeys
@@ -48,7 +50,7 @@ def init_keys(keys: Keys = None, address: Reached = None, json: Json = False) ->
         made.remember_addresses(tuple(addresses))
     public = made.pair().public
     Printer(json=json).result(
-        {"keys": str(made.folder), "hub_key": public.hex(), "operator": OWNER},
+        KeyLine(keys=str(made.folder), hub_key=public.hex(), operator=OWNER),
         f"created keys in {made.folder}; the hub's public key is {public.hex()}",
         f"next: run edgeasync hub ... --keys {made.folder}, and edgeasync keys enrol NAME for each device",
     )
@@ -96,7 +98,7 @@ def enrol(
     if chosen == "operator":
         place = folder.make_operator(name)
         printer.result(
-            {"name": name, "role": chosen, "keys": str(place)},
+            KeyLine(name=name, role="operator", keys=str(place)),
             f"{name} is now an operator, with a new key in {place}"
             if name == OWNER
             else f"{name} is now an operator; move {place} to that person's machine, for --keys there",
@@ -108,7 +110,7 @@ def enrol(
     token = folder.issue_token(name, reached, time.time(), valid_s=valid_s)
     within = f"{TOKEN_S / 60:.0f} minutes" if valid_hours is None else f"{valid_hours:g} hours"
     printer.result(
-        {"name": name, "token": token.text(), "expires_s": valid_s},
+        KeyLine(name=name, token=token.text(), expires_s=valid_s),
         token.text(),
         f"on the device, once and within {within}, run: edgeasync agent (or peer) --enrol TOKEN --data FILE",
     )
@@ -125,7 +127,7 @@ def list_keys(keys: Keys = None, json: Json = False) -> None:
         for entry in entries:
             _print_entry(entry, printer)
         for token in tokens:
-            printer.object({"name": token.name, "role": "token", "expires_s": round(token.until_s - now_s)})
+            printer.object(KeyLine(name=token.name, role="token", expires_s=round(token.until_s - now_s)))
         return
     rows = [("name", "role", "fingerprint", "key")]
     rows += [(entry.name, entry.role, fingerprint_of(entry.key), entry.key.hex()) for entry in entries]
@@ -147,7 +149,7 @@ def revoke(
         _print_entry(entry, printer)
         return
     done = "its token is revoked" if tokens else "its unreadable line is now a comment"
-    printer.result({"name": name, "role": "revoked"}, f"{name}: {done}")
+    printer.result(KeyLine(name=name, role="revoked"), f"{name}: {done}")
 
 
 @app.command("pending")
@@ -163,14 +165,14 @@ def list_pending(
     folder = open_folder(keys)
     if clear:
         count = folder.clear_pending()
-        printer.result({"cleared": count}, f"{count} pending keys deleted; refused keys stay refused")
+        printer.result(KeyLine(cleared=count), f"{count} pending keys deleted; refused keys stay refused")
         return
     known = folder.allow_list().by_key()
     waiting = [one for one in folder.pending() if not one.refused and one.key not in known]
     if printer.json:
         for one in waiting:
-            shown = {"fingerprint": fingerprint_of(one.key), "address": one.address}
-            printer.object(shown | {"seen": one.seen_s, "key": one.key.hex()})
+            shown = KeyLine(fingerprint=fingerprint_of(one.key), address=one.address)
+            printer.object(msgspec.structs.replace(shown, seen=one.seen_s, key=one.key.hex()))
         return
     rows = [("fingerprint", "address", "last seen")]
     print_table(
@@ -205,13 +207,13 @@ def refuse(
 ) -> None:
     """Refuse a pending key. 'pending' no longer lists it."""
     open_folder(keys).refuse(fingerprint)
-    Printer(json=json).result({"fingerprint": fingerprint, "role": "refused"}, f"{fingerprint}: refused")
+    Printer(json=json).result(KeyLine(fingerprint=fingerprint, role="refused"), f"{fingerprint}: refused")
 
 
 def _print_entry(entry: Allowed, printer: Printer) -> None:
     shown = fingerprint_of(entry.key)
     printer.result(
-        {"name": entry.name, "role": entry.role, "fingerprint": shown, "key": entry.key.hex()},
+        KeyLine(name=entry.name, role=entry.role, fingerprint=shown, key=entry.key.hex()),
         f"{entry.name}: {entry.role}, key {shown}",
     )
 

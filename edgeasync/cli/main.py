@@ -204,10 +204,19 @@ def settings(
 
 @app.command()
 def schema(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="hub.toml, agent.toml or peer.toml.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="hub.toml, agent.toml or peer.toml, or a command: status, hub, replay and so on.",
+        ),
+    ],
 ) -> None:
-    """Print the JSON schema of a settings file. Editors use it to complete and check keys."""
-    from edgeasync.cli.settings import print_schema
+    """Print the JSON schema of a settings file, or of what a command prints with --json.
+
+    Editors use the schema of a settings file to complete and check keys.
+    """
+    from edgeasync.cli.schemas import print_schema
 
     print_schema(name, Printer(json=False))
 

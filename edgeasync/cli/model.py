@@ -9,6 +9,7 @@ import typer
 
 from edgeasync.cli.options import Json
 from edgeasync.cli.output import Printer, print_table, remark_lines
+from edgeasync.cli.outputs import BuiltGraph, CheckedGradient, CheckedModel, ExportedModel
 from edgeasync.cli.settings_flags import named_by_flag
 from edgeasync.config import convert
 from edgeasync.durable.files import check_out, replace_file
@@ -23,6 +24,7 @@ from edgeasync.graphs.peft import ADAPTERS_FILE, write_peft
 from edgeasync.host.wall_clock import written
 from edgeasync.ops.trained import TrainedModel, best_model, local_patterns, newest_model
 from edgeasync.plugins import is_name
+from edgeasync.protocol.status import EvaluationStatus
 
 app = typer.Typer()
 
@@ -53,18 +55,18 @@ def build_model(
         raise ConfigError(f"{forward}: already a training graph; pass the forward model")
     replace_file(out, built.graph, private=False)
     replace_file(values, safetensors.numpy.save(dict(built.spec.views(built.initial))), private=False)
-    result = {
-        "graph": str(out),
-        "values": str(values),
-        "parameters": built.spec.trained_length,
-        "statistics": built.spec.length - built.spec.trained_length,
-        "bytes": len(built.graph),
-        "warnings": list(built.warnings),
-        "notes": list(built.notes),
-    }
+    result = BuiltGraph(
+        graph=str(out),
+        values=str(values),
+        parameters=built.spec.trained_length,
+        statistics=built.spec.length - built.spec.trained_length,
+        bytes=len(built.graph),
+        warnings=list(built.warnings),
+        notes=list(built.notes),
+    )
     Printer(json=json).result(
         result,
-        f"{out}: trains {result['parameters']} parameters, {result['bytes']} bytes",
+        f"{out}: trains {result.parameters} parameters, {result.bytes} bytes",
         f"{values}: initial values",
         *remark_lines(built.warnings, built.notes),
     )
@@ -113,9 +115,9 @@ def check_model(
     checks = check_gradients(built.graph, built.spec, built.initial, batch_size=batch_size)
     failed = [check for check in checks if not check.passed]
     if printer.json:
-        gradients = [msgspec.to_builtins(check) for check in checks]
+        gradients = msgspec.convert(checks, list[CheckedGradient], from_attributes=True)
         remarks = {"warnings": list(built.warnings), "notes": list(built.notes)}
-        printer.object({"passed": not failed, "gradients": gradients, **remarks})
+        printer.object(CheckedModel(passed=not failed, gradients=gradients, **remarks))
     else:
         rows = [("gradient of", "derivative", "difference", "apart", "")]
         for check in checks:
@@ -204,17 +206,17 @@ def _exported(source: Path, content: bytes, trained: TrainedModel) -> bytes:
         raise type(error)(f"cannot insert {trained.source} into {source}: {error}") from error
 
 
-def _describe(out: Path, trained: TrainedModel) -> dict[str, Any]:
+def _describe(out: Path, trained: TrainedModel) -> ExportedModel:
     found = trained.evaluation
-    return {
-        "model": str(out),
-        "arrays": len(trained.arrays),
-        "version": trained.version,
-        "lineage": trained.lineage,
-        "time": round(trained.made_s, 3),
-        "evaluation": found and {"version": found.number, "loss": found.loss, "accuracy": found.accuracy},
-        "remarks": trained.remarks,
-    }
+    return ExportedModel(
+        model=str(out),
+        arrays=len(trained.arrays),
+        version=trained.version,
+        lineage=trained.lineage,
+        time=round(trained.made_s, 3),
+        evaluation=None if found is None else EvaluationStatus(found.number, found.loss, found.accuracy),
+        remarks=trained.remarks,
+    )
 
 
 def _worth(trained: TrainedModel) -> str:

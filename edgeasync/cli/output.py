@@ -85,10 +85,10 @@ class Printer:
         for line in lines:
             self.line(line)
 
-    def figures(self, event: str, figures: Mapping[str, Any], sentence: str) -> None:
+    def figures(self, event: str, figures: msgspec.Struct, sentence: str) -> None:
         """Print one event, with `figures` as JSON or with `sentence` as text."""
         if self.json:
-            self.event(event, **figures)
+            self.event(event, **msgspec.to_builtins(figures))
         else:
             self.event(event, detail=sentence)
 

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from edgeasync.cli.device import hang_of, read_settings, state_folder
 from edgeasync.cli.output import Printer
+from edgeasync.cli.outputs import PeerProgress
 from edgeasync.cli.serving import serve
 from edgeasync.cli.settings_flags import Flags, model_of, named_by_flag
 from edgeasync.cli.under_systemd import find_notifier
@@ -76,7 +77,7 @@ class _Command:
             folder.close()
         written = "" if self._out is None else f"; wrote {self._out}"
         sentence = f"{reason}: {_work_done(peer)}{written}"
-        self._printer.figures("stopped", {"reason": reason, **_figures(peer)}, sentence)
+        self._printer.figures("stopped", replace(_figures(peer), reason=reason), sentence)
 
     def _make(self, folder: DeviceFolder) -> PeerRuntime:
         """Open the state folder for the next start, and create the peer."""
@@ -103,14 +104,14 @@ class _Command:
         return hang_of(self._peer.stalled_s(), self._section)
 
 
-def _figures(peer: PeerRuntime) -> dict[str, int | float | None]:
-    return {
-        "steps": peer.steps_total,
-        "rounds": peer.rounds,
-        "loss": peer.loss,
-        "bytes_up": peer.bytes_up,
-        "bytes_down": peer.bytes_down,
-    }
+def _figures(peer: PeerRuntime) -> PeerProgress:
+    return PeerProgress(
+        steps=peer.steps_total,
+        rounds=peer.rounds,
+        loss=peer.loss,
+        bytes_up=peer.bytes_up,
+        bytes_down=peer.bytes_down,
+    )
 
 
 def _work_done(peer: PeerRuntime) -> str:

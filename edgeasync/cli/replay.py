@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+import msgspec
+from msgspec import UNSET
 
 from edgeasync.cli.output import Printer
 from edgeasync.durable.files import check_out
 from edgeasync.durable.run_events import Line, ReplayedEvaluation, ReplayedUpdate, RunEvent
-from edgeasync.durable.run_replay import Beginning, RunReplay
+from edgeasync.durable.run_replay import Beginning, ReplaySummary, RunReplay
 from edgeasync.durable.verification import verify_run
 from edgeasync.errors import ConfigError
 from edgeasync.graphs.model_file import VALUES_SUFFIX, save_model
@@ -37,7 +39,7 @@ def replay_run(
             return export is not None or not printer.unread
 
         unfinished = replay.tell(on_line)
-        summary: dict[str, Any] = {"event": "summary", **replay.summary(), "unfinished_bytes": unfinished}
+        summary = replay.summary(unfinished)
         if export is not None:
             core, last = replay.core, replay.core.policy_engine.state.evaluations.last
             save_model(
@@ -49,7 +51,7 @@ def replay_run(
                 evaluation=last if last is not None and last.number == core.version else None,
                 private=False,
             )
-            summary["model"] = str(export)
+            summary = msgspec.structs.replace(summary, model=str(export))
     finally:
         replay.close()
     if not printer.unread:
@@ -117,35 +119,32 @@ def _update(update: ReplayedUpdate) -> str:
     return f"{update.device} seq {update.seq}, {trained}: {outcome}{stale}, {loss}{norm}, version {update.version}"
 
 
-def _print_summary(summary: dict[str, Any], printer: Printer) -> None:
+def _print_summary(summary: ReplaySummary, printer: Printer) -> None:
     if printer.json:
         printer.object(summary)
         return
-    if summary["unfinished_bytes"]:
+    if summary.unfinished_bytes:
         printer.line(
-            f"the last {summary['unfinished_bytes']} bytes of the journal are an unfinished write: "
+            f"the last {summary.unfinished_bytes} bytes of the journal are an unfinished write: "
             "its hub is running, or was killed"
         )
     printer.line(
-        f"after entry {summary['entry']}: version {summary['version']}, lineage {summary['lineage']}, "
-        f"model {summary['model_xxh3']}"
+        f"after entry {summary.entry}: version {summary.version}, lineage {summary.lineage}, "
+        f"model {summary.model_xxh3}"
     )
-    waiting = f", {summary['updates_buffered']} waiting" if summary["updates_buffered"] else ""
-    rollbacks = f", {summary['rollbacks']} rollbacks" if summary["rollbacks"] else ""
+    waiting = f", {summary.updates_buffered} waiting" if summary.updates_buffered else ""
+    rollbacks = f", {summary.rollbacks} rollbacks" if summary.rollbacks else ""
     printer.line(
-        f"updates: {summary['updates_applied']} applied, {summary['updates_rejected']} rejected{waiting}, "
-        f"{summary['duplicates']} duplicates{rollbacks}"
+        f"updates: {summary.updates_applied} applied, {summary.updates_rejected} rejected{waiting}, "
+        f"{summary.duplicates} duplicates{rollbacks}"
     )
-    for name, evaluation in (("last", summary["evaluation"]), ("best", summary["best"])):
+    for name, evaluation in (("last", summary.evaluation), ("best", summary.best)):
         if evaluation is not None:
-            accuracy = "" if evaluation["accuracy"] is None else f", accuracy {evaluation['accuracy']:.2%}"
-            printer.line(
-                f"{name} evaluation: version {evaluation['version']}, loss {evaluation['loss']}{accuracy}"
-            )
-    for device in summary["devices"]:
+            accuracy = "" if evaluation.accuracy is None else f", accuracy {evaluation.accuracy:.2%}"
+            printer.line(f"{name} evaluation: version {evaluation.version}, loss {evaluation.loss}{accuracy}")
+    for device in summary.devices:
         printer.line(
-            f"{device['id']}: {device['state']}, {device['updates_applied']} updates applied, "
-            f"last push {device['seq_last']}"
+            f"{device.id}: {device.state}, {device.updates_applied} updates applied, last push {device.seq_last}"
         )
-    if "model" in summary:
-        printer.line(f"model: {summary['model']}")
+    if summary.model is not UNSET:
+        printer.line(f"model: {summary.model}")

@@ -4,12 +4,14 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Literal, get_args
 
+import msgspec
 import typer
 
 from edgeasync.cli.options import Json, Source, one_of
 from edgeasync.cli.output import Printer
+from edgeasync.cli.outputs import Bundle, ServiceLine
 from edgeasync.cli.settings import FILES
 from edgeasync.config import expanded, parse_toml, read_bytes
 from edgeasync.errors import ConfigError, PluginError, StorageError
@@ -117,7 +119,7 @@ def print_service_status(kind: Kind, name: UnitName = None, json: Json = False) 
     state, said = status.get("ActiveState", "unknown"), status.get("StatusText", "")
     restarts, pid = int(status.get("NRestarts") or 0), int(status.get("MainPID") or 0)
     Printer(json=json).result(
-        {"unit": unit.file, "state": state, "status": said, "restarts": restarts, "pid": pid},
+        ServiceLine(unit=unit.file, state=state, status=said, restarts=restarts, pid=pid),
         f"{unit.file}: {state}, {restarts} restarts" + (f", process {pid}" if pid else ""),
         *filter(None, [said]),
     )
@@ -163,7 +165,7 @@ def upgrade_service(
     )
     new = environments.current
     Printer(json=json).result(
-        {"unit": unit.file, "environment": str(new), "kept": str(old)},
+        ServiceLine(unit=unit.file, environment=str(new), kept=str(old)),
         f"{unit.file} now runs from {new}; the old environment is kept in {old}",
     )
 
@@ -177,7 +179,7 @@ def bundle_wheels(
     files = make_bundle(source or own_source(), board, version, out, extras=extras)
     nbytes = sum(file.stat().st_size for file in files)
     printer.result(
-        {"folder": str(out), "files": [file.name for file in files], "bytes": nbytes},
+        Bundle(folder=str(out), files=[file.name for file in files], bytes=nbytes),
         f"{out}: {len(files)} files, {nbytes / 2**20:,.1f} MiB",
         f"next: copy the folder to the board, and run there: sudo sh {out.name}/install.sh agent FILE.toml",
     )
@@ -205,8 +207,10 @@ def _systemd(place: InstallPlace) -> Systemd:
     return Systemd(of_user=place.user is None)
 
 
-def _tell(printer: Printer, unit: Unit, done: str, files: list[Path], nothing: str) -> None:
+def _tell(
+    printer: Printer, unit: Unit, done: Literal["changed", "removed"], files: list[Path], nothing: str
+) -> None:
     printer.result(
-        {"unit": unit.file, done: [str(file) for file in files]},
+        msgspec.structs.replace(ServiceLine(unit=unit.file), **{done: [str(file) for file in files]}),
         *([f"{done}: {file}" for file in files] or [f"{unit.file}: {nothing}"]),
     )

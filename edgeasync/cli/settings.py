@@ -1,8 +1,8 @@
-"""`edgeasync settings` and `edgeasync schema`: effective settings of a file; JSON schemas."""
+"""`edgeasync settings`: the effective settings of a file; and the schemas of settings files."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import inspect as types
@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from edgeasync.cli.options import one_of
 from edgeasync.cli.output import Printer
-from edgeasync.config import ByteCount, convert, installed_kinds, read_toml, suggest
+from edgeasync.cli.outputs import EffectiveSetting
+from edgeasync.config import ByteCount, convert, installed_kinds, read_toml
 from edgeasync.errors import ConfigError
 from edgeasync.host.readings import Readings
 from edgeasync.runtime.agent_settings import AgentSettings
@@ -27,24 +28,6 @@ FILES: dict[str, type[msgspec.Struct]] = {
 """The settings class of each settings file, by its name in the documentation."""
 
 
-class InForce(NamedTuple):
-    """The effective value of a setting.
-
-    `source` names where it comes from: file, default or profile.
-    """
-
-    table: str
-    key: str
-    value: Any
-    default: Any
-    source: str
-
-    @property
-    def changed(self) -> bool:
-        """Whether the value differs from the default."""
-        return bool(self.value != self.default)
-
-
 def print_settings(path: Path, kind: str | None, printer: Printer, *, changed: bool) -> None:
     """Print every effective setting of a file. Raises `ConfigError` if the file is invalid."""
     written = read_toml(path, dict[str, Any])
@@ -52,7 +35,7 @@ def print_settings(path: Path, kind: str | None, printer: Printer, *, changed: b
     resolved, derived = _resolve(settings)
     found = [one for one in _walk(resolved, settings, written, "", derived) if one.changed or not changed]
     if printer.json:
-        printer.object([one._asdict() | {"changed": one.changed} for one in found])
+        printer.object(found)
         return
     table = None
     for one in found:
@@ -80,14 +63,14 @@ def _resolve(settings: Any) -> tuple[msgspec.Struct, str]:
 
 def _walk(
     settings: msgspec.Struct, read: msgspec.Struct, written: Mapping[str, Any], path: str, derived: str
-) -> Iterator[InForce]:
+) -> Iterator[EffectiveSetting]:
     """Yield the settings of a table and its subtables.
 
     `derived` is the source to report for values that differ from those that were read.
     """
     tables = []
     if (tag := settings.__struct_config__.tag) is not None:
-        yield InForce(path, str(settings.__struct_config__.tag_field), tag, None, "file")
+        yield _effective(path, str(settings.__struct_config__.tag_field), tag, None, "file")
     for field in msgspec.structs.fields(settings):
         value, before = getattr(settings, field.name), getattr(read, field.name)
         said = written.get(field.encode_name)
@@ -99,19 +82,15 @@ def _walk(
             continue
         source = "default" if value == before else derived
         default = None if field.required else field.default
-        yield InForce(path, field.encode_name, plain(value), plain(default), source if said is None else "file")
+        place = source if said is None else "file"
+        yield _effective(path, field.encode_name, plain(value), plain(default), place)
     for table in tables:
         yield from _walk(*table)
 
 
-def print_schema(name: str, printer: Printer) -> None:
-    """Print the JSON schema of a settings file, for an editor."""
-    if name not in FILES:
-        advice = suggest(name, FILES) or f"choose from {', '.join(FILES)}"
-        raise ConfigError(f"no schema for {name!r}; {advice}")
-    text = msgspec.json.format(msgspec.json.encode(schema_of(FILES[name], name)), indent=2).decode()
-    for line in text.splitlines():
-        printer.line(line)
+def _effective(table: str, key: str, value: Any, default: Any, source: str) -> EffectiveSetting:
+    changed = bool(value != default)
+    return EffectiveSetting(table=table, key=key, value=value, default=default, source=source, changed=changed)
 
 
 def schema_of(settings: type[msgspec.Struct], title: str) -> dict[str, Any]:

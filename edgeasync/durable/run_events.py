@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -24,7 +25,7 @@ class ReplayedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     the `local_steps` the device took before it used the answer to its previous update.
     """
 
-    event: str = "update"
+    event: Literal["update"] = "update"
     entry: int
     hub_s: float
     device: str
@@ -46,7 +47,7 @@ class ReplayedUpdate(msgspec.Struct, frozen=True, kw_only=True):
 class ReplayedEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     """An evaluation of a version."""
 
-    event: str = "evaluated"
+    event: Literal["evaluated"] = "evaluated"
     entry: int
     hub_s: float
     version: int

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.hub.effects import HubEffect
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.member import Member
+from edgeasync.core.hub.policy_engine import describe_evaluation
 from edgeasync.core.recovery.decisions import check_state
 from edgeasync.core.recovery.log import Entry
 from edgeasync.core.recovery.state import capture, find_difference
@@ -30,6 +32,7 @@ from edgeasync.errors import ConfigError, ModelMismatchError, StorageError
 from edgeasync.parameters import ParameterSpec
 from edgeasync.plugins import Trust
 from edgeasync.policies.guards import plugins_of
+from edgeasync.protocol.status import EvaluationStatus
 from edgeasync.protocol.wire import checksum
 
 
@@ -39,7 +42,7 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
     `remarks` contains warnings.
     """
 
-    event: str = "begins"
+    event: Literal["begins"] = "begins"
     checkpoint: str
     entry: int
     hub_s: float
@@ -47,6 +50,40 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     updates_applied: int
     remarks: list[str]
+
+
+class ReplayedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device after the last replayed entry. `seq_last` is the number of its last update."""
+
+    id: str
+    state: str
+    seq_last: int
+    updates_applied: int
+
+
+class ReplaySummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The state after the last replayed entry.
+
+    `model_xxh3` is a checksum of the model. The last `unfinished_bytes` bytes of the journal belong
+    to an unfinished write. `model` is the file that was written, if any.
+    """
+
+    event: Literal["summary"] = "summary"
+    entry: int
+    hub_s: float
+    lineage: str
+    version: int
+    model_xxh3: str
+    updates_applied: int
+    updates_rejected: int
+    updates_buffered: int
+    duplicates: int
+    rollbacks: int
+    evaluation: EvaluationStatus | None
+    best: EvaluationStatus | None
+    devices: list[ReplayedDevice]
+    unfinished_bytes: int
+    model: str | UnsetType = UNSET
 
 
 class RunReplay:
@@ -204,25 +241,26 @@ class RunReplay:
         found: list[dict[str, Any]] = self._state.core.status(self._state.now_s)["devices"]
         return found
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, unfinished_bytes: int = 0) -> ReplaySummary:
         """Return the state at the current entry, for display and for scripts."""
         core, state = self._state.core, self._state
-        judged = core.policy_engine.describe()
-        return {
-            "entry": state.last,
-            "hub_s": state.now_s,
-            "lineage": core.lineage,
-            "version": core.version,
-            "model_xxh3": f"{checksum(self.snapshot.vector.data):016x}",
-            "updates_applied": core.updates_applied,
-            "updates_rejected": core.updates_rejected,
-            "updates_buffered": core.policy_engine.gathering.count,
-            "duplicates": core.duplicates,
-            "rollbacks": judged["rollbacks"],
-            "evaluation": judged["evaluation"],
-            "best": judged["best"],
-            "devices": [_describe(member) for member in core.members.members.values()],
-        }
+        policy = core.policy_engine.state
+        return ReplaySummary(
+            entry=state.last,
+            hub_s=state.now_s,
+            lineage=core.lineage,
+            version=core.version,
+            model_xxh3=f"{checksum(self.snapshot.vector.data):016x}",
+            updates_applied=core.updates_applied,
+            updates_rejected=core.updates_rejected,
+            updates_buffered=core.policy_engine.gathering.count,
+            duplicates=core.duplicates,
+            rollbacks=policy.divergence.rollbacks,
+            evaluation=describe_evaluation(policy.evaluations.last),
+            best=describe_evaluation(policy.evaluations.best),
+            devices=[_describe(member) for member in core.members.members.values()],
+            unfinished_bytes=unfinished_bytes,
+        )
 
     def _begin_at(self, checkpoint: str) -> Recovered:
         """Begin at the checkpoint with this name, or at the "latest" or "best" one."""
@@ -324,10 +362,10 @@ def _earlier_parts(parts: list[JournalPart]) -> list[str]:
     return remarks
 
 
-def _describe(member: Member) -> dict[str, Any]:
-    return {
-        "id": member.device_id,
-        "state": member.shown_state,
-        "seq_last": member.seq_last,
-        "updates_applied": member.updates_applied,
-    }
+def _describe(member: Member) -> ReplayedDevice:
+    return ReplayedDevice(
+        id=member.device_id,
+        state=member.shown_state,
+        seq_last=member.seq_last,
+        updates_applied=member.updates_applied,
+    )

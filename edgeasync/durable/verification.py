@@ -1,6 +1,7 @@
 """Verify that a run's journal leads to the states in its checkpoints."""
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -19,7 +20,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     `unfinished_bytes` bytes of the journal belong to an unfinished write.
     """
 
-    event: str = "verified"
+    event: Literal["verified"] = "verified"
     entries: int
     compared: list[str]
     read: list[str]

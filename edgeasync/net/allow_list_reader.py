@@ -120,6 +120,11 @@ class AllowListReader:
             self._expired |= expired
             self._on_expired()
 
+    @property
+    def device_names(self) -> set[str]:
+        """The names of the admitted devices."""
+        return {sender.name for sender in self._senders.values() if sender.role == "device"}
+
     # -- changes of the list ----------------------------------------------------------------------------------
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -89,6 +89,11 @@ class ConnectionAuth:
         return self._allow_list.gives(key, device_id)
 
     @property
+    def device_names(self) -> set[str]:
+        """The names of the devices that the list admits."""
+        return self._allow_list.device_names
+
+    @property
     def denied(self) -> Counter[str]:
         """Number of rejections by reason."""
         return self._allow_list.denied

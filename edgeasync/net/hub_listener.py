@@ -127,6 +127,11 @@ class HubListener:
         return self._bounds.denied
 
     @property
+    def device_names(self) -> set[str]:
+        """The names of devices that the list of keys admits; empty without keys."""
+        return set() if self._auth is None else self._auth.device_names
+
+    @property
     def not_let_in(self) -> Counter[str]:
         """Number of rejected keys, by reason."""
         return Counter() if self._auth is None else self._auth.denied

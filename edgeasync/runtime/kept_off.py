@@ -1,9 +1,10 @@
-"""Count messages and connections that the hub's limits refused, for the status and warnings."""
+"""Count messages and connections that the hub refused, for the status and warnings."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from edgeasync.core.engine.sender import name_of_key
 from edgeasync.net.hub_listener import HubListener
 
 TELL_S = 60.0
@@ -26,6 +27,11 @@ class KeptOff:
         more = ", ".join(f"{count} {reason}" for reason, count in sorted((counts - self._told).items()))
         self._told, self._tell_at_s = counts, now_s + TELL_S
         return f"refused by limits: {more}; docs/operate/bounds.md explains each limit"
+
+    def unseen(self, members: Iterable[str]) -> list[str]:
+        """Return the names of devices whose key may join, but that are not among the hub's devices."""
+        names = self._network.device_names
+        return sorted(names - {name_of_key(device_id) for device_id in members}) if names else []
 
     def counts(self, denied: Mapping[Any, int]) -> dict[str, int]:
         """Return the number of refused messages and connections by reason."""

@@ -9,6 +9,7 @@ from inspect import getsource
 from pathlib import Path
 from typing import get_args
 
+import jsonschema
 import msgpack
 import msgspec
 import numpy as np
@@ -40,13 +41,15 @@ from edgeasync.protocol.messages import (
     Rejected,
 )
 from edgeasync.protocol.peer_messages import PEER_MESSAGES
+from edgeasync.protocol.status import ActiveAlarm, DeviceStatus
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN
 from edgeasync.runtime.hub import HubRuntime
+from edgeasync.setting_keys import meanings_of
+from tests.support.programs.outputs import validator
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("index", "messages", "transfers", "keys", "peers")
 TEXT = "\n".join((DOCS / f"reference/wire/{page}.md").read_text(encoding="utf-8") for page in PAGES)
-JSON = (DOCS / "reference" / "json.md").read_text(encoding="utf-8")
 every_message = pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: MESSAGES[kind].__name__)
 
 
@@ -134,10 +137,9 @@ def test_outcomes_and_reasons():
     assert sorted(rows(text)) == sorted(reason.type.values)
 
 
-def test_refusals_codecs_and_states():
+def test_refusals_and_codecs():
     assert tuple(rows(section("## Refusals"))) == get_args(RefusalCode)
     assert tuple(rows(section("## Codecs"))) == (*(stage for stage in STAGES if stage != "zstd"), "zstd")
-    assert tuple(re.findall(r"`(\w+)`", status_tables()["Each device"]["state"])) == get_args(DeviceState)
 
 
 CODED = rows(section("### Examples of payloads"))
@@ -181,12 +183,6 @@ def test_bytes_of_dense_stages_are_what_their_formulas_say():
             assert make_codec(name, spec).payload_bytes_max == eval(formula, {"n": n}) + 8, name
 
 
-def status_tables():
-    """Return the rows of every table of the status, by the line above it."""
-    parts = re.split(r"^(.*):\n\n(?=\| key)", section("## `edgeasync status`", JSON), flags=re.MULTILINE)
-    return {"": rows(parts[0])} | {name: rows(text) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
-
-
 def daemon_keys():
     """Return the keys that `HubRuntime.describe` adds to the core's status."""
     (body,) = ast.parse(textwrap.dedent(getsource(HubRuntime.describe))).body
@@ -209,27 +205,26 @@ def test_the_status_has_the_keys_that_are_described():
             voters=("a",),
             voters_live=1,
         )
-    status_with_alarm = core.status(1.0)
+    with_alarm = core.status(1.0)
     core.handle(HubReceived(b"operator", Order("a", "release")), 1.0)
     core.policy_engine.observe_evaluation(Evaluated(0, 1.0, 0.5), 0.0)
-    status = core.status(1.0)
-    found = {
-        "": status,
-        "`traffic`": status["traffic"],
-        "`cadence`": status["cadence"],
-        "`fleet`": status["fleet"],
-        "Each alarm": (alarm := status_with_alarm["alarms"][0]),
-        "Each cause of an alarm": alarm["causes"][0],
-        "Each alarm that is over": status["alarms_past"][0],
-        "`evaluation` and `best`": status["evaluation"],
-        "Each device": status["devices"][0],
-    }
-    tables = status_tables()
-    assert tuple(tables.pop("The daemon adds")) == daemon_keys()
-    assert {name: tuple(table) for name, table in tables.items()} == {n: tuple(keys) for n, keys in found.items()}
-    assert set(status["best"]) == set(status["evaluation"])
-    remedies = {*get_args(Remedy), *REMEDIES}
-    assert set(re.findall(r"`(\w+)`", tables["Each alarm"]["remedy"])) == remedies
+    daemon = {
+        "address": "", "pid": 1, "uptime_s": 0.0, "model_file": "", "parameters": 3, "durability": "journal",
+        "version_durable": None, "disk_trouble": "", "denied": {}, "enrolled_unseen": [], "journal": None,
+    }  # fmt: skip
+    assert tuple(daemon) == daemon_keys()
+    for status in (with_alarm, core.status(1.0)):
+        assert status["alarms"] or status["alarms_past"]
+        validator("status").validate(json.loads(msgspec.json.encode(status | daemon)))
+    with pytest.raises(jsonschema.ValidationError):
+        validator("status").validate(status | daemon | {"unknown": 1})
+
+
+def test_states_and_remedies_are_those_of_the_hub():
+    fields = {field.name: field.type for field in inspect.type_info(DeviceStatus).fields}
+    assert set(fields["state"].values) == set(get_args(DeviceState))
+    named = set(re.findall(r"`(\w+)`", meanings_of(ActiveAlarm)["remedy"])) - {"trust"}
+    assert named == {*get_args(Remedy), *REMEDIES}
 
 
 def test_limits():

@@ -28,7 +28,12 @@ class Sender(msgspec.Struct, frozen=True):
         """
         if self.role == "anybody":
             return True
-        return self.role == "device" and _NUMBER.sub("", device_id) == self.name
+        return self.role == "device" and name_of_key(device_id) == self.name
+
+
+def name_of_key(device_id: str) -> str:
+    """Return the name of the key that may use a device id."""
+    return _NUMBER.sub("", device_id)
 
 
 ANYBODY = Sender()

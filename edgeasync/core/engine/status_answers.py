@@ -61,7 +61,7 @@ class StatusAnswers:
         members = self._core.members.of_key(own) if own else list(self._core.members.members.values())
         status = self._core.describe(members, now_s) | self._shell.describe()
         if own:
-            status = _own(status, sender)
+            status = _own(msgspec.to_builtins(status), sender)
         parts: list[bytes] = []
 
         def describe(begin: int) -> None:
@@ -103,4 +103,4 @@ def _own(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
         key: [alarm for alarm in status[key] if not alarm["device"] or sender.speaks_for(alarm["device"])]
         for key in ("alarms", "alarms_past")
     }
-    return {**status, **alarms, "denied": {}}
+    return {**status, **alarms, "denied": {}, "enrolled_unseen": []}

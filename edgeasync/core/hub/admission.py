@@ -179,7 +179,7 @@ class Admission:
         member.link.observe_ping(min(ping.round_trip_s, self._members.lease_s))
         member.temperature_c = ping.temperature_c
         effects = self._note_pace(member, ping, now_s)
-        stalled_s = 0.0 if member.waiting else now_s - max(member.progress_s, member.rest_until_s)
+        stalled_s = member.stalled_s(now_s)
         if ping.steps_total != member.steps_total:
             member.steps_total = ping.steps_total
             effects += self.note_progress(member, now_s)

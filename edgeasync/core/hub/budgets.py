@@ -5,6 +5,7 @@ quota uses the device's period instead, which it reports when it joins.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,9 +18,17 @@ from edgeasync.measurements.medians import median
 from edgeasync.policies.budget import EVEN_SPEND_RATE, LEARNING_SPEND_RATE, Allowance, period_s
 from edgeasync.policies.codec_choice import bytes_per_value
 from edgeasync.protocol.messages import DAY_S, HEADERS_BYTES, HEARTBEAT_BYTES
+from edgeasync.protocol.status import TrafficStatus
 
 REST_S_MIN = 0.1
 """Minimum wait that is sent to a device. A shorter wait would not be worth a message."""
+
+
+class QuotaLeft(NamedTuple):
+    """What is left of a daily quota, and the quota; both are `None` without a quota."""
+
+    day_left_bytes: int | None
+    bytes_per_day_max: int | None
 
 
 class BudgetState(msgspec.Struct):
@@ -148,33 +157,27 @@ class Budgets:
     def _allowance(self, left_bytes: float, remaining_s: float) -> Allowance:
         return Allowance(left_bytes - remaining_s * self._pings_bytes_per_s, remaining_s)
 
-    def describe(self, now_s: float) -> dict[str, int | float | None]:
-        """Return the hub's traffic for the status (docs/reference/json.md)."""
+    def describe(self, now_s: float) -> TrafficStatus:
+        """Return the hub's traffic for the status."""
         traffic = self.state.traffic
-        return {
-            "bytes_up": traffic.up_bytes,
-            "bytes_down": traffic.down_bytes,
-            "day_bytes": traffic.day_bytes(now_s),
-            "day_remaining_s": round(DAY_S - now_s % DAY_S, 3),
-            "bytes_per_day_max": self._hub_max,
-            "day_left_bytes": None if self._hub_max is None else traffic.left_bytes(self._hub_max, now_s),
-        }
+        return TrafficStatus(
+            bytes_up=traffic.up_bytes,
+            bytes_down=traffic.down_bytes,
+            day_bytes=traffic.day_bytes(now_s),
+            day_remaining_s=round(DAY_S - now_s % DAY_S, 3),
+            bytes_per_day_max=self._hub_max,
+            day_left_bytes=None if self._hub_max is None else traffic.left_bytes(self._hub_max, now_s),
+        )
 
-    def describe_device(self, member: Member, now_s: float) -> dict[str, int | float | None]:
-        """Return a device's quota with the fewest remaining bytes, for the status."""
+    def quota_left(self, member: Member, now_s: float) -> QuotaLeft:
+        """Return a device's quota with the fewest remaining bytes."""
         left = []
         if self._device_max is not None:
             left.append((member.traffic.left_bytes(self._device_max, now_s), self._device_max))
         if (own := member.own_day) is not None:
             most = member.profile.bytes_per_day_max
             left.append((own.left_bytes(most, now_s), most))
-        left_bytes, most_bytes = min(left, default=(None, None))
-        return {
-            "day_bytes": member.traffic.day_bytes(now_s),
-            "bytes_per_day_max": most_bytes,
-            "day_left_bytes": left_bytes,
-            "rest_s": round(max(0.0, member.rest_until_s - now_s), 3),
-        }
+        return min((QuotaLeft(*one) for one in left), default=QuotaLeft(None, None))
 
 
 def _plain(nbytes: int | None) -> int | None:

@@ -15,6 +15,7 @@ from edgeasync.measurements.fleet import FleetMeasurements
 from edgeasync.measurements.medians import WINDOW, add_recent
 from edgeasync.measurements.votes import DEVICES_MIN
 from edgeasync.policies.monitor import REDUCTION, Detector, Evidence, Monitor, Observation, Remedy, Scope
+from edgeasync.protocol.status import ActiveAlarm, AlarmCause, EndedAlarm
 
 KEEP_EVERY_UPDATES = 32
 """Minimum number of updates without an alarm between two versions that are kept for a rollback. It
@@ -322,45 +323,36 @@ class DivergenceGuard:
         self.state.counted.pop(device_id, None)
         self.state.orders.pop(voter, None)
 
-    def describe(self, now_s: float) -> dict[str, Any]:
-        """Return the active and the latest past alarms for the status."""
+    def active_alarms(self, now_s: float) -> list[ActiveAlarm]:
+        """Return the active alarms for the status."""
         state = self.state
         remedies = {number: detector.remedy for number, detector in self._detectors["fleet"]}
         alarms = [
             *[(alarm, remedies[number]) for number, alarm in state.fleet.items() if number in remedies],
             *[(alarm, self._measure(alarm)) for alarm in state.devices.values()],
         ]
-        return {
-            "alarms": [
-                {
-                    "device": alarm.device_id,
-                    "cause": alarm.words,
-                    "remedy": remedy,
-                    "since_s": round(now_s - alarm.begun_s, 3),
-                    "causes": [
-                        {
-                            "cause": cause.found.words,
-                            "since_s": round(now_s - cause.begun_s, 3),
-                            "updates": cause.updates,
-                            "figures": {
-                                name: float(f"{value:.6g}") for name, value in cause.found.figures.items()
-                            },
-                        }
-                        for cause in alarm.causes.values()
-                    ],
-                }
-                for alarm, remedy in alarms
-            ],
-            "alarms_past": [
-                {
-                    "device": past.device_id,
-                    "cause": past.words,
-                    "ended_ago_s": round(now_s - past.ended_s, 3),
-                    "duration_s": round(past.ended_s - past.begun_s, 3),
-                }
-                for past in state.past
-            ],
-        }
+        return [
+            ActiveAlarm(
+                device=alarm.device_id,
+                cause=alarm.words,
+                remedy=remedy,
+                since_s=round(now_s - alarm.begun_s, 3),
+                causes=[_describe(cause, now_s) for cause in alarm.causes.values()],
+            )
+            for alarm, remedy in alarms
+        ]
+
+    def ended_alarms(self, now_s: float) -> list[EndedAlarm]:
+        """Return the latest ended alarms for the status."""
+        return [
+            EndedAlarm(
+                device=past.device_id,
+                cause=past.words,
+                ended_ago_s=round(now_s - past.ended_s, 3),
+                duration_s=round(past.ended_s - past.begun_s, 3),
+            )
+            for past in self.state.past
+        ]
 
     def _measure(self, alarm: Alarm) -> str:
         """Return the status name of the measure taken against a device with an alarm."""
@@ -492,3 +484,12 @@ class DivergenceGuard:
             return []
         self.state.first = None
         return first
+
+
+def _describe(cause: Cause, now_s: float) -> AlarmCause:
+    return AlarmCause(
+        cause=cause.found.words,
+        since_s=round(now_s - cause.begun_s, 3),
+        updates=cause.updates,
+        figures={name: float(f"{value:.6g}") for name, value in cause.found.figures.items()},
+    )

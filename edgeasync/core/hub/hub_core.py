@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from edgeasync.core.hub.admission import Admission
 from edgeasync.core.hub.assignments import Assignments
 from edgeasync.core.hub.budgets import Budgets
@@ -63,6 +65,7 @@ from edgeasync.protocol.messages import (
     StatusRequest,
     Wake,
 )  # fmt: skip
+from edgeasync.protocol.status import DeviceStatus
 
 RENEWALS_PER_LEASE = 8
 """A piece or credit creates an event only if 1/8 of the lease has passed since its last renewal."""
@@ -385,9 +388,11 @@ class HubCore:
     # -- status and checks -----------------------------------------------------------------------------------
 
     def status(self, now_s: float) -> dict[str, Any]:
-        """Return the hub's status, whose keys are public (docs/reference/json.md)."""
+        """Return the core's fields of a `HubStatus` as plain values."""
         members = list(self.members.members.values())
-        return {**self.describe(members, now_s), "devices": self.describe_devices(members, now_s)}
+        status = {**self.describe(members, now_s), "devices": self.describe_devices(members, now_s)}
+        plain: dict[str, Any] = msgspec.to_builtins(status)
+        return plain
 
     def describe(self, members: Sequence[Member], now_s: float) -> dict[str, Any]:
         """Return the status without the devices' entries.
@@ -407,13 +412,14 @@ class HubCore:
             "messages_refused": self.messages_refused,
             "messages_ignored": self.messages_ignored,
             **self.policy_engine.describe(measurements),
-            **self.policy_engine.divergence.describe(now_s),
+            "alarms": self.policy_engine.divergence.active_alarms(now_s),
+            "alarms_past": self.policy_engine.divergence.ended_alarms(now_s),
             "traffic": self.budgets.describe(now_s),
         }
 
-    def describe_devices(self, members: Iterable[Member], now_s: float) -> list[dict[str, Any]]:
+    def describe_devices(self, members: Iterable[Member], now_s: float) -> list[DeviceStatus]:
         """Return the devices' entries of the status."""
-        return describe_devices(members, now_s, self.policy_engine.is_quarantined, self.budgets.describe_device)
+        return describe_devices(members, now_s, self.policy_engine.is_quarantined, self.budgets.quota_left)
 
     def imbalance(self) -> str:
         """Return a description of inconsistent update counts, or "" if they are consistent."""

@@ -135,10 +135,3 @@ class LinkEstimate:
         add_recent(self._cycles, (min(moved / moving_s, BANDWIDTH_MAX_BYTES_PER_S), moving_s), CYCLES)
         if self._windows and len(self._cycles) >= RECENT:
             del self._windows[0]  # the link may have changed since
-
-    def describe(self) -> dict[str, int | float]:
-        """Return the link's fields of the status (docs/reference/json.md)."""
-        return {
-            "round_trip_s": round(self.round_trip_s, 6),
-            "bandwidth_bytes_per_s": round(self.bandwidth_bytes_per_s),
-        }

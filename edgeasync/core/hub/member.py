@@ -169,6 +169,15 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         """Whether the device has a valid lease, but reports that it does not take steps."""
         return self.live and not self.pace_percent
 
+    def stalled_s(self, now_s: float) -> float:
+        """Return the seconds since the device joined or took a local step, not counting waits.
+
+        It is 0 if the device has no valid lease.
+        """
+        if self.waiting or not self.live:
+            return 0.0
+        return max(0.0, now_s - max(self.progress_s, self.rest_until_s))
+
     @property
     def shown_state(self) -> DeviceState:
         """The state as shown to users.

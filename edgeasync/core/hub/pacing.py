@@ -3,7 +3,6 @@
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -20,6 +19,7 @@ from edgeasync.measurements.device import DeviceMeasurements
 from edgeasync.policies.frequency import AdaptiveFrequency, Interval
 from edgeasync.policies.monitor import STEPS_FACTOR
 from edgeasync.protocol.messages import Refuse
+from edgeasync.protocol.status import CadenceStatus
 
 RESTING = 2.0
 """The hub reports a fleet as idle once the exchange period exceeds the normal one by this
@@ -164,26 +164,26 @@ class Pacing:
 
     # -- status ----------------------------------------------------------------------------------------------
 
-    def describe(self, devices: Sequence[DeviceMeasurements]) -> dict[str, Any]:
-        """Return the cadence fields of the status; see `PolicyEngine.describe`."""
+    def describe(self, devices: Sequence[DeviceMeasurements]) -> CadenceStatus:
+        """Return the cadence for the status; see `PolicyEngine.describe`."""
         cadence, rest, adaptive = self.state.cadence, self.rest, self._in_force.adaptive
         measured = [device for device in devices if device.step_s]
         usual = [one.period_s or one.cycle_s for one in measured if not cadence.is_infrequent(one)]
         bounds = Counter(device.bound for device in measured if device.bound)
         bound = bounds.most_common(1)[0][0] if 2 * bounds.total() >= len(measured) > 0 else ""
         resting = rest.state.resting
-        return {
-            "period_s": round(statistics.median(usual) if usual else 0.0, 6),
-            "aim_s": round(cadence.period_s, 6),
-            "bound": bound,
-            "gain": round(cadence.gain, 3),
-            "cause": cadence.cause if cadence.gain < 1.0 else "",
-            "warming_up": not self.state.warm_up.over,
-            "resting": resting,
-            "rest_period_s": round(self._stretched_s(adaptive), 6) if adaptive and resting else 0.0,
-            "still_s": round(rest.still_s, 3) if adaptive else 0.0,
-            "rest_cause": rest.state.cause,
-        }
+        return CadenceStatus(
+            period_s=round(statistics.median(usual) if usual else 0.0, 6),
+            aim_s=round(cadence.period_s, 6),
+            bound=bound,
+            gain=round(cadence.gain, 3),
+            cause=cadence.cause if cadence.gain < 1.0 else "",
+            warming_up=not self.state.warm_up.over,
+            resting=resting,
+            rest_period_s=round(self._stretched_s(adaptive), 6) if adaptive and resting else 0.0,
+            still_s=round(rest.still_s, 3) if adaptive else 0.0,
+            rest_cause=rest.state.cause,
+        )
 
 
 def _keeps_pace(measurements: DeviceMeasurements) -> bool:

@@ -31,6 +31,7 @@ from edgeasync.policies.aggregation import Contribution
 from edgeasync.policies.guards import guarded
 from edgeasync.policies.policy import PolicySet
 from edgeasync.protocol.messages import Applied, Buffered, FirstOutcome, ModelVersion, Rejected
+from edgeasync.protocol.status import EvaluationStatus, FleetStatus
 
 EVALUATED_AT_REST_S = 10.0
 """Minimum time between two evaluations while the fleet is idle. The hub evaluates every version
@@ -309,7 +310,7 @@ class PolicyEngine:
     # -- status and checks -----------------------------------------------------------------------------------
 
     def describe(self, devices: Sequence[DeviceMeasurements] = ()) -> dict[str, Any]:
-        """Return the policies' fields of the status (docs/reference/json.md).
+        """Return the policies' fields of a `HubStatus`.
 
         `period_s` is the median of the exchange periods of `devices`, without infrequent devices.
         `aim_s` is the controller's target for this period. Configured bounds may prevent devices
@@ -319,16 +320,16 @@ class PolicyEngine:
         fleet = state.fleet
         return {
             "cadence": self.pacing.describe(devices),
-            "fleet": {
-                "staleness_mean": round(fleet.staleness_mean, 3),
-                "agreement": _number(fleet.agreement),
-                "loss": _number(fleet.loss),
-                "loss_variance": _number(fleet.loss_variance),
-            },
+            "fleet": FleetStatus(
+                staleness_mean=round(fleet.staleness_mean, 3),
+                agreement=_number(fleet.agreement),
+                loss=_number(fleet.loss),
+                loss_variance=_number(fleet.loss_variance),
+            ),
             "learning_rate_factor": self.learning_rate_factor,
             "rollbacks": state.divergence.rollbacks,
-            "evaluation": _evaluation(state.evaluations.last),
-            "best": _evaluation(state.evaluations.best),
+            "evaluation": describe_evaluation(state.evaluations.last),
+            "best": describe_evaluation(state.evaluations.best),
         }
 
     def check(self) -> None:
@@ -342,7 +343,8 @@ def _number(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _evaluation(evaluated: Evaluated | None) -> dict[str, Any] | None:
+def describe_evaluation(evaluated: Evaluated | None) -> EvaluationStatus | None:
+    """Return an evaluation for the status."""
     if evaluated is None:
         return None
-    return {"version": evaluated.number, "loss": _number(evaluated.loss), "accuracy": evaluated.accuracy}
+    return EvaluationStatus(version=evaluated.number, loss=_number(evaluated.loss), accuracy=evaluated.accuracy)

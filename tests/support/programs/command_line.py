@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from edgeasync.cli import main
+from tests.support.programs.outputs import check_lines
 
 CONFIG, DATA, PROTOCOL, MISMATCH, NO_HUB, ADDRESS, FILES, GRAPH, ACCESS = 2, 3, 4, 5, 6, 8, 9, 10, 11
 CAPACITY, UNFIT = 12, 13
@@ -45,6 +46,7 @@ def run_command(folder, *arguments):
         patch.setattr(sys, "argv", ["edgeasync", *map(str, arguments)])
         patch.setattr(logging.getLogger(), "handlers", [])  # pytest's would keep warnings from standard error
         returncode = main.run_command()
+    check_lines(arguments, streams["stdout"])
     return Told(returncode, **streams)
 
 

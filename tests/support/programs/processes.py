@@ -21,6 +21,7 @@ from edgeasync.net.status import fetch_status
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.support.programs.command_line import run_command
 from tests.support.programs.fork_server import ForkedCommand, forkable
+from tests.support.programs.outputs import check_lines
 
 PATIENCE_S = 60.0
 """How long anything may take on a busy machine; no test waits that long for something that goes well."""
@@ -138,6 +139,7 @@ class Command:
         self._process.stdin.close()
         self._process.stdout.close()
         self._process.stderr.close()
+        check_lines(self.arguments, "\n".join(self.lines))
 
     def __str__(self):
         arguments = " ".join(map(str, self.arguments))

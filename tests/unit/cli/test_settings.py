@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from edgeasync.cli.output import Printer
-from edgeasync.cli.settings import FILES, print_schema, print_settings, schema_of
+from edgeasync.cli.settings import FILES, print_settings, schema_of
 from edgeasync.config import convert
 from edgeasync.errors import ConfigError
 
@@ -134,10 +134,3 @@ def test_a_plugin_may_stand_where_kinds_do():
         table["policy"]["staleness"] = wrong
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(table, schema)
-
-
-def test_a_schema_is_printed_by_its_name(capsys):
-    print_schema("agent.toml", Printer(json=False))
-    assert json.loads(capsys.readouterr().out)["title"] == "agent.toml"
-    with pytest.raises(ConfigError, match=r"did you mean agent\.toml\?"):
-        print_schema("agent.tml", Printer(json=False))

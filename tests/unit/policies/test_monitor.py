@@ -20,6 +20,7 @@ from edgeasync.policies.monitor import (
     ThresholdDetector,
     UpdateNormDetector,
 )
+from edgeasync.protocol.status import ActiveAlarm, AlarmCause, EndedAlarm
 
 
 def update(norm=1.0, local_steps=4, *, device_id="a", loss=0.5, voter=None, **more):
@@ -313,40 +314,32 @@ def test_one_alarm_of_a_device_has_all_its_causes_with_their_figures():
     (report,) = look(guard, "device", "a6", 12.0)
     assert (report.event, report.figures) == ("alarm", {"loss": 6.0, "updates": 1})
     assert look(guard, "device", "a7", 13.0) == []
-    shown = guard.describe(20.0)
-    assert shown["alarms_past"] == []
-    assert shown["alarms"] == [
-        {
-            "device": "a",
-            "cause": "loss 7, over 1; loss 7, over 5",
-            "remedy": "alert",
-            "since_s": 9.0,
-            "causes": [
-                {"cause": "loss 7, over 1", "since_s": 9.0, "updates": 4, "figures": {"loss": 7.0}},
-                {"cause": "loss 7, over 5", "since_s": 8.0, "updates": 2, "figures": {"loss": 7.0}},
-            ],
-        }
+    assert guard.ended_alarms(20.0) == []
+    causes = [
+        AlarmCause("loss 7, over 1", since_s=9.0, updates=4, figures={"loss": 7.0}),
+        AlarmCause("loss 7, over 5", since_s=8.0, updates=2, figures={"loss": 7.0}),
+    ]
+    assert guard.active_alarms(20.0) == [
+        ActiveAlarm("a", "loss 7, over 1; loss 7, over 5", "alert", since_s=9.0, causes=causes)
     ]
     # A cause ends for itself, and the alarm with the last of them.
     assert [look(guard, "device", word, 30.0) for word in ("a2", "a2", "a0")] == [[], [], []]
-    assert [cause["cause"] for cause in guard.describe(31.0)["alarms"][0]["causes"]] == ["loss 2, over 1"]
+    assert [cause.cause for cause in guard.active_alarms(31.0)[0].causes] == ["loss 2, over 1"]
     (report,) = look(guard, "device", "a0", 51.0)
     assert report == HubReport("calm", "a", "ended after 40 s: loss 2, over 1")
-    past = {"device": "a", "cause": "loss 2, over 1", "ended_ago_s": 9.0, "duration_s": 40.0}
-    assert guard.describe(60.0) == {"alarms": [], "alarms_past": [past]}
+    assert guard.active_alarms(60.0) == []
+    assert guard.ended_alarms(60.0) == [EndedAlarm("a", "loss 2, over 1", ended_ago_s=9.0, duration_s=40.0)]
 
 
 def test_an_alarm_of_the_fleet_has_figures_begin_and_duration_too():
     guard = guard_of([Loud("fleet", "reduce_lr")], calm_updates=1)
     (report,) = look(guard, "fleet", "a2", 5.0)
     assert report == HubReport("alarm", "", "loss 2, over 1; the hub's learning rate is halved", {"loss": 2.0})
-    (shown,) = guard.describe(6.0)["alarms"]
-    assert (shown["device"], shown["remedy"], shown["since_s"]) == ("", "reduce_lr", 1.0)
+    (shown,) = guard.active_alarms(6.0)
+    assert (shown.device, shown.remedy, shown.since_s) == ("", "reduce_lr", 1.0)
     look(guard, "fleet", "b0", 9.0)
-    assert guard.describe(9.5) == {
-        "alarms": [],
-        "alarms_past": [{"device": "", "cause": "loss 2, over 1", "ended_ago_s": 0.5, "duration_s": 4.0}],
-    }
+    assert guard.active_alarms(9.5) == []
+    assert guard.ended_alarms(9.5) == [EndedAlarm("", "loss 2, over 1", ended_ago_s=0.5, duration_s=4.0)]
 
 
 def test_so_many_alarms_that_are_over_are_remembered():
@@ -354,9 +347,9 @@ def test_so_many_alarms_that_are_over_are_remembered():
     for number in range(PAST_MAX + 5):
         look(guard, "device", "a2", float(number))
         look(guard, "device", "a0", number + 0.5)
-    shown = guard.describe(100.0)["alarms_past"]
+    shown = guard.ended_alarms(100.0)
     assert len(shown) == PAST_MAX
-    assert [shown[0]["ended_ago_s"], shown[-1]["ended_ago_s"]] == [94.5, 63.5]
+    assert [shown[0].ended_ago_s, shown[-1].ended_ago_s] == [94.5, 63.5]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from edgeasync.core.hub.events import (
     Ticked,
 )
 from edgeasync.core.hub.hub_core import HubCore
-from edgeasync.core.hub.link import LinkEstimate
 from edgeasync.core.hub.settings import (
     FLOAT32,
     CodecSettings,
@@ -419,7 +418,7 @@ def test_what_is_measured_of_connections_begins_anew():
     assert core.messages_refused == 0
     assert not core.messages_accepted
     for member in core.members.members.values():
-        assert member.link.describe() == LinkEstimate().describe()
+        assert (member.link.round_trip_s, member.link.bandwidth_bytes_per_s) == (0.0, 0.0)
 
 
 # -- arrays --------------------------------------------------------------------------------------------------
