@@ -21,10 +21,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from edgeasync.cli.device_table import device_table
 from edgeasync.cli.output import Printer, event_line
 from edgeasync.cli.outputs import DemoDevice, DemoResult
 from edgeasync.cli.serving import ending_signals
-from edgeasync.cli.status import device_table
 from edgeasync.data.dataset import Dataset
 from edgeasync.data.digits import load_digits
 from edgeasync.data.partition import dirichlet
@@ -32,6 +32,7 @@ from edgeasync.durable.files import FOLDER_MODE, replace_file
 from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
 from edgeasync.net.status import fetch_status
 from edgeasync.ops.trained import newest_model
+from edgeasync.protocol.status import read_status
 
 SLOWNESS = (1, 1, 3, 10)
 """Factors by which the agents are slower than the first agent. The sequence repeats if there are
@@ -222,7 +223,7 @@ class Show:
             width = 20
             bar = "━" * round(width * done) + "╌" * (width - round(width * done))
             title = Text(f"{bar} {done:4.0%}  hub pid {status['pid']}  {status['updates_applied']} updates")
-            self._live.update(Group(title, device_table(status["devices"], pids)), refresh=True)
+            self._live.update(Group(title, device_table(read_status(status).devices, pids)), refresh=True)
 
 
 class Demo:

@@ -122,14 +122,34 @@ def status(
     hub: HubAddress = DEFAULT_ADDRESS,
     timeout_s: AnswerTimeout = 3.0,
     keys: OperatorKeys = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="Show everything about this device.")] = None,
+    state: Annotated[
+        str | None, typer.Option(metavar="STATE", help="Show only devices in this state, such as lost.")
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Sort the devices, the worst first: by name, state, seen, updates, stale, speed, loss, period, "
+            "talk or traffic [default: those that need attention first].",
+        ),
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--all", help="Show all devices, even if they do not fit the terminal.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the status every second, until Ctrl-C.")] = False,
     json: Json = False,
 ) -> None:
-    """Show the status of a running hub and its devices."""
-    from edgeasync.cli.status import print_status
+    """Show the status of a running hub, and which of its devices need attention."""
+    from edgeasync.cli.status import print_status, view_of
+    from edgeasync.cli.watching import watch_status
     from edgeasync.net.status import fetch_status
 
-    status = fetch_status(hub, timeout_s, keys)
-    print_status(status, hub, Printer(json=json))
+    printer, view = Printer(json=json), view_of(device, state, sort, whole=whole, json=json)
+    if watch:
+        watch_status(lambda: fetch_status(hub, timeout_s, keys), hub, printer, view)
+    else:
+        print_status(fetch_status(hub, timeout_s, keys), hub, printer, view)
 
 
 @app.command()

@@ -1,15 +1,36 @@
-"""`edgeasync status`."""
+"""`edgeasync status`: the hub's counts, the devices that need attention, and a table of devices."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from edgeasync.cli.device_table import (
+    SORT_KEYS,
+    SortKey,
+    device_lines,
+    device_table,
+    in_bytes,
+    seconds,
+    sort_devices,
+)
+from edgeasync.cli.options import one_of
 from edgeasync.cli.output import Printer, visible
-from edgeasync.errors import ProtocolError
+from edgeasync.config import suggest
+from edgeasync.core.hub.attention import Attention, find_attention
+from edgeasync.errors import ConfigError, ProtocolError
+from edgeasync.protocol.status import (
+    ActiveAlarm,
+    CadenceStatus,
+    DeviceStatus,
+    EvaluationStatus,
+    HubStatus,
+    read_status,
+)
 
 REMEDIES = {
     "alert": "nothing was changed",
@@ -35,10 +56,11 @@ DENIALS = {
 PIPE_WIDTH = 10_000
 """Output width if standard output is not a terminal; scripts expect each device on one line."""
 
-LOSSES_CALM = 0.1
-"""A device is listed if the hub rejects more than this fraction of its updates, or if clipping
-removes more than this fraction of their length.
-"""
+PIPE_HEIGHT = 50
+"""Number of lines to fill if standard output is not a terminal."""
+
+ROWS_MIN = 5
+"""Minimum number of rows of a shortened table or list."""
 
 BOUNDS = {
     "change": "local steps at most double or halve per assignment",
@@ -48,19 +70,55 @@ BOUNDS = {
     "local_steps_min": "limited by local_steps_min",
 }
 
+STATES = ("training", "joining", "paused", "lost", "left", "quarantined")
 
-def print_status(status: dict[str, Any], address: str, printer: Printer) -> None:
+
+class View(NamedTuple):
+    """What to show of the devices.
+
+    - `sort`: the order of the table; by default, devices that need attention come first.
+    - `state`: show only devices in this state.
+    - `device`: show everything about this device instead.
+    - `whole`: show all devices, even if they do not fit the terminal.
+    """
+
+    sort: SortKey | None = None
+    state: str | None = None
+    device: str | None = None
+    whole: bool = False
+
+
+def view_of(device: str | None, state: str | None, sort: str | None, *, whole: bool, json: bool) -> View:
+    """Return the view that flags select. Raises `ConfigError`."""
+    view = View(
+        sort=None if sort is None else one_of("--sort", sort, SORT_KEYS),
+        state=None if state is None else one_of("--state", state, STATES),
+        device=device,
+        whole=whole,
+    )
+    if json and view != View():
+        raise ConfigError("--json prints the whole status; remove --device, --state, --sort and --all")
+    return view
+
+
+def print_status(status: dict[str, Any], address: str, printer: Printer, view: View | None = None) -> None:
     """Print the status that a hub at an address returned."""
     if printer.json:
         printer.object(status)
         return
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    height = console.height if sys.stdout.isatty() else PIPE_HEIGHT
+    print_whole(describe_status(parse_status(status, address), view or View(), console, height), console)
+
+
+def parse_status(status: dict[str, Any], address: str) -> HubStatus:
+    """Parse the status of the hub at an address; raises `ProtocolError`."""
     try:
-        described = describe_status(status)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return read_status(status)
+    except ValueError as error:
         raise ProtocolError(
             f"{address}: not an edgeasync hub of this version; check the address and the hub's version"
         ) from error
-    print_whole(described, Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH))
 
 
 def print_whole(described: RenderableType, console: Console) -> None:
@@ -70,191 +128,141 @@ def print_whole(described: RenderableType, console: Console) -> None:
     console.print(described, crop=False)
 
 
-def describe_status(status: Mapping[str, Any]) -> RenderableType:
-    """Return a status as text: totals, alarms, the devices and their intervals."""
-    devices = status["devices"]
+def describe_status(status: HubStatus, view: View, console: Console, height: int) -> RenderableType:
+    """Return a status as text: totals, the fleet's alarms, devices that need attention, a table.
+
+    List and table are shortened to `height` lines, unless the view is `whole`. Raises `ConfigError`
+    if the hub does not know the device of the view.
+    """
+    attention = find_attention(status)
+    if view.device is not None:
+        return _one_device(status, view.device, attention)
     parts: list[RenderableType] = [Text(visible(line)) for line in _totals(status)]
-    alarms = status.get("alarms", [])
-    parts += [Text(visible(_alarm(alarm)), style="bold") for alarm in alarms]
-    parts += [Text(visible(line)) for device in devices for line in _losses(device)]
-    parts.append(device_table(devices))
-    if any(map(_reason, devices)):
-        parts += [Text(), interval_table(devices)]
+    parts += [Text(visible(_alarm(alarm)), style="bold") for alarm in status.alarms if not alarm.device]
+    rows = _select(status.devices, attention, view)
+    if attention and view.state is None:
+        free = len(attention) if view.whole else max(ROWS_MIN, (height - len(parts)) // 2 - 2)
+        parts += [Text(), Text(f"needs attention: {len(attention)}", style="bold"), _list(attention[:free])]
+        parts += _rest(len(attention) - free)
+    if rows:
+        used = len(console.render_lines(Group(*parts), pad=False))
+        free = len(rows) if view.whole else max(ROWS_MIN, height - used - 4)
+        parts += [Text(), device_table(rows[:free]), *_rest(len(rows) - free)]
     return Group(*parts)
 
 
-def device_table(devices: list[dict[str, Any]], pids: dict[str, int] | None = None) -> Table:
-    """Return a table of the devices. The last column shows `pids` or, without these, the traffic."""
-    columns = ("device", "state", "seen", "updates", "stale", "steps", "ex/s", "loss")
-    rows = [
-        (
-            device["id"],
-            _state(device),
-            f"{device['last_seen_s']:.1f} s",
-            str(device["updates_applied"]),
-            str(device["staleness"]),
-            str(device["local_steps"]),
-            f"{device['examples_per_s']:.0f}",
-            "" if device["loss"] is None else f"{device['loss']:.3g}",
-            _traffic(device) if pids is None else str(pids.get(device["id"], "")),
-        )
-        for device in devices
-    ]
-    return _table((*columns, "traffic" if pids is None else "pid"), rows, words=("device", "state"))
+def _select(devices: Sequence[DeviceStatus], attention: Sequence[Attention], view: View) -> list[DeviceStatus]:
+    chosen = [device for device in devices if view.state in (None, device.state)]
+    if view.sort is not None:
+        return sort_devices(chosen, view.sort)
+    urgency = {one.device: place for place, one in enumerate(attention)}
+    return sorted(chosen, key=lambda device: (urgency.get(device.id, len(urgency)), device.id))
 
 
-def interval_table(devices: list[dict[str, Any]]) -> Table:
-    """Return a table of the devices' assigned local steps, step times, periods, and the reasons."""
-    rows = [
-        (
-            device["id"],
-            str(device["assigned_steps"]),
-            _seconds(device["step_s"]),
-            _seconds(device["period_s"]),
-            f"{device['talk_share']:.0%}",
-            f"sends {codec}; {why}" if (codec := device.get("push_codec")) else why,
-        )
-        for device in devices
-        if (why := _reason(device))
-    ]
-    return _table(("device", "next steps", "a step", "period", "talking", "why"), rows, words=("device", "why"))
+def _rest(count: int) -> list[RenderableType]:
+    return [Text(f"and {count} more; --all shows all")] if count > 0 else []
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: tuple[str, str]) -> Table:
-    """Return a table of cells, without interpreting markup in them.
-
-    `words` names the two columns that contain text; the second of them may be wrapped. It is at
-    least as wide as its longest word, and every other column is at least as wide as its widest
-    cell.
-    """
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    shown = [[visible(cell) for cell in row] for row in rows]
-    for place, column in enumerate(columns):
-        wrapped, cells = column == words[-1], [column, *(row[place] for row in shown)]
-        pieces = [word for cell in cells for word in cell.split()] if wrapped else cells
-        table.add_column(
-            column,
-            justify="left" if column in words else "right",
-            no_wrap=not wrapped,
-            overflow="fold",
-            min_width=max(map(len, pieces)),
-        )
-    for row in shown:
-        table.add_row(*map(Text, row))
+def _list(attention: Sequence[Attention]) -> Table:
+    """Return a table of devices and what is wrong with them."""
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    table.add_column(no_wrap=True, min_width=max(len(visible(one.device)) for one in attention))
+    table.add_column(overflow="fold")
+    for one in attention:
+        table.add_row(Text(visible(one.device)), Text(visible(one.words)))
     return table
 
 
-def _reason(device: Mapping[str, Any]) -> str:
-    """Return how long a device must wait before an exchange, and why the hub chose its number of local steps."""
-    resting = f"rests for {_seconds(rest_s)}" if (rest_s := device.get("rest_s", 0.0)) else ""
-    return "; ".join(filter(None, (resting, device.get("why", ""))))
+def _one_device(status: HubStatus, name: str, attention: Sequence[Attention]) -> RenderableType:
+    """Return everything about one device. Raises `ConfigError` if the hub does not know it."""
+    devices = {device.id: device for device in status.devices}
+    lines = [("device", name), *(("attention", one.words) for one in attention if one.device == name)]
+    if name in devices:
+        lines += device_lines(devices[name])
+    elif name not in status.enrolled_unseen:
+        advice = suggest(name, devices) or "list the hub's devices with 'edgeasync status --all'"
+        raise ConfigError(f"--device {name}: the hub knows no such device; {advice}")
+    lines += [
+        ("past alarm", f"{seconds(past.ended_ago_s)} ago, for {seconds(past.duration_s)}: {past.cause}")
+        for past in status.alarms_past
+        if past.device == name
+    ]
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for key, words in lines:
+        table.add_row(Text(key, style="bold"), Text(visible(words)))
+    return table
 
 
-def _state(device: Mapping[str, Any]) -> str:
-    """Return a device's state, and why it trains at a reduced pace if it does."""
-    reason, percent = device.get("pace_reason", ""), device.get("pace_percent", 100)
-    if percent == 0:
-        return f"{device['state']}: {reason}"
-    slowed = ", ".join(filter(None, (f"{percent} %" if percent < 100 else "", reason)))
-    return f"{device['state']} at {slowed}" if slowed else str(device["state"])
-
-
-def _totals(status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines above the tables."""
-    place = f"hub {status['address']} (pid {status['pid']})"
-    durable = status.get("version_durable")
-    on_disk = "" if durable is None else f" ({durable} on disk)"
-    yield f"{place}, lineage {status['lineage']}, version {status['version']}{on_disk}"
-    rollbacks = f", {times} rollbacks" if (times := status.get("rollbacks")) else ""
+def _totals(status: HubStatus) -> Iterator[str]:
+    """Yield the lines about the hub and the whole fleet."""
+    on_disk = "" if status.version_durable is None else f" ({status.version_durable} on disk)"
+    place = f"hub {status.address} (pid {status.pid})"
+    yield f"{place}, lineage {status.lineage}, version {status.version}{on_disk}"
+    rollbacks = f", {status.rollbacks} rollbacks" if status.rollbacks else ""
     yield (
-        f"updates: {status['updates_applied']} applied, {status['updates_rejected']} rejected, "
-        f"{status['duplicates']} duplicates{rollbacks}; messages refused: {status['messages_refused']}"
+        f"updates: {status.updates_applied} applied, {status.updates_rejected} rejected, "
+        f"{status.duplicates} duplicates{rollbacks}; messages refused: {status.messages_refused}"
     )
-    if denied := status.get("denied"):
+    if status.denied:
         yield "connections refused: " + ", ".join(
-            f"{count} {DENIALS.get(why, why)}" for why, count in denied.items()
+            f"{count} {DENIALS.get(why, why)}" for why, count in status.denied.items()
         )
-    if trouble := status.get("disk_trouble"):
+    if status.disk_trouble:
         cost = "the hub accepts no updates until it can write again"
-        if status.get("durability") == "checkpoint":
+        if status.durability == "checkpoint":
             cost = "training continues, but a crash of the hub loses everything after the last checkpoint"
-        yield f"cannot write the run's folder: {trouble}; {cost}"
-    if (cadence := status.get("cadence")) is not None:
-        yield _cadence(cadence, status.get("learning_rate_factor", 1.0))
-    traffic = status.get("traffic", {})
-    if (left_bytes := traffic.get("day_left_bytes")) is not None:
-        yield f"today: {in_bytes(left_bytes)} left of {in_bytes(traffic['bytes_per_day_max'])} for all devices"
-    if (last := status.get("evaluation")) is not None:
-        yield f"evaluation: {_evaluation(last)}"
-    if (best := status.get("best")) is not None and best != last:
-        yield f"best: {_evaluation(best)}"
+        yield f"cannot write the run's folder: {status.disk_trouble}; {cost}"
+    yield _cadence(status.cadence, status.learning_rate_factor)
+    traffic = status.traffic
+    if traffic.day_left_bytes is not None and traffic.bytes_per_day_max is not None:
+        quota = in_bytes(traffic.bytes_per_day_max)
+        yield f"today: {in_bytes(traffic.day_left_bytes)} left of {quota} for all devices"
+    if status.evaluation is not None:
+        yield f"evaluation: {_evaluation(status.evaluation)}"
+    if status.best is not None and status.best != status.evaluation:
+        yield f"best: {_evaluation(status.best)}"
+    yield _counts(status)
 
 
-def _cadence(cadence: Mapping[str, Any], learning_rate_factor: float) -> str:
+def _counts(status: HubStatus) -> str:
+    """Return how many devices are in each state."""
+    counts = Counter[str](device.state for device in status.devices)
+    parts = [f"{counts[state]} {state}" for state in STATES if counts[state]]
+    if status.enrolled_unseen:
+        parts.append(f"{len(status.enrolled_unseen)} never came")
+    return f"devices: {', '.join(parts) or 'none'}"
+
+
+def _cadence(cadence: CadenceStatus, learning_rate_factor: float) -> str:
     """Return a line about the fleet's exchange period, and the hub's learning rate if it is reduced."""
-    words = f"period {_seconds(cadence['period_s'])}" if cadence["period_s"] else "no period yet"
-    if bound := cadence.get("bound"):
-        words += f", target {_seconds(cadence['aim_s'])}: {BOUNDS.get(bound, bound)}"
-    if cadence["gain"] < 1.0:
-        words += f", shortened to {cadence['gain']:.0%}: {cadence['cause']}"
-    if cadence.get("resting"):
-        still = f"no progress for {_seconds(cadence['still_s'])}"
-        words += f"; idle: {still}, exchanges every {_seconds(cadence['rest_period_s'])}"
-    elif cause := cadence.get("rest_cause"):
-        words += f"; awake: {cause}"
-    if cadence["warming_up"]:
+    words = f"period {seconds(cadence.period_s)}" if cadence.period_s else "no period yet"
+    if cadence.bound:
+        words += f", target {seconds(cadence.aim_s)}: {BOUNDS.get(cadence.bound, cadence.bound)}"
+    if cadence.gain < 1.0:
+        words += f", shortened to {cadence.gain:.0%}: {cadence.cause}"
+    if cadence.resting:
+        still = f"no progress for {seconds(cadence.still_s)}"
+        words += f"; idle: {still}, exchanges every {seconds(cadence.rest_period_s)}"
+    elif cadence.rest_cause:
+        words += f"; awake: {cadence.rest_cause}"
+    if cadence.warming_up:
         words += "; warming up"
     if learning_rate_factor != 1.0:
         words += f"; the hub's learning rate is reduced to {learning_rate_factor:.3g} of its setting"
     return f"fleet: {words}"
 
 
-def _alarm(alarm: Mapping[str, Any]) -> str:
-    remedy, device = alarm["remedy"], alarm["device"]
-    act = f"'edgeasync device quarantine {device}' excludes it" if device and remedy == "alert" else ""
-    lasts = f"for {_seconds(alarm['since_s'])}"
-    return f"alarm: {device or 'fleet'}, {lasts}: {alarm['cause']}; {act or REMEDIES.get(remedy, remedy)}"
+def _alarm(alarm: ActiveAlarm) -> str:
+    """Return a line about an alarm of the whole fleet."""
+    return f"alarm: fleet, for {seconds(alarm.since_s)}: {alarm.cause}; {REMEDIES.get(alarm.remedy, alarm.remedy)}"
 
 
-def _losses(device: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines about a device, if the hub rejects many of its updates or clips them strongly."""
-    rejected = device.get("updates_rejected") or {}
-    count, kept = sum(rejected.values()), device.get("weight_kept")
-    if count > LOSSES_CALM * (count + device["updates_applied"]):
-        reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(rejected.items()))
-        yield f"{device['id']}: {count} of {count + device['updates_applied']} updates rejected: {reasons}"
-    if kept is not None and kept < 1.0 - LOSSES_CALM:
-        yield f"{device['id']}: its updates were clipped; {kept:.0%} of their length counted"
-
-
-def _evaluation(evaluated: Mapping[str, Any]) -> str:
-    words = f"version {evaluated['version']}"
-    if evaluated["loss"] is not None:
-        words += f", loss {evaluated['loss']:.4g}"
-    if evaluated["accuracy"] is not None:
-        words += f", accuracy {evaluated['accuracy']:.2%}"
+def _evaluation(evaluated: EvaluationStatus) -> str:
+    words = f"version {evaluated.version}"
+    if evaluated.loss is not None:
+        words += f", loss {evaluated.loss:.4g}"
+    if evaluated.accuracy is not None:
+        words += f", accuracy {evaluated.accuracy:.2%}"
     return words
-
-
-def in_bytes(count: float) -> str:
-    """Format a number of bytes with a unit and three significant digits."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000.0
-    return f"{count:.3g} TB"
-
-
-def _traffic(device: Mapping[str, Any]) -> str:
-    """Return a device's traffic, and its remaining daily quota if it has one."""
-    if "bytes_up" not in device:
-        return ""
-    total = in_bytes(device["bytes_up"] + device["bytes_down"])
-    left_bytes = device.get("day_left_bytes")
-    return total if left_bytes is None else f"{total}, {in_bytes(left_bytes)} left today"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds >= 100.0:
-        return f"{seconds:.0f} s"
-    return f"{seconds:.2f} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"

@@ -483,8 +483,7 @@ class HubRuntime:
             "durability": self._settings.hub.durability,
             "version_durable": self._files.version_saved if log is None else None,
             "disk_trouble": (log and log.failing) or self._files.unwritten,
-            "denied": self._kept_off.counts(self._engine.bounds.denied),
-            "enrolled_unseen": self._kept_off.unseen(self.core.members.members),
+            **self._kept_off.describe(self._engine.bounds.denied, self.core.members.members),
             "journal": log and {"entries": log.durable, "bytes": log.bytes_appended, "syncs": log.batches},
         }
 

@@ -28,14 +28,11 @@ class KeptOff:
         self._told, self._tell_at_s = counts, now_s + TELL_S
         return f"refused by limits: {more}; docs/operate/bounds.md explains each limit"
 
-    def unseen(self, members: Iterable[str]) -> list[str]:
-        """Return the names of devices whose key may join, but that are not among the hub's devices."""
-        names = self._network.device_names
-        return sorted(names - {name_of_key(device_id) for device_id in members}) if names else []
-
-    def counts(self, denied: Mapping[Any, int]) -> dict[str, int]:
-        """Return the number of refused messages and connections by reason."""
+    def describe(self, denied: Mapping[Any, int], members: Iterable[str]) -> dict[str, Any]:
+        """Return fields of the status: refusals by reason, and enrolled devices that never joined."""
         counts: Counter[str] = Counter(denied)
         counts.update(self._network.kept_off)
         counts.update(self._network.not_let_in)
-        return dict(sorted(counts.items()))
+        names = self._network.device_names
+        unseen = names - {name_of_key(device_id) for device_id in members} if names else names
+        return {"denied": dict(sorted(counts.items())), "enrolled_unseen": sorted(unseen)}

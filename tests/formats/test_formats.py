@@ -82,8 +82,8 @@ def test_a_run_tells_its_story_to_the_bit(run):
         replay.close()
     expected = expected_of(run)
     for key in ("version", "lineage", "model_xxh3", "updates_applied", "updates_rejected", "updates_buffered"):
-        assert summary[key] == expected[key], key
-    assert {device["id"]: device["seq_last"] for device in summary["devices"]} == expected["devices"]
+        assert getattr(summary, key) == expected[key], key
+    assert {device.id: device.seq_last for device in summary.devices} == expected["devices"]
     events = [(line.event, line.device) for line in lines if line.event in ("alarm", "excluded")]
     assert events == [
         *[("alarm", name) for name in expected["alarms"]],

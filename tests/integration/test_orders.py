@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from edgeasync import Hub
-from edgeasync.durable.keys import HubKeys
+from edgeasync.durable.keys import HubKeys, KeyPair
 from edgeasync.errors import AccessError, ConfigError, HubUnreachableError
 from edgeasync.net.status import fetch_status
 from edgeasync.runtime.hub_record import read_record
@@ -84,7 +84,9 @@ def test_an_order_outlives_a_kill_of_the_hub_right_after_it_and_a_restart_of_the
 
 def test_orders_are_an_operators_where_there_are_keys(commands, tmp_path):
     keys = HubKeys.init(tmp_path / "keys")
+    keys.allow("shed", "device", KeyPair.make().public)
     hub, address = commands.hub(commands.settings(), "--keys", keys.folder)
+    assert fetch_status(address, PATIENCE_S, keys.folder)["enrolled_unseen"] == ["shed"]
     for name in (NAME, "bench-2"):
         token = keys.issue_token(name, (address,), time.time())
         commands.agent(address, name, "--enrol", token.text())
@@ -98,6 +100,7 @@ def test_orders_are_an_operators_where_there_are_keys(commands, tmp_path):
     told = asked(commands, "quarantine", address, *flags, "--json")
     assert device(json.loads(told.stdout))["state"] == "quarantined"
     assert device(json.loads(told.stdout), "bench-2")["quarantine"] is None
+    assert json.loads(told.stdout)["enrolled_unseen"] == ["shed"], "the others came"
     assert hub.wait_for("excluded", device=NAME)["detail"] == "by an operator's order; its updates no longer count"
     told = asked(commands, "release", address, *flags, "--json")
     assert device(json.loads(told.stdout))["quarantine"] is None

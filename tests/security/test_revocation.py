@@ -179,7 +179,7 @@ def test_a_replay_of_a_revocation_gives_the_same_model(tmp_path, aggregate, piec
     assert hub.core.updates_applied == 2 + counted, "what is in a version stays there"
     replay = RunReplay(tmp_path / "run")
     replay.tell(lambda _: True)
-    found = replay.summary()["model_xxh3"]
+    found = replay.summary().model_xxh3
     replay.close()
     assert found == f"{wire.checksum(hub.model.tobytes()):016x}"
 

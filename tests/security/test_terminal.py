@@ -16,12 +16,13 @@ from edgeasync.cli import main
 from edgeasync.cli.demo import Show
 from edgeasync.cli.output import Printer, event_line, print_table, visible
 from edgeasync.cli.serving import log_to_stderr
-from edgeasync.cli.status import describe_status
+from edgeasync.cli.status import View, describe_status
 from edgeasync.errors import RefusedError
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Refuse
+from edgeasync.protocol.status import EndedAlarm
+from tests.support.parts.statuses import alarm, device, status
 from tests.support.programs.processes import Commands
-from tests.unit.cli.test_status import DEVICE, empty_status
 
 CLEAR, TITLE, CSI, TURNED = "\x1b[2J\x1b[H", "\x1b]0;owned\x07", "\x9b31m", "\u202egnp.exe"
 EVIL = f"full{CLEAR}{TITLE}{CSI}{TURNED}\r\nedgeasync: all is well\x7f\x00\udc9b[bold]"
@@ -80,17 +81,17 @@ def test_an_error_is_one_line_of_text(monkeypatch, capsys):
 
 
 def test_a_status_is_text_and_no_markup():
-    _, status = empty_status()
-    device = DEVICE | {"id": EVIL, "state": EVIL, "why": EVIL, "push_codec": EVIL}
-    alarm = {"device": EVIL, "cause": EVIL, "remedy": EVIL, "since_s": 3.0}
-    status |= {"address": EVIL, "lineage": EVIL, "disk_trouble": EVIL, "devices": [device], "alarms": [alarm]}
+    evil = device(EVIL, why=EVIL, push_codec=EVIL, pace_percent=50, pace_reason=EVIL, machine=EVIL, software=EVIL)
+    alarms, past = [alarm("", EVIL), alarm(EVIL, EVIL)], [EndedAlarm(EVIL, EVIL, 1.0, 2.0)]
+    told = status([evil], address=EVIL, lineage=EVIL, disk_trouble=EVIL, alarms=alarms, alarms_past=past)
     console = Console(width=1000, file=io.StringIO(), force_terminal=True, color_system=None)
-    console.print(describe_status(status))
+    for view in (View(), View(device=EVIL)):
+        console.print(describe_status(told, view, console, 50))
     text = console.file.getvalue()
     for code in ("\x1b[1m", "\x1b[0m"):  # what rich itself writes for headings
         text = text.replace(code, "")
     assert is_harmless(text)
-    assert text.count("[bold]") == 11
+    assert text.count("[bold]") == 20
 
 
 def test_the_demo_shows_text(capsys):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from edgeasync.cli.status import describe_status
+from edgeasync.cli.status import View, describe_status
 from edgeasync.core.hub.settings import FLOAT32, HubCoreSettings, Limits, Liveness, StopCondition
 from edgeasync.data import load_digits
 from edgeasync.data.dataset import batches
@@ -21,6 +21,7 @@ from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import GraphHeader, Piece
+from edgeasync.protocol.status import read_status
 from edgeasync.training.gradient_trainer import GradientTrainer
 from edgeasync.training.numpy_models import MlpModel
 from edgeasync.training.trainer import StepResult
@@ -29,6 +30,7 @@ from simulation.fleet import SimulatedDevice
 from simulation.link import LinkProfile
 from simulation.training import SimulatedWorkload
 from tests.support.parts.small_runs import plain
+from tests.support.parts.statuses import DAEMON
 from tests.support.simulation.hubs import simulated_hub
 
 SLOWNESS = (1, 1, 3, 10)
@@ -310,7 +312,7 @@ def test_what_is_shown_is_what_is_done():
         assert device["bound"] == bound
     words = f"target 60.00 s: limited by {bound}"
     console = Console(width=200, file=io.StringIO())
-    console.print(describe_status(status | {"address": "", "pid": 0}))
+    console.print(describe_status(read_status(status | DAEMON), View(), console, 50))
     assert words in console.file.getvalue()
 
 

@@ -53,13 +53,13 @@ def test_a_branch_begins_the_story_anew_and_the_earlier_part_can_still_be_told(t
     other = Rules(SPEC, Policy(), HubCoreSettings(stop=stop))
     assert go_on(start(tmp_path, other), lineages("de")) == 6, "number 4 is the branch's checkpoint's"
     found, remarks, summary = told(tmp_path)
-    assert (found, summary["entry"], summary["lineage"]) == (["d", "e"], 6, "e" * 16)
+    assert (found, summary.entry, summary.lineage) == (["d", "e"], 6, "e" * 16)
     (remark,) = remarks
     assert remark.startswith(
         "use --until 3 to replay an earlier part, from entry 0 on; it ends there: the hub then resumed from "
     )
     found, remarks, summary = told(tmp_path, until=3)
-    assert (found, remarks, summary["lineage"]) == (["a", "b", "c"], [], "c" * 16)
+    assert (found, remarks, summary.lineage) == (["a", "b", "c"], [], "c" * 16)
     assert told(tmp_path, until=0)[0] == []
     with pytest.raises(ConfigError, match="the journal ends at entry 6"):
         RunReplay(tmp_path, until=7)
@@ -86,7 +86,7 @@ def test_what_was_dropped_is_gone(tmp_path):
     (segment,) = tmp_path.glob("journal-*")
     segment.unlink()
     found, remarks, summary = told(tmp_path)
-    assert (found, remarks, summary["entry"]) == ([], [], 2)
+    assert (found, remarks, summary.entry) == ([], [], 2)
     with pytest.raises(ConfigError, match="no longer contains that entry; use a number from 2 to"):
         RunReplay(tmp_path, until=1)
 
@@ -98,7 +98,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     first = tmp_path / "checkpoint-0000000000-0.safetensors"
     first.write_bytes(first.read_bytes()[:-1])
     found, remarks, summary = told(tmp_path)
-    assert (found, summary["entry"]) == ([], 2)
+    assert (found, summary.entry) == ([], 2)
     assert "checkpoint-0000000000-0.safetensors: has" in remarks[0]
     with pytest.raises(StorageError, match=r"has \d+ bytes, expected"):
         RunReplay(tmp_path, checkpoint="checkpoint-0000000000-0")

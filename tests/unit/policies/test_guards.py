@@ -241,9 +241,9 @@ def test_one_that_goes_wrong_in_mid_run_ends_it_with_the_last_good_version(path,
     told = replay.summary()
     replay.close()
     kept = Run.open(tmp_path / "run", trust_code=True)
-    assert kept.version in (told["version"], told["version"] - 1), "but what it did not bear"
+    assert kept.version in (told.version, told.version - 1), "but what it did not bear"
     assert all(np.isfinite(array).all() for array in kept.arrays.values())
-    assert run_under(policy, tmp_path / "run", told["updates_applied"] + 20).updates > told["updates_applied"]
+    assert run_under(policy, tmp_path / "run", told.updates_applied + 20).updates > told.updates_applied
 
 
 def test_without_trust_a_run_under_a_plugin_is_read_up_to_its_last_checkpoint(tmp_path, caplog):
@@ -263,7 +263,7 @@ def test_without_trust_a_run_under_a_plugin_is_read_up_to_its_last_checkpoint(tm
 
     replay = RunReplay(run)
     assert (replay.beginning.checkpoint, replay.tell(pytest.fail)) == (kept, 0)
-    assert replay.summary()["updates_applied"] > 0
+    assert replay.summary().updates_applied > 0
     replay.close()
     with pytest.raises(ConfigError, match=rf"--until {replay.beginning.entry + 1}: stops at {kept}"):
         RunReplay(run, until=replay.beginning.entry + 1, checkpoint=kept)

@@ -1,0 +1,139 @@
+"""Tables of devices, and all that is known about one device, for a terminal."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from rich.table import Table
+from rich.text import Text
+
+from edgeasync.cli.output import visible
+from edgeasync.protocol.status import DeviceStatus
+
+SortKey = Literal["name", "state", "seen", "updates", "stale", "speed", "loss", "period", "talk", "traffic"]
+SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
+
+_SORTS: dict[SortKey, Callable[[DeviceStatus], Any]] = {
+    "name": lambda device: device.id,
+    "state": lambda device: device.state,
+    "seen": lambda device: -device.last_seen_s,
+    "updates": lambda device: device.updates_applied,
+    "stale": lambda device: -device.staleness,
+    "speed": lambda device: device.examples_per_s,
+    "loss": lambda device: (device.loss is not None, -(device.loss or 0.0)),
+    "period": lambda device: -device.period_s,
+    "talk": lambda device: -device.talk_share,
+    "traffic": lambda device: -(device.bytes_up + device.bytes_down),
+}
+"""How to sort devices by each key, the worst first."""
+
+_COLUMNS = ("device", "state", "seen", "updates", "stale", "ex/s", "loss", "period", "talk")
+
+
+def sort_devices(devices: Iterable[DeviceStatus], key: SortKey) -> list[DeviceStatus]:
+    """Return the devices sorted by a key, the worst first."""
+    return sorted(devices, key=_SORTS[key])
+
+
+def device_table(devices: Sequence[DeviceStatus], pids: Mapping[str, int] | None = None) -> Table:
+    """Return a table of devices. The last column shows `pids` or, without these, the traffic."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    rows = [[visible(cell) for cell in _row(device, pids)] for device in devices]
+    for place, column in enumerate((*_COLUMNS, "traffic" if pids is None else "pid")):
+        wrapped, cells = column == "state", [column, *(row[place] for row in rows)]
+        pieces = [word for cell in cells for word in cell.split()] if wrapped else cells
+        table.add_column(
+            column,
+            justify="left" if column in ("device", "state") else "right",
+            no_wrap=not wrapped,
+            overflow="fold",
+            min_width=max(map(len, pieces)),  # so that no name and no number is cut
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))  # a `Text` is not interpreted as markup
+    return table
+
+
+def _row(device: DeviceStatus, pids: Mapping[str, int] | None) -> tuple[str, ...]:
+    return (
+        device.id,
+        state_words(device),
+        f"{device.last_seen_s:.1f} s",
+        str(device.updates_applied),
+        str(device.staleness),
+        f"{device.examples_per_s:.0f}",
+        "" if device.loss is None else f"{device.loss:.3g}",
+        seconds(device.period_s),
+        f"{device.talk_share:.0%}",
+        _traffic(device) if pids is None else str(pids.get(device.id, "")),
+    )
+
+
+def device_lines(device: DeviceStatus) -> Iterator[tuple[str, str]]:
+    """Yield all that is known about a device, as names and values."""
+    yield "state", state_words(device)
+    if device.quarantine is not None:
+        yield "quarantine", f"{device.quarantine.cause}; ends {device.quarantine.ends}"
+    yield "last seen", f"{device.last_seen_s:.1f} s ago"
+    if device.stalled_s:
+        yield "last step", f"{device.stalled_s:.1f} s ago"
+    yield "machine", ", ".join(filter(None, (device.machine, device.software))) or "unknown"
+    if device.temperature_c is not None:
+        yield "temperature", f"{device.temperature_c:.0f} C"
+    rejected = ", ".join(f"{count} {reason}" for reason, count in sorted(device.updates_rejected.items()))
+    counts = f"{device.updates_applied} applied, {device.updates_buffered} buffered, {device.duplicates} repeated"
+    yield "updates", counts + (f", rejected: {rejected}" if rejected else "")
+    if device.weight_kept is not None and device.weight_kept < 1.0:
+        yield "clipping", f"{device.weight_kept:.0%} of their length counted"
+    yield "last update", f"{device.local_steps} steps, staleness {device.staleness}, {_loss(device)}"
+    yield "next update", f"{device.assigned_steps} steps: {device.why or 'not assigned yet'}"
+    if device.rest_s:
+        yield "rests", f"for {seconds(device.rest_s)}"
+    yield "speed", f"{device.examples_per_s:.0f} examples/s, {seconds(device.step_s)} a step"
+    talk = f"communicates for {seconds(device.talk_s)}, {device.talk_share:.0%}"
+    yield "period", f"{seconds(device.period_s)} between updates, {talk}"
+    rate = (
+        f"{in_bytes(device.bandwidth_bytes_per_s)}/s" if device.bandwidth_bytes_per_s else "rate not measured yet"
+    )
+    yield "link", f"{rate}, round trip {seconds(device.round_trip_s)}, sends {device.push_codec}"
+    yield "traffic", f"{in_bytes(device.bytes_up)} up, {in_bytes(device.bytes_down)} down, {_day(device)}"
+
+
+def state_words(device: DeviceStatus) -> str:
+    """Return a device's state, and why it trains at a reduced pace if it does."""
+    if device.pace_percent == 0:
+        return f"{device.state}: {device.pace_reason}"
+    percent = f"{device.pace_percent} %" if device.pace_percent < 100 else ""
+    slowed = ", ".join(filter(None, (percent, device.pace_reason)))
+    return f"{device.state} at {slowed}" if slowed else str(device.state)
+
+
+def _loss(device: DeviceStatus) -> str:
+    return "no loss" if device.loss is None else f"loss {device.loss:.4g}"
+
+
+def _day(device: DeviceStatus) -> str:
+    left_bytes = device.day_left_bytes
+    left = "" if left_bytes is None else f", {in_bytes(left_bytes)} left"
+    return f"{in_bytes(device.day_bytes)} today{left}"
+
+
+def _traffic(device: DeviceStatus) -> str:
+    """Return a device's traffic, and its remaining daily quota if it has one."""
+    total = in_bytes(device.bytes_up + device.bytes_down)
+    return total if device.day_left_bytes is None else f"{total}, {in_bytes(device.day_left_bytes)} left today"
+
+
+def in_bytes(count: float) -> str:
+    """Format a number of bytes with a unit and three significant digits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000.0
+    return f"{count:.3g} TB"
+
+
+def seconds(value: float) -> str:
+    """Format a measured time in seconds or milliseconds."""
+    if value >= 100.0:
+        return f"{value:.0f} s"
+    return f"{value:.2f} s" if value >= 1.0 else f"{1e3 * value:.3g} ms"

@@ -1,0 +1,151 @@
+"""Find the devices that need an operator's attention, from a status."""
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+from edgeasync.protocol.status import ActiveAlarm, DeviceStatus, HubStatus
+
+Reason = Literal[
+    "lost", "quarantined", "warned", "stuck", "paused", "losing", "slowed", "slow_link", "slow", "never_came"
+]
+"""Why a device needs attention, the most urgent reason first."""
+
+_ORDER: dict[str, int] = {reason: place for place, reason in enumerate(get_args(Reason))}
+
+STUCK_S = 60.0
+"""A device that took no local step for this long since it joined is stuck."""
+
+LOSING = 0.1
+"""A device loses updates if the hub rejects more than this fraction of them, or if clipping removes
+more than this fraction of their length.
+"""
+
+SLOWER = 4.0
+"""A device or link is slow if the fleet's median is better by this factor."""
+
+TALKING = 0.5
+"""A slow link matters if communication takes at least this share of a device's cycle."""
+
+COMPARED_MIN = 3
+"""Minimum number of devices with measurements, to compare a device with the others."""
+
+
+class Attention(msgspec.Struct, frozen=True):
+    """A device that needs attention. `reason` is the most urgent one, and `words` describes all."""
+
+    device: str
+    reason: Reason
+    words: str
+
+
+class _Finding(NamedTuple):
+    reason: Reason
+    weight: float
+    words: str
+
+
+class _Usual(NamedTuple):
+    """Medians of the connected devices, or 0 if too few have been measured."""
+
+    examples_per_s: float
+    talk_s: float
+
+
+def find_attention(status: HubStatus) -> list[Attention]:
+    """Return the devices that need attention, the most urgent first."""
+    alarms = {alarm.device: alarm for alarm in status.alarms}
+    usual = _usual(status.devices)
+    found: list[tuple[_Finding, Attention]] = []
+    for device in status.devices:
+        findings = sorted(_look(device, alarms.get(device.id), usual), key=_urgency)
+        if findings:
+            words = "; ".join(finding.words for finding in findings)
+            found.append((findings[0], Attention(device.id, findings[0].reason, words)))
+    found.sort(key=lambda one: (*_urgency(one[0]), one[1].device))
+    never = "its key may join, but it has not connected in this run"
+    return [one for _, one in found] + [Attention(name, "never_came", never) for name in status.enrolled_unseen]
+
+
+def _urgency(finding: _Finding) -> tuple[int, float]:
+    return _ORDER[finding.reason], -finding.weight
+
+
+def _look(device: DeviceStatus, alarm: ActiveAlarm | None, usual: _Usual) -> Iterator[_Finding]:
+    if device.state == "lost":
+        yield _Finding("lost", device.last_seen_s, f"lost, last seen {duration(device.last_seen_s)} ago")
+    if device.quarantine is not None:
+        cause, ends = device.quarantine.cause, device.quarantine.ends
+        yield _Finding("quarantined", 0.0, f"quarantined: {cause}; ends {ends}")
+    if alarm is not None:
+        act = f"; to exclude it: edgeasync device quarantine {device.id}" if alarm.remedy == "alert" else ""
+        yield _Finding("warned", alarm.since_s, f"warned for {duration(alarm.since_s)}: {alarm.cause}{act}")
+    if device.state == "joining" and device.stalled_s > STUCK_S:
+        stuck = f"joining for {duration(device.stalled_s)} without a local step: read its agent's log"
+        yield _Finding("stuck", device.stalled_s, stuck)
+    yield from _pace(device)
+    yield from _losses(device)
+    if device.state in ("joining", "training", "paused"):
+        yield from _speed(device, usual)
+
+
+def _pace(device: DeviceStatus) -> Iterator[_Finding]:
+    """Yield why a device does not train at full pace."""
+    if device.state == "paused" and device.pace_percent:
+        words = f"no local step for {duration(device.stalled_s)}: its trainer hangs, or the board is overloaded"
+        yield _Finding("stuck", device.stalled_s, words)
+    elif device.state == "paused":
+        yield _Finding("paused", 0.0, f"paused: {device.pace_reason}")
+    elif device.pace_percent < 100:
+        slowed = f"trains at {device.pace_percent} % of the time: {device.pace_reason}"
+        yield _Finding("slowed", 100.0 - device.pace_percent, slowed)
+
+
+def _losses(device: DeviceStatus) -> Iterator[_Finding]:
+    """Yield whether the hub rejects many of a device's updates, or clips them strongly."""
+    rejected, kept = sum(device.updates_rejected.values()), device.weight_kept
+    total = rejected + device.updates_applied
+    if rejected > LOSING * total:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(device.updates_rejected.items()))
+        yield _Finding("losing", rejected / total, f"{rejected} of {total} updates rejected: {reasons}")
+    if kept is not None and kept < 1.0 - LOSING:
+        yield _Finding("losing", 1.0 - kept, f"its updates were clipped; {kept:.0%} of their length counted")
+
+
+def _speed(device: DeviceStatus, usual: _Usual) -> Iterator[_Finding]:
+    """Yield whether a device or its link is far slower than the others."""
+    if device.talk_share >= TALKING and device.talk_s >= SLOWER * usual.talk_s > 0.0:
+        times, rate = device.talk_s / usual.talk_s, device.bandwidth_bytes_per_s
+        measured = f", at {rate / 1000:.3g} kB/s" if rate else ""
+        words = f"slow link: an exchange takes {duration(device.talk_s)}{measured}, {times:.3g} times the median"
+        yield _Finding("slow_link", times, words)
+    if device.examples_per_s and usual.examples_per_s >= SLOWER * device.examples_per_s:
+        times = usual.examples_per_s / device.examples_per_s
+        words = f"slow: {device.examples_per_s:.3g} examples/s, the median is {times:.3g} times that"
+        yield _Finding("slow", times, words)
+
+
+def _usual(devices: Iterable[DeviceStatus]) -> _Usual:
+    here = [device for device in devices if device.state in ("joining", "training", "paused")]
+
+    def median(measure: Callable[[DeviceStatus], float]) -> float:
+        measured = [value for device in here if (value := measure(device)) > 0.0]
+        return statistics.median(measured) if len(measured) >= COMPARED_MIN else 0.0
+
+    return _Usual(median(lambda device: device.examples_per_s), median(lambda device: device.talk_s))
+
+
+def duration(seconds: float) -> str:
+    """Format a duration with its largest unit.
+
+    >>> [duration(seconds) for seconds in (0.25, 42.0, 150.0, 9000.0, 200000.0)]
+    ['0.25 s', '42 s', '2.5 min', '2.5 h', '2.3 days']
+    """
+    if seconds < 120.0:
+        return f"{seconds:.2g} s" if seconds < 1.0 else f"{seconds:.3g} s"
+    for unit, size_s, limit_s in (("min", 60.0, 7200.0), ("h", 3600.0, 172_800.0)):
+        if seconds < limit_s:
+            return f"{seconds / size_s:.2g} {unit}" if seconds < 10 * size_s else f"{seconds / size_s:.0f} {unit}"
+    return f"{seconds / 86400.0:.2g} days" if seconds < 864_000.0 else f"{seconds / 86400.0:.0f} days"

@@ -1,0 +1,101 @@
+"""Who needs attention: planted faults in fleets of 3, 30 and 3,000 devices."""
+
+from typing import get_args
+
+import pytest
+
+from edgeasync.core.hub.attention import Reason, duration, find_attention
+from edgeasync.protocol.status import Quarantine
+from tests.support.parts.statuses import alarm, device, status
+
+FAULTS = {
+    "lost": {"state": "lost", "last_seen_s": 200.0},
+    "quarantined": {"state": "quarantined", "quarantine": Quarantine("an operator's order", "by release")},
+    "warned": {},
+    "stuck": {"state": "joining", "stalled_s": 100.0, "examples_per_s": 0.0},
+    "paused": {"state": "paused", "pace_percent": 0, "pace_reason": "81 C"},
+    "losing": {"updates_rejected": {"stale": 10}},
+    "slowed": {"pace_percent": 50, "pace_reason": "76 C"},
+    "slow_link": {"talk_s": 4.0, "talk_share": 0.8, "bandwidth_bytes_per_s": 12_000},
+    "slow": {"examples_per_s": 5.0},
+}
+WORDS = {
+    "lost": "lost, last seen 3.3 min ago",
+    "quarantined": "quarantined: an operator's order; ends by release",
+    "warned": "warned for 90 s: labels; to exclude it: edgeasync device quarantine warned",
+    "stuck": "joining for 100 s without a local step: read its agent's log",
+    "paused": "paused: 81 C",
+    "losing": "10 of 20 updates rejected: 10 stale",
+    "slowed": "trains at 50 % of the time: 76 C",
+    "slow_link": "slow link: an exchange takes 4 s, at 12 kB/s, 20 times the median",
+    "slow": "slow: 5 examples/s, the median is 20 times that",
+    "never_came": "its key may join, but it has not connected in this run",
+}
+
+
+def fleet(healthy, faults=(), **changes):
+    """Return the status of a fleet, its devices named after their faults."""
+    alarms = [alarm("warned", "labels")] if "warned" in faults else []
+    unseen = ["never_came"] if "never_came" in faults else []
+    devices = [device(f"pi-{number}") for number in range(healthy)]
+    devices += [device(name, **FAULTS[name]) for name in faults if name in FAULTS]
+    return status(devices, alarms=alarms, enrolled_unseen=unseen, **changes)
+
+
+@pytest.mark.parametrize("healthy", [3, 30, 3000])
+def test_a_healthy_fleet_needs_none(healthy):
+    assert find_attention(fleet(healthy)) == []
+
+
+@pytest.mark.parametrize("healthy", [30, 3000])
+def test_every_fault_is_found_the_most_urgent_first(healthy):
+    order = get_args(Reason)
+    found = find_attention(fleet(healthy, order[::-1]))
+    assert [(one.device, one.reason) for one in found] == [(reason, reason) for reason in order]
+    assert {one.device: one.words for one in found} == WORDS
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "never_came"])
+def test_a_fleet_of_three_has_its_faults_found_too(fault):
+    (found,) = find_attention(fleet(3, [fault]))
+    assert (found.device, found.reason, found.words) == (fault, fault, WORDS[fault])
+
+
+def test_a_device_has_one_line_with_all_its_reasons():
+    both = device("both", **FAULTS["slow"] | FAULTS["slowed"])
+    (found,) = find_attention(status([*fleet(3).devices, both]))
+    assert found.reason == "slowed"
+    assert found.words == f"{WORDS['slowed']}; {WORDS['slow']}"
+
+
+def test_the_worst_of_a_kind_is_first():
+    slow = [device(f"slow-{times}", examples_per_s=100.0 / times) for times in (8, 50, 20)]
+    found = find_attention(status([*fleet(5).devices, *slow]))
+    assert [one.device for one in found] == ["slow-50", "slow-20", "slow-8"]
+
+
+@pytest.mark.parametrize("changes", [{"talk_s": 4.0}, {"talk_share": 0.8}, {"examples_per_s": 30.0}])
+def test_what_costs_little_is_not_named(changes):
+    """A slow link that hardly matters, one as fast as the others, and a device that is a little slower."""
+    assert find_attention(status([*fleet(3).devices, device("pi", **changes)])) == []
+
+
+def test_two_devices_are_not_compared():
+    assert find_attention(fleet(1, ["slow"])) == []
+
+
+def test_a_trainer_that_hangs_is_stuck_and_a_device_that_left_is_not_slow():
+    hangs = device("hangs", state="paused", stalled_s=400.0)
+    left = device("left", state="left", **FAULTS["slow"])
+    (found,) = find_attention(status([*fleet(3).devices, hangs, left]))
+    assert (found.device, found.reason) == ("hangs", "stuck")
+    assert found.words == "no local step for 6.7 min: its trainer hangs, or the board is overloaded"
+
+
+def test_durations():
+    assert [duration(seconds) for seconds in (599.0, 600.0, 7200.0, 900_000.0)] == [
+        "10 min",
+        "10 min",
+        "2 h",
+        "10 days",
+    ]
