@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import safetensors.numpy
 
+from edgeasync import nn
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.core.arrays.hub_model import HubModel
@@ -35,6 +36,7 @@ from edgeasync.durable.journal import JournalReading
 from edgeasync.durable.keys import HubKeys, KeyPair, Token
 from edgeasync.durable.recovery import Rules, open_checkpoint
 from edgeasync.errors import ConfigError, DataError, GraphError, ModelMismatchError, ProtocolError, StorageError
+from edgeasync.graphs.split_base import split_base
 from edgeasync.net.status import fetch_status
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
@@ -307,6 +309,24 @@ class Graph(Target):
         return True
 
 
+class GraphWithBase(Target):
+    """A training graph whose large constants are in a base."""
+
+    refusals = (GraphError,)
+
+    def __init__(self):
+        layers = nn.Linear(4, 512), nn.ReLU(), nn.Linear(512, 520), nn.ReLU(), nn.Linear(520, 2)
+        forward = nn.to_onnx(nn.Sequential(*layers), (4,)).SerializeToString()
+        built = build_training_graph(forward, GraphSettings(train=("4.*",)))
+        with tempfile.TemporaryDirectory() as folder:
+            graph, self._base = split_base(built.model, Path(folder))
+        self.inputs = [bytes(graph)]
+
+    def attempt(self, content):
+        check_graph(content, bytes_max=1 << 20, base=self._base)
+        return True
+
+
 class ForwardModel(Target):
     """A forward model, of which a hub makes a training graph."""
 
@@ -460,6 +480,7 @@ TARGETS = {
     "checkpoint-arrays": CheckpointArrays,
     "state": State,
     "graph": Graph,
+    "graph_with_base": GraphWithBase,
     "model": ForwardModel,
     "npz": Npz,
     "handshake": Handshake,

@@ -42,8 +42,9 @@ def bases(commands):
     return commands.folder / ".cache/edgeasync/bases"
 
 
-def has_base(agent):
-    return agent.wait_for("graph", count=2)["detail"]
+def has_base(commands, agent, way):
+    nbytes = base_in(commands.folder / "run").stat().st_size
+    return agent.wait_for("base", detail=f"{way}, {nbytes} bytes")
 
 
 def test_a_download_continues_after_cuts_and_after_the_agent_was_killed(commands, model):
@@ -54,9 +55,11 @@ def test_a_download_continues_after_cuts_and_after_the_agent_was_killed(commands
         agent.wait_for("disconnected", count=2)
         agent.kill()
         (part,) = bases(commands).iterdir()
-        assert FROZEN_BYTES // 8 < part.stat().st_size < FROZEN_BYTES
+        assert FROZEN_BYTES // 8 < (part_bytes := part.stat().st_size) < FROZEN_BYTES
         agent = commands.agent(proxy.address, "pi")
-        assert "fetched" in has_base(agent)
+        has_base(commands, agent, "fetched")
+        resumed = agent.wait_for("base")["detail"]
+        assert int(resumed.split()[3]) >= part_bytes
         assert proxy.cut == CUTS
         assert FROZEN_BYTES < proxy.down_bytes < FROZEN_BYTES + CUTS * LOST_BYTES
         trained(address, 3, "pi")
@@ -66,11 +69,12 @@ def test_a_download_continues_after_cuts_and_after_the_agent_was_killed(commands
 def test_all_agents_of_a_user_share_a_base(commands, model):
     hub, address = start_hub(commands, model)
     first = commands.agent(address, "one")
-    assert "fetched" in has_base(first)
+    has_base(commands, first, "fetched")
     trained(address, 3, "one")
     first.kill()
     agents = [commands.agent(address, name) for name in ("two", "three")]
-    assert ["from the cache" in has_base(agent) for agent in agents] == [True] * 2
+    for agent in agents:
+        has_base(commands, agent, "from the cache")
     trained(address, 3, "two")
     status = trained(address, 3, "three")
     assert status["messages_accepted"]["fetchgraph"] == 4, "three times the graph, once the base"
@@ -86,21 +90,22 @@ def test_all_agents_of_a_user_share_a_base(commands, model):
 def test_agents_that_start_at_once_download_a_base_once(commands, model):
     _, address = start_hub(commands, model)
     agents = [commands.agent(address, f"pi-{number}") for number in range(3)]
-    details = [has_base(agent) for agent in agents]
-    assert sum("fetched" in detail for detail in details) == 1, details
     for number in range(3):
         trained(address, 3, f"pi-{number}")
+    events = [event for agent in agents for event in agent.events if event["event"] == "base"]
+    ways = [event["detail"].split(",")[0] for event in events]
+    assert (ways.count("fetched"), ways.count("from the cache")) == (1, 2), ways
 
 
 def test_a_damaged_base_is_downloaded_again(commands, model):
     _, address = start_hub(commands, model)
     agent = commands.agent(address, "pi")
-    has_base(agent)
+    has_base(commands, agent, "fetched")
     agent.kill()
     file = base_in(bases(commands))
     os.truncate(file, FROZEN_BYTES // 2)
     again = commands.agent(address, "pi")
-    assert "fetched" in has_base(again)
+    has_base(commands, again, "fetched")
     assert "damaged" in again.wait_for("warning")["detail"]
     trained(address, 3, "pi")
     assert file.stat().st_size >= FROZEN_BYTES

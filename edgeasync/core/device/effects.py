@@ -122,8 +122,8 @@ FINISHED = "the hub has finished training"
 """The reason why an agent ends when its hub has finished training."""
 
 ReportName = Literal[
-    "alone", "answered", "disconnected", "enrolled", "full_pace", "graph", "joined", "paused", "quarantined",
-    "released", "resting", "slowed", "unexpected", "unreachable", "waiting", "warning",
+    "alone", "answered", "base", "disconnected", "enrolled", "full_pace", "graph", "joined", "paused",
+    "quarantined", "released", "resting", "slowed", "unexpected", "unreachable", "waiting", "warning",
 ]  # fmt: skip
 
 

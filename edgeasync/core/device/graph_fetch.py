@@ -1,5 +1,7 @@
 """`GraphFetch`: which part of the hub's model a device looks for or fetches. Part of `WorkCycle`."""
 
+from typing import Literal
+
 from edgeasync.core.device import effects, events
 from edgeasync.core.device.data_quota import DataQuota, needed_bytes
 from edgeasync.core.device.effects import DeviceEffect
@@ -26,7 +28,7 @@ class GraphFetch:
         self._welcome: Welcome | None = None
         self._has_graph = self._has_base = False
         self._stored_bytes = 0
-        self._must_look = False
+        self._must_look = self._is_locked = False
         """Whether the device looks for the base again before it requests the base."""
 
     def welcomed(self, welcome: Welcome) -> None:
@@ -84,24 +86,40 @@ class GraphFetch:
     def held(self, event: events.GraphHeld) -> list[DeviceEffect]:
         """Note that the device has the current part; report this."""
         self.is_busy = False
-        what, nbytes = ("base ", self._hub.base_bytes) if self._needs_base else ("", self._hub.graph_bytes)
+        what, nbytes = self._part
         self._has_base, self._has_graph = self._has_graph, True
         way = "fetched" if event.fetched else "from the cache"
-        return [effects.DeviceReport("graph", f"{what}{way}, {nbytes} bytes")]
+        return [effects.DeviceReport(what, f"{way}, {nbytes} bytes")]
 
     def missing(self, event: events.GraphMissing) -> list[DeviceEffect]:
-        """Note how much of the current part is stored; refuse a base above the daily quota."""
+        """Note how much of the current part is stored; request the rest, or refuse it."""
         self.is_busy, self._stored_bytes = False, event.stored_bytes
-        quota, needed = self._quota.bytes_per_day_max, needed_bytes(self.missing_bytes)
-        if not self._needs_base or quota is None or needed <= quota:
+        if not self._needs_base:
             return []
-        return [
-            refuse_graph(
-                f"the hub's base needs {needed} more bytes, but this device's quota is {quota} bytes a day; start "
-                "the agent once without [limits] bytes_per_day_max, or copy the base into [agent] base_cache"
-            )
-        ]
+        quota, needed = self._quota.bytes_per_day_max, needed_bytes(self.missing_bytes)
+        if quota is not None and needed > quota:
+            return [
+                refuse_graph(
+                    f"the hub's base needs {needed} more bytes, but this device's quota is {quota} bytes a day; "
+                    "start the agent once without [limits] bytes_per_day_max, or copy the base into [agent] "
+                    "base_cache"
+                )
+            ]
+        detail = f"downloading from byte {event.stored_bytes} of {self._hub.base_bytes}"
+        return [effects.DeviceReport("base", detail)]
+
+    def locked(self) -> list[DeviceEffect]:
+        """Look for the base again later; report once that another agent downloads it."""
+        is_news = not self._is_locked
+        self.failed()
+        self._is_locked = True
+        return [effects.DeviceReport("base", "another agent on this machine downloads it")] if is_news else []
 
     def failed(self) -> None:
-        """Note that the current part was damaged, or is locked; a base must be looked for again."""
+        """Note that the current part could not be received; a base must be looked for again."""
         self.is_busy, self._must_look = False, self._needs_base
+
+    @property
+    def _part(self) -> tuple[Literal["graph", "base"], int]:
+        """The name and size of the current part."""
+        return ("base", self._hub.base_bytes) if self._needs_base else ("graph", self._hub.graph_bytes)

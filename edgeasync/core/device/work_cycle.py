@@ -279,15 +279,15 @@ class WorkCycle:
             case events.GraphHeld():
                 return self._graph_held(event, now_s)
             case events.GraphMissing():
-                refused = self._graphs.missing(event)
-                return refused or (self._speak(now_s) if self.connected else [])
+                decided = self._graphs.missing(event)
+                ends = any(isinstance(effect, effects.EndAgent) for effect in decided)
+                return decided + (self._speak(now_s) if self.connected and not ends else [])
             case events.GraphArrived():
                 self._graphs.is_busy = True
                 return []
             case events.GraphLocked():
-                self._graphs.failed()
                 self._repetition.wait(now_s, LOCKED_S)
-                return []
+                return self._graphs.locked()
             case events.GraphBroken():
                 self._graphs.failed()
                 self._repetition.back_off(now_s)
