@@ -78,9 +78,9 @@ _FOLDED_INTO = frozenset({"Conv", "ConvTranspose", "Gemm"})
 def _check_folds(prepared: ForwardGraph, settings: GraphSettings, advice: str) -> None:
     """Reject unnamed weights into which torch's exporters have folded a batch norm.
 
-    In evaluation mode, the older exporter gives the folded weight a numbered name. The newer
-    exporter keeps the weight's name, but names the layer's output after an output of the batch
-    norm.
+    In evaluation mode, the older exporter gives the folded weight and bias numbered names. The
+    newer exporter keeps the weight's name, but names the layer's output after an output of the
+    batch norm.
     """
     unnamed = {name for name in prepared.parameters if not settings.names(name)}
     folded = [
@@ -88,7 +88,7 @@ def _check_folds(prepared: ForwardGraph, settings: GraphSettings, advice: str) -
         for node in prepared.nodes
         if node.op in _FOLDED_INTO
         and unnamed.intersection(node.inputs)
-        and (node.inputs[1].startswith("onnx::Conv") or node.outputs[0].startswith("getitem"))
+        and (_is_renamed(node) or node.outputs[0].startswith("getitem"))
     ]
     if folded:
         names = [name for node in folded for name in node.inputs if name in prepared.parameters]
@@ -97,6 +97,14 @@ def _check_folds(prepared: ForwardGraph, settings: GraphSettings, advice: str) -
             f"{argument('freeze', *patterns_for(names, prepared.parameters.keys() - set(names)))}, "
             f"or {argument('train', '*')} to train it without a batch norm"
         )
+
+
+def _is_renamed(node: Node) -> bool:
+    """Return whether the older exporter has given both weight and bias of a layer numbered names.
+
+    Keras writes a bias as an Add.
+    """
+    return len(node.inputs) > 2 and all(name.startswith("onnx::Conv") for name in node.inputs[1:])
 
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
@@ -111,6 +119,7 @@ def _said(model: onnx.ModelProto, key: str) -> dict[str, str]:
 
 _NAMED_BY_EXPORTER = re.compile(r"val_\d+|onnx::.*")
 _WEIGHTED = frozenset({"GRU", "LSTM", "MatMul", "RNN"})
+_LAYERS = _WEIGHTED | {"Add", "Conv", "ConvTranspose", "Gather", "Gemm"}
 
 
 def _check_origins(
@@ -120,15 +129,17 @@ def _check_origins(
 
     Such a tensor could be a constant, for example the scale in an attention layer. It could also be
     computed from several parameters, or be a copy of another trained parameter. For example, an
-    embedding table that is tied to the last layer would become two independent tables.
+    embedding table that is tied to the last layer would become two independent tables. If no
+    parameter has another name, as in files of Keras, only copies are rejected.
     """
-    computed = {}
+    computed, nameless = {}, _is_nameless(prepared)
     for name, value in prepared.parameters.items():
         if settings.names(name) or not (name in folded or _NAMED_BY_EXPORTER.fullmatch(name)):
             continue
         readers = [node for node in prepared.nodes if name in node.inputs]
         joined = any(node.op == "MatMul" for node in readers) and folded.get(name, "").count("'") > 2
-        if joined or any(node.op not in _WEIGHTED for node in readers) or _has_twin(prepared, name, value):
+        unlike = any(node.op not in _WEIGHTED for node in readers) and not nameless
+        if joined or unlike or _has_twin(prepared, name, value):
             computed[name] = readers[0]
     if computed:
         name, reader = next(iter(computed.items()))
@@ -136,6 +147,11 @@ def _check_origins(
             f"{reader.where} uses {name!r}, which the exporter computed from a parameter or constants; "
             f"{advice}, or set {argument('freeze', *computed)} or {argument('train', '*')}"
         )
+
+
+def _is_nameless(prepared: ForwardGraph) -> bool:
+    """Return whether torch's older exporter has given all parameters numbered names."""
+    return all(name.startswith("onnx::") for name in prepared.parameters)
 
 
 def _has_twin(prepared: ForwardGraph, name: str, value: Array) -> bool:
@@ -229,6 +245,8 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph, settings: GraphS
         )
     if kind in ("tf2onnx", "keras", "jax2tf"):
         found += _warnings_of_tf2onnx(prepared)
+    if kind == "torchscript" and _is_nameless(prepared):
+        found += _warnings_of_nameless(prepared)
     if kind == "torchscript":
         # If `to_onnx` has restored the module's own statistics, it has marked them as buffers.
         noted = kinds_of_inputs(model)
@@ -258,6 +276,19 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph, settings: GraphS
                 "include the example batch; to keep the module's own, export with dynamo=True, optimize=False"
             )
     return found
+
+
+def _warnings_of_nameless(prepared: ForwardGraph) -> list[str]:
+    """Warn of parameters that may be constants, in a file that does not name its parameters."""
+    readers = [(name, node.op) for node in prepared.nodes for name in node.inputs if name in prepared.parameters]
+    layers = {name for name, op in readers if op in _LAYERS}
+    if not (others := [name for name in dict(readers) if name not in layers]):
+        return []
+    return [
+        f"the file does not name its parameters, like those of Keras with torch, so {_listed(others)} are trained "
+        "although they may be constants, such as the statistics of a batch norm; to keep them as they are, set "
+        + argument("freeze", *patterns_for(others, layers))
+    ]
 
 
 def _warnings_of_tf2onnx(prepared: ForwardGraph) -> list[str]:

@@ -136,13 +136,14 @@ def test_statistics_by_another_name_move_too():
 
 def folded(parameter, output):
     """Return a convolution as torch's exporters leave it after they folded a batch norm into it."""
-    text = f"h = Mul(x, p)\n{output} = Conv(h, k)\na = Relu({output})\ny = Mul(a, w)"
-    parameters = {"p": numbers((1, 2, 5), 1), "k": numbers((3, 2, 3), 2), "w": numbers((3, 1), 3)}
+    text = f"h = Mul(x, p)\n{output} = Conv(h, k, c)\na = Relu({output})\ny = Mul(a, w)"
+    parameters = {"p": numbers((1, 2, 5), 1), "k": numbers((3, 2, 3), 2), "c": numbers(3), "w": numbers((3, 1), 3)}
+    bias = "onnx::Conv_37" if parameter.startswith("onnx::") else "c1.bias"
 
     def edit(proto):
         proto.producer_name = "pytorch"
-        proto.graph.node[1].input[1] = parameter
-        proto.graph.initializer[1].name = parameter
+        proto.graph.node[1].input[1:] = [parameter, bias]
+        proto.graph.initializer[1].name, proto.graph.initializer[2].name = parameter, bias
 
     return edited(model(text, parameters, (2, 5)), edit)
 
@@ -178,6 +179,35 @@ def test_what_an_exporter_computed(name):
     parameters["k"] = numbers((3, 2), 4)
     matrix = edited(model("h = Mul(x, p)\ny = MatMul(h, k)", parameters, (3,)), edit)
     assert names(build_training_graph(matrix, MSE)) == ["p", name]
+
+
+def test_a_file_that_names_no_parameter():
+    """Keras with torch writes such files: all weights are computed, and biases are added."""
+    text = "h = Conv(x, k)\na = Add(h, b)\nm = Mul(a, s)\nf = Flatten(m)\ny = MatMul(f, w)"
+    parameters = {
+        "k": numbers((3, 2, 3), 1),
+        "b": numbers((3, 1), 2),
+        "s": numbers((3, 1), 3),
+        "w": numbers((9, 2), 4),
+    }
+    numbered = {"k": "onnx::Conv_1", "b": "onnx::Add_2", "s": "onnx::Mul_3", "w": "onnx::MatMul_4"}
+
+    def keras(proto, names=numbered):
+        proto.producer_name = "pytorch"
+        for entry in proto.graph.initializer:
+            entry.name = names[entry.name]
+        for node in proto.graph.node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+
+    data = model(text, parameters, (2, 5))
+    graph = build_training_graph(edited(data, keras), MSE)
+    assert names(graph) == [*numbered.values()]
+    (warning,) = graph.warnings
+    assert "so onnx::Mul_3 are trained although they may be constants" in warning
+    assert warning.endswith("set freeze=['onnx::Mul_3']")
+    refused(edited(data, lambda proto: keras(proto, numbered | {"w": "last.weight"})), "'onnx::Conv_1', which the")
+    parameters["s"] = parameters["b"][::-1].copy()
+    refused(edited(model(text, parameters, (2, 5)), keras), "uses 'onnx::Add_2', which the exporter computed")
 
 
 def test_what_an_exporter_computed_of_several_parameters():
