@@ -6,6 +6,7 @@ size.
 """
 
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
 from typing import Any
@@ -155,10 +156,13 @@ def _read_input(forward: ForwardGraph, entry: onnx.ValueInfoProto, symbols: set[
             dims.append(dim.dim_value)
             continue
         if axis:
+            which = f"--dim_param {shlex.quote(dim.dim_param)} --dim_value SIZE"
+            if not dim.dim_param:
+                which = f"--input_name {shlex.quote(entry.name)} --input_shape 1,SIZE,..."
             raise GraphError(
                 f"input {entry.name!r} has the dynamic axis {axis} ({dim.dim_param!r}), but only axis 0, the "
-                "batch, may be dynamic; fix its size with python -m onnxruntime.tools.make_dynamic_shape_fixed, "
-                f"or {advice}"
+                "batch, may be dynamic; fix its size with python -m onnxruntime.tools.make_dynamic_shape_fixed "
+                f"{which} MODEL.onnx FIXED.onnx, or {advice}"
             )
         symbols.add(dim.dim_param)
         dims.append(None)

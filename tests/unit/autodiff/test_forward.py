@@ -58,7 +58,8 @@ def test_a_cast_like_a_tensor_of_the_batch():
 def test_a_free_size_besides_the_batch():
     refused(
         model(x=("length", 4)),
-        r"input 'x' has the dynamic axis 1 \('length'\), but only axis 0, the batch, may be dynamic",
+        r"input 'x' has the dynamic axis 1 \('length'\), but only axis 0, the batch, may be dynamic; fix its size "
+        r"with python -m onnxruntime.tools.make_dynamic_shape_fixed --dim_param length --dim_value SIZE MODEL",
     )
 
 
