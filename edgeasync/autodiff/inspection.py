@@ -17,6 +17,7 @@ from edgeasync.autodiff.graph import Array, Node, free_inputs, read_nodes, value
 from edgeasync.autodiff.losses import TARGET
 from edgeasync.autodiff.probing import open_session
 from edgeasync.autodiff.rules import RULES, STOPPING
+from edgeasync.autodiff.serialization import detach
 from edgeasync.errors import GraphError, native_reason
 from edgeasync.parameters import ParameterSpec
 
@@ -117,9 +118,10 @@ def frozen_arrays(model: bytes, trained: Collection[str]) -> Iterator[tuple[str,
     Skips scalars, because they are constants in formulas, and int64 arrays, because they are shapes
     and axes.
     """
-    for entry in onnx.load_model_from_string(model).graph.initializer:
+    light, values = detach(model)
+    for entry in light.graph.initializer:
         if entry.name not in trained and entry.data_type != onnx.TensorProto.INT64 and math.prod(entry.dims) > 1:
-            yield entry.name, numpy_helper.to_array(entry)
+            yield entry.name, values[entry.name] if entry.name in values else numpy_helper.to_array(entry)
 
 
 def example_feeds(proto: onnx.ModelProto, spec: ParameterSpec, batch_size: int, seed: int = 0) -> dict[str, Array]:

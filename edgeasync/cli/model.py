@@ -29,7 +29,7 @@ from edgeasync.protocol.status import EvaluationStatus
 app = typer.Typer()
 
 ModelFile = Annotated[Path, typer.Argument(metavar="FILE.onnx", help="A forward model or a training graph.")]
-BatchSize = Annotated[int, typer.Option(min=2, max=65536, help="Examples per step.")]
+BatchSize = Annotated[int, typer.Option(min=1, max=65536, help="Examples per step.")]
 
 
 @app.command("build")

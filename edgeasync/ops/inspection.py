@@ -114,10 +114,10 @@ def inspect_file(model: OnnxModel, batch_size: int) -> Inspection:
 
 
 def _training(graph: bytes, spec: ParameterSpec, model: OnnxModel, batch_size: int) -> TrainingSummary:
-    import onnx  # noqa: PLC0415 - if it is missing, loading the model reports this
-
+    # If onnx is missing, loading the model reports this.
     from edgeasync.autodiff.inspection import frozen_values, info_of  # noqa: PLC0415
     from edgeasync.autodiff.losses import TARGET  # noqa: PLC0415
+    from edgeasync.autodiff.serialization import detach  # noqa: PLC0415
 
     section, _ = with_profile(AgentSection(), Readings(Path("/")))
     step, problem = None, None
@@ -132,7 +132,7 @@ def _training(graph: bytes, spec: ParameterSpec, model: OnnxModel, batch_size: i
         )
     except GraphError as error:
         problem = str(error)
-    proto = onnx.load_model_from_string(graph)
+    proto = detach(graph).model
     base_bytes = base_bytes_of(graph)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     return TrainingSummary(
