@@ -46,15 +46,19 @@ def adapt(model: bytes, lora: LoRA, train: Iterable[str] = ()) -> AdaptedModel:
     """Insert adapters beside the layers of a serialized model that `lora` names.
 
     Layers whose weights match a pattern of `train` have none, because they are trained themselves.
-    Only names and shapes of the weights matter, so quantized weights stay quantized. Raises
-    `GraphError` if a pattern matches no layer, or if the model has adapters already.
+    Only names and shapes of the weights matter, so quantized weights stay quantized. A model that
+    has just these adapters is not changed, so that a hub can resume from it. Raises `GraphError` if
+    a pattern matches no layer, or if the model has other adapters.
     """
     proto = reading.inline_functions(reading.load(model))
-    if settings_in(proto) is not None:
-        raise GraphError(
-            "the model has LoRA adapters already; pass the model without them, or its export, in which they are "
-            "merged"
-        )
+    if (made := settings_in(proto)) is not None:
+        if not _is_same(made, lora):
+            raise GraphError(
+                "the model has other LoRA adapters already; pass the model without them, or its export, in which "
+                "they are merged"
+            )
+        names = tuple([name for layer in made.patterns for name in adapters_of(layer)])
+        return AdaptedModel(model, made, names, f"continues to train LoRA adapters of rank {made.rank}")
     layers = {
         name: layer
         for name, layer in find_layers(proto).items()
@@ -85,6 +89,11 @@ def adapt(model: bytes, lora: LoRA, train: Iterable[str] = ()) -> AdaptedModel:
     place = f"{len(chosen)} of {len(layers)} layers: {told}"
     note = f"trains LoRA adapters of rank {lora.rank} and alpha {lora.alpha:g}, {count} parameters, in {place}"
     return AdaptedModel(proto.SerializeToString(), exact, tuple(arrays), note)
+
+
+def _is_same(made: LoRA, lora: LoRA) -> bool:
+    """Return whether a model's adapters, which name all layers, are those that `lora` describes."""
+    return msgspec.structs.replace(lora, targets=made.targets) == made and all(map(lora.adapts, made.patterns))
 
 
 def _unmatched(pattern: str, layers: Mapping[str, StoredLayer]) -> str:

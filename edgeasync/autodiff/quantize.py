@@ -51,10 +51,11 @@ class Weights(NamedTuple):
     base: Base
 
 
-def find_weights(model: onnx.ModelProto, trained: Collection[str], base: Base) -> Weights:
+def find_weights(model: onnx.ModelProto, trained: Collection[str], base: Base) -> Weights | None:
     """Return the frozen weights of a model that only products, convolutions and embeddings read.
 
-    Raises `GraphError` if there are none.
+    Return `None` if all of them are quantized already, as in the model of a resumed hub. Raises
+    `GraphError` if there are none.
     """
     ranks = {
         entry.name: len(entry.dims)
@@ -84,6 +85,8 @@ def find_weights(model: onnx.ModelProto, trained: Collection[str], base: Base) -
                 others.add(name)
     unsuitable = {turned.get(name, name) for name in others}
     weights = {name: uses for name, uses in found.items() if uses and name not in unsuitable}
+    if not weights and any(node.op_type == "DequantizeLinear" for node in model.graph.node):
+        return None
     if not weights:
         raise GraphError(
             f"base {base!r} quantizes frozen weights of at least {VALUES_MIN} values, but there are none; train "

@@ -213,13 +213,27 @@ def test_a_layer_that_is_used_twice_has_one_adapter():
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"lora": 8}, {"lora": 8, "base": "int8"}, {"lora": "8:q,k", "base": "int4", "train": ("v",)}]
+)
+def test_a_hub_resumes_from_its_forward_model_with_the_same_graph(settings):
+    text = "a = MatMul(x, q)\nb = Tanh(a)\nc = MatMul(b, k)\nd = Tanh(c)\ny = MatMul(d, v)"
+    content = forward(text, {"q": numbers((8, 96)), "k": numbers((96, 96)), "v": numbers((96, 50))}, (8,))
+    built = build(content, **settings)
+    again = build(built.forward, **settings)
+    assert again.model == built.model
+    assert again.forward == built.forward
+    np.testing.assert_array_equal(again.initial, built.initial)
+
+
 def test_mistakes():
     with pytest.raises(
         GraphError, match=r"no layer matches the LoRA pattern 'k'; the layers are conv, point, q, "
     ):
         adapt(model(), LoRA(rank=2, targets="q, k"))
-    with pytest.raises(GraphError, match="has LoRA adapters already"):
-        adapt(adapt(model(), LoRA(rank=2)).model, LoRA(rank=2))
+    for other in (LoRA(rank=3), LoRA(rank=2, alpha=8), LoRA(rank=2, targets="q")):
+        with pytest.raises(GraphError, match="has other LoRA adapters already"):
+            adapt(adapt(model(), LoRA(rank=2)).model, other)
     with pytest.raises(GraphError, match="the model has no layer that LoRA adapters fit"):
         adapt(forward("y = Mul(x, w)", {"w": numbers((3,))}, (3,)), LoRA(rank=2))
     weights = {"fc.weight": numbers((3, 3)), "fc.lora_A.weight": numbers((3,))}
