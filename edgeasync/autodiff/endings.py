@@ -87,8 +87,12 @@ def check_ending(prepared: ForwardGraph, loss: Loss) -> Ending | None:
     """
     output = prepared.output
     if prepared.dtypes[output] != FLOAT:
+        found = _last_float(prepared)
+        advice = (
+            f"set {argument('output', found)}, from which it is computed" if found else "choose another output"
+        )
         raise GraphError(
-            f"output {output!r} is {prepared.dtypes[output]}, not float32; choose a float32 tensor as the output"
+            f"output {output!r} is {prepared.dtypes[output]}, but only a float32 tensor can be trained; {advice}"
         )
     if output not in {name for node in prepared.nodes for name in node.outputs}:
         raise GraphError(f"output {output!r} is an input of the model; nothing can be trained")
@@ -113,6 +117,15 @@ def check_ending(prepared: ForwardGraph, loss: Loss) -> Ending | None:
             f"{_advice(prepared, ending, classes=classes)}"
         )
     return ending
+
+
+def _last_float(prepared: ForwardGraph) -> str | None:
+    """Return the float32 tensor from which the output is computed, such as the scores of a label."""
+    makers = {name: node for node in prepared.nodes for name in node.outputs}
+    name = prepared.output
+    while name in makers and prepared.dtypes[name] != FLOAT:
+        name = makers[name].inputs[0]
+    return name if name in makers else None
 
 
 def classes_are_last(prepared: ForwardGraph) -> bool:

@@ -36,6 +36,8 @@ _PRECISIONS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.
 
 _MOVING = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
+_LFS = b"version https://git-lfs.github.com/"
+
 _MADE_OF = "pkg.torch.onnx.class_hierarchy"
 
 
@@ -101,6 +103,8 @@ def read(data: bytes) -> onnx.ModelProto:
 
 def read_message(data: bytes) -> onnx.ModelProto:
     """Parse a serialized model, whose tensors may be in external files. Raises `GraphError`."""
+    if data.startswith(_LFS):
+        raise GraphError("not a model, but a pointer of Git LFS; download the model, with git lfs pull")
     try:
         model = onnx.load_model_from_string(data)
     except Exception as error:

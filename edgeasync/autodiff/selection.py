@@ -195,6 +195,8 @@ def _nothing_to_train(values: Mapping[str, Array]) -> str:
     others = sorted({str(value.dtype) for value in values.values() if value.ndim and value.dtype != FLOAT})
     if any("float" in name for name in others):
         return f"the model has no float32 parameter, only {', '.join(others)}; export it in float32"
+    if any(value.dtype == FLOAT and not np.isfinite(value).all() for value in values.values()):
+        return "all parameters of the model contain NaN or infinite values; choose another file"
     return (
         "the model has no parameter, that is, no float32 initializer with at least one axis; check the file, or "
         "export it again"

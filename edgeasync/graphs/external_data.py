@@ -27,7 +27,11 @@ def insert_external_data(content: bytes, path: Path, *, bytes_max: int) -> bytes
         return content
     from edgeasync.autodiff import reading  # noqa: PLC0415 - devices do not install onnx
 
-    model, left = reading.read_message(content), bytes_max - len(content)
+    try:
+        model = reading.read_message(content)
+    except GraphError as error:
+        raise GraphError(f"{path}: {error}") from error
+    left = bytes_max - len(content)
     for tensor in reading.external_tensors(model):
         facts = {entry.key: entry.value for entry in tensor.external_data}
         name, where = facts.get("location", ""), f"{path}: tensor {tensor.name!r}"
@@ -57,7 +61,7 @@ def _open(path: Path, name: str, where: str) -> BinaryIO:
     if not name.startswith(path.name) or {"/", "\\", "\0"}.intersection(name):
         raise GraphError(
             f"{where} is stored in the external file {name!r}, but only files beside the model whose names begin "
-            f"with {path.name!r} are read; if you trust the model, {whole}"
+            f"with {path.name!r} are read; if you renamed the model, restore its name, or if you trust it, {whole}"
         )
     try:
         return open_regular(path.with_name(name), links=False)

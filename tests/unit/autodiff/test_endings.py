@@ -10,6 +10,7 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
 from tests.support.models.followed import assert_trains, examples, follow
 from tests.support.models.gradients import forward, numbers, run, session
+from tests.support.models.small_models import model, refused
 
 HEAD = "a = MatMul(x, w)\nh = Tanh(a)\nb = MatMul(h, v)\nz = Add(b, c)\n"
 CONSTANTS = {
@@ -336,3 +337,12 @@ def test_a_loss_is_no_score():
         GraphError, match=r"the output has shape \(\); choose the scores as the output, not a loss"
     ):
         build_training_graph(ending("y = ReduceMean <keepdims = 0> (z)"), GraphSettings())
+
+
+def test_the_scores_of_a_label_are_named():
+    data = model("z = MatMul(x, w)\ny = ArgMax<axis=1, keepdims=0>(z)", {"w": numbers((4, 3), 1)})
+    why = (
+        "output 'y' is int64, but only a float32 tensor can be trained; set output='z', from which it is computed"
+    )
+    refused(data, why, loss="cross_entropy")
+    build_training_graph(data, GraphSettings(output="z"))

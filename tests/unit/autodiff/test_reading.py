@@ -49,6 +49,10 @@ def test_what_is_no_model(data):
     refused(data, "not a readable ONNX model")
 
 
+def test_a_pointer_of_git_lfs():
+    refused(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "with git lfs pull")
+
+
 def test_an_output_that_is_missing():
     refused(model(), "the model has no tensor 'z'; its outputs are y", output="z")
     build_training_graph(model(), GraphSettings(output="h", loss="mse"))

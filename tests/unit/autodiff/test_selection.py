@@ -147,3 +147,9 @@ def test_zeros_as_the_initial_state_of_a_recurrent_layer_are_trained_if_they_are
     parameters["h0"] = np.full((1, 2, 3), value, np.float32)
     graph = build_training_graph(forward(text, parameters, (6, 4), batch=2), GraphSettings(loss="mse", **settings))
     assert ("h0" in names(graph)) == trained
+
+
+def test_parameters_that_are_all_infinite():
+    refused(
+        model("y = MatMul(x, w)", {"w": np.full((4, 3), np.inf, np.float32)}), "contain NaN or infinite values"
+    )

@@ -115,6 +115,12 @@ def test_places_that_are_wrong(tmp_path, facts, why):
         load_graph(changed(write(tmp_path), **facts))
 
 
+def test_a_file_that_only_mentions_a_location(tmp_path):
+    (tmp_path / "m.onnx").write_bytes(b"no model, but a location")
+    with pytest.raises(GraphError, match=r"m.onnx: not a readable ONNX model"):
+        read_model(tmp_path / "m.onnx")
+
+
 def test_the_size_of_all_values_is_limited(tmp_path):
     path = write(tmp_path)
     with (tmp_path / "m.onnx.data").open("r+b") as file:
