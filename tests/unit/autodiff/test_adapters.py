@@ -90,8 +90,8 @@ def filled(content, arrays):
     return proto.SerializeToString()
 
 
-def quantized(content, names, *, rows=True):
-    """Store weights as int8 with a scale per output, and return also the weights dequantized."""
+def quantized(content, names):
+    """Store weights as int8 with a scale per row, and return also the weights dequantized."""
     proto = onnx.load_model_from_string(content)
     floats = {}
     nodes = []
@@ -148,7 +148,7 @@ def test_merged_weights_compute_what_adapters_did(opset):
 
 def test_a_quantized_layer_stays_so_beside_its_adapter():
     """Its gradients are those beside float weights of the same values."""
-    names = ("conv.weight", "q.weight", "fc.weight")
+    names = ("conv.weight", "plain", "fc.weight")
     content, floats = quantized(model(), names)
     built = build(content, lora=2)
     exact = build(filled(model(), floats), lora=2)
@@ -166,7 +166,7 @@ def test_a_quantized_layer_stays_so_beside_its_adapter():
     np.testing.assert_allclose(predict(exported), predict(filled(built.forward, arrays)), rtol=1e-4, atol=1e-4)
     after = onnx.load_model_from_string(exported)
     left = {entry.name for entry in after.graph.initializer if ".lora_" in entry.name}
-    assert left == {f"{layer}.lora_{part}.weight" for layer in ("conv", "q", "fc") for part in "AB"}
+    assert left == {f"{layer}.lora_{part}.weight" for layer in ("conv", "plain", "fc") for part in "AB"}
     assert LORA in {entry.key for entry in after.metadata_props}
 
 
