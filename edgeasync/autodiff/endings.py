@@ -340,8 +340,7 @@ class _Endings:
         """
         while (node := self._makers.get(name)) is not None:
             if node.domain or node.op in _LAYERS:
-                weights = self._prepared.parameters.keys() | self._prepared.constants.keys()
-                return bool(node.domain) or not weights.isdisjoint(node.inputs)
+                return bool(node.domain) or any(map(self._is_weight, node.inputs))
             if node.op in _MOVING - {"Concat"}:
                 name = node.inputs[0]
             elif node.op == "Add" and len(inner := [each for each in node.inputs if each in self._makers]) == 1:
@@ -349,6 +348,12 @@ class _Endings:
             else:
                 return False
         return False
+
+    def _is_weight(self, name: str) -> bool:
+        """Return whether a tensor is a parameter or constant, possibly quantized or transposed."""
+        while (node := self._makers.get(name)) is not None and node.op in ("DequantizeLinear", "Transpose"):
+            name = node.inputs[0]
+        return name in self._prepared.parameters or name in self._prepared.constants
 
     def _by_operator(self, name: str) -> Ending | None:
         return _by_operator(self._prepared, self._makers[name])

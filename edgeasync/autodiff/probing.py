@@ -47,6 +47,7 @@ class PartedModel:
     """
 
     def __init__(self, nodes: Sequence[Node], constants: Mapping[str, Array], *, opset: int) -> None:
+        nodes = _computed_late(nodes, constants)
         self._parts = [
             _Part(nodes[start : start + PART_NODES], constants, opset)
             for start in range(0, len(nodes), PART_NODES)
@@ -72,6 +73,41 @@ class PartedModel:
             for name in drops:
                 known.pop(name, None)
             yield from values.items()
+
+
+def _computed_late(nodes: Sequence[Node], constants: Mapping[str, Array]) -> list[Node]:
+    """Move nodes that read only constants to the first nodes that need them.
+
+    Otherwise, all weights would be dequantized before the first layer runs.
+    """
+    placed, waiting, known = list[Node](), dict[str, Node](), set(constants)
+    for node in nodes:
+        if known.issuperset(free_inputs(node)):
+            known.update(node.outputs)
+            waiting |= {name: node for name in node.outputs if name}
+        else:
+            _place(node, waiting, placed)
+    while waiting:
+        _place(_take(next(iter(waiting)), waiting), waiting, placed)
+    return placed
+
+
+def _place(node: Node, waiting: dict[str, Node], placed: list[Node]) -> None:
+    """Append a node, after those nodes in `waiting` that it needs."""
+    open_nodes = [node]
+    while open_nodes:
+        needed = next((name for name in free_inputs(open_nodes[-1]) if name in waiting), None)
+        if needed is None:
+            placed.append(open_nodes.pop())
+        else:
+            open_nodes.append(_take(needed, waiting))
+
+
+def _take(name: str, waiting: dict[str, Node]) -> Node:
+    node = waiting[name]
+    for each in node.outputs:
+        waiting.pop(each, None)
+    return node
 
 
 class _Part:

@@ -167,10 +167,21 @@ def test_scores_that_are_small_or_of_one_sign_train(loss):
         )
 
 
-def test_a_frozen_head_bounds_scores_without_being_their_ending():
-    text = "a = MatMul(x, w)\nh = Sigmoid(a)\nb = MatMul(h, v)\ny = Add(b, c)"
-    head = {"w": numbers((4, 5), 1), "v": np.full((5, 3), 0.01, np.float32), "c": np.float32([0.1, 0.2, 0.3])}
-    graph = build_training_graph(forward(text, head, (4,)), GraphSettings(freeze=("v", "c")))
+@pytest.mark.parametrize(
+    ("weight", "head"),
+    [
+        ("", {"v": np.full((5, 3), 0.01, np.float32)}),
+        ("v = DequantizeLinear(q, s)\n", {"q": np.ones((5, 3), np.int8), "s": np.float32(0.01)}),
+        (
+            "t = DequantizeLinear(q, s)\nv = Transpose(t)\n",
+            {"q": np.ones((3, 5), np.int8), "s": np.float32(0.01)},
+        ),
+    ],
+)
+def test_a_frozen_head_bounds_scores_without_being_their_ending(weight, head):
+    text = f"{weight}a = MatMul(x, w)\nh = Sigmoid(a)\nb = MatMul(h, v)\ny = Add(b, c)"
+    arrays = {"w": numbers((4, 5), 1), "c": np.float32([0.1, 0.2, 0.3]), **head}
+    graph = build_training_graph(forward(text, arrays, (4,)), GraphSettings(train=("w",)))
     assert [entry.name for entry in graph.spec.parameters] == ["w"]
 
 

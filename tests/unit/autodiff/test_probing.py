@@ -56,6 +56,23 @@ def test_only_the_tensors_of_one_part_and_those_read_later_are_in_memory() -> No
     assert most <= PART_NODES + 2
 
 
+def test_weights_are_dequantized_when_a_layer_needs_them() -> None:
+    layers = range(LAYERS)
+    constants: dict[str, Array] = {f"q{layer}": np.full((4, 4), layer, np.int8) for layer in layers}
+    constants["s"] = np.array(0.01, np.float32)
+    nodes = [Node("DequantizeLinear", [f"q{layer}", "s"], [f"w{layer}"]) for layer in layers]
+    nodes += [Node("MatMul", [f"h{layer}", f"w{layer}"], [f"h{layer + 1}"]) for layer in layers]
+    model = PartedModel(nodes, constants, opset=OPSET_MIN)
+    weights: list[weakref.ref[Array]] = []
+    most = 0
+    for name, value in model.run({"h0": np.ones((2, 4), np.float32)}):
+        if name.startswith("w"):
+            weights.append(weakref.ref(value))
+        most = max(most, sum(entry() is not None for entry in weights))
+    assert len(weights) == LAYERS
+    assert most <= PART_NODES
+
+
 def test_a_session_reads_large_constants_in_place() -> None:
     generator = np.random.default_rng(0)
     constants: dict[str, Array] = {
