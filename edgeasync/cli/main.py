@@ -147,9 +147,28 @@ def status(
 
     printer, view = Printer(json=json), view_of(device, state, sort, whole=whole, json=json)
     if watch:
-        watch_status(lambda: fetch_status(hub, timeout_s, keys), hub, printer, view)
+        watch_status(lambda: fetch_status(hub, timeout_s, keys, watch=True), hub, printer, view)
     else:
         print_status(fetch_status(hub, timeout_s, keys), hub, printer, view)
+
+
+@app.command()
+def events(
+    hub: HubAddress = DEFAULT_ADDRESS,
+    timeout_s: AnswerTimeout = 3.0,
+    keys: OperatorKeys = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Print new events as they happen.")] = False,
+    json: Json = False,
+) -> None:
+    """Print the latest events of a running hub, such as devices that join or are lost."""
+    from edgeasync.cli.events import EventsPrinter
+    from edgeasync.net.status import fetch_events
+
+    events = EventsPrinter(lambda after: fetch_events(hub, after, timeout_s, keys), Printer(json=json))
+    if follow:
+        events.follow()
+    else:
+        events.print_new()
 
 
 @app.command()
@@ -291,6 +310,7 @@ def replay(
             help="Replay the whole run, compare the state with every checkpoint, and check all counts.",
         ),
     ] = False,
+    alarms: Annotated[bool, typer.Option("--alarms", help="List only the alarms, with begin and end.")] = False,
     trust_code: TrustCode = False,
     json: Json = False,
 ) -> None:
@@ -298,12 +318,16 @@ def replay(
 
     Only reads the run's folder. Works while the run's hub is running.
     """
-    from edgeasync.cli.replay import replay_run, verify_replay
+    from edgeasync.cli.replay import print_alarms, replay_run, verify_replay
 
     if verify:
-        others = {"--until": until, "--from": checkpoint, "--export": export}
+        others = {"--until": until, "--from": checkpoint, "--export": export, "--alarms": alarms or None}
         said = [flag for flag, value in others.items() if value is not None]
         verify_replay(run, said, Printer(json=json), trust_code=trust_code)
+        return
+    if alarms:
+        said = [] if export is None else ["--export"]
+        print_alarms(run, until, checkpoint, said, Printer(json=json), trust_code=trust_code)
         return
     replay_run(run, until, checkpoint, export, Printer(json=json), trust_code=trust_code)
 

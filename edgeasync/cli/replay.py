@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET
 
-from edgeasync.cli.output import Printer
+from edgeasync.cli.output import Printer, print_table
 from edgeasync.durable.files import check_out
+from edgeasync.durable.run_alarms import RunAlarm, list_alarms
 from edgeasync.durable.run_events import Line, ReplayedEvaluation, ReplayedUpdate, RunEvent
 from edgeasync.durable.run_replay import Beginning, ReplaySummary, RunReplay
 from edgeasync.durable.verification import verify_run
@@ -56,6 +57,37 @@ def replay_run(
         replay.close()
     if not printer.unread:
         _print_summary(summary, printer)
+
+
+def print_alarms(
+    run: Path,
+    until: int | None,
+    checkpoint: str | None,
+    others: Sequence[str],
+    printer: Printer,
+    *,
+    trust_code: bool,
+) -> None:
+    """Print the alarms of a run with begin and end.
+
+    `others` contains other flags that the user passed. Raises `ConfigError` if there are any,
+    because `--alarms` cannot be combined with them.
+    """
+    if others:
+        raise ConfigError(f"--alarms prints only alarms; remove {', '.join(others)}")
+    alarms = list_alarms(run, until=until, checkpoint=checkpoint, trust_code=trust_code)
+    if printer.json:
+        for alarm in alarms:
+            printer.object(alarm)
+    elif not alarms:
+        printer.line("no alarms")
+    else:
+        print_table(printer, [("begin", "end", "device", "cause"), *map(_alarm_row, alarms)])
+
+
+def _alarm_row(alarm: RunAlarm) -> tuple[str, ...]:
+    end = "active" if alarm.end_s is None else f"{alarm.end_s:.1f} s"
+    return f"{alarm.begin_s:.1f} s", end, alarm.device or "fleet", alarm.cause
 
 
 def verify_replay(run: Path, others: Sequence[str], printer: Printer, *, trust_code: bool) -> None:

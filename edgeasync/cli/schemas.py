@@ -23,6 +23,7 @@ from edgeasync.cli.outputs import (
 )
 from edgeasync.cli.settings import FILES, schema_of
 from edgeasync.config import suggest
+from edgeasync.durable.run_alarms import RunAlarm
 from edgeasync.durable.run_events import ReplayedEvaluation, ReplayedUpdate, RunEvent
 from edgeasync.durable.run_replay import Beginning, ReplaySummary
 from edgeasync.durable.verification import Verified
@@ -31,7 +32,7 @@ from edgeasync.ops.doctor.finding import Finding
 from edgeasync.ops.inspection import Inspection
 from edgeasync.ops.runs import CheckpointSummary, RunSummary
 from edgeasync.policies.catalogue import Kind
-from edgeasync.protocol.status import HubStatus
+from edgeasync.protocol.status import HubStatus, RecentEvent
 from edgeasync.setting_keys import meanings_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -53,6 +54,7 @@ OUTPUTS = {
     "bundle": CommandOutput((Bundle,)),
     "demo": CommandOutput((EventLine, DemoResult)),
     "doctor": CommandOutput((Finding,)),
+    "events": CommandOutput((RecentEvent,)),
     "export": CommandOutput((ExportedModel,)),
     "hub": CommandOutput((EventLine, HubProgress, HubTotals, HubCheck)),
     "keys": CommandOutput((KeyLine,)),
@@ -62,6 +64,7 @@ OUTPUTS = {
     "peer": CommandOutput((EventLine, PeerProgress)),
     "policies": CommandOutput((Kind,), is_array=True),
     "replay": CommandOutput((Beginning, ReplayedUpdate, ReplayedEvaluation, RunEvent, ReplaySummary, Verified)),
+    "replay-alarms": CommandOutput((RunAlarm,)),
     "runs": CommandOutput((RunSummary, CheckpointSummary)),
     "service": CommandOutput((ServiceLine,)),
     "settings": CommandOutput((EffectiveSetting,), is_array=True),

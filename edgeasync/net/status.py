@@ -5,9 +5,9 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -22,6 +22,7 @@ from edgeasync.net.reach import KeyMismatch, key_mismatch
 from edgeasync.net.socket_monitor import DENIED
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import DEVICE_ID_PATTERN, Order, Refuse, Request, Status, StatusRequest, Wake
+from edgeasync.protocol.status import RecentEventList
 from edgeasync.structs import parse_json
 
 AGAIN_S = 0.1
@@ -48,6 +49,8 @@ _MISMATCHES: dict[KeyMismatch, str] = {
 Socket = zmq.Socket[bytes]
 Context = zmq.Context[Socket]
 
+Answer = TypeVar("Answer")
+
 _Ending = Literal["answered", "denied", "cut", "lost", "late"]
 """How a connection ended.
 
@@ -57,12 +60,14 @@ because of a temporary problem.
 
 
 def fetch_status(
-    address: str, timeout_s: float = 3.0, keys: Path | None = None, *, wake: bool = False
+    address: str, timeout_s: float = 3.0, keys: Path | None = None, *, wake: bool = False, watch: bool = False
 ) -> dict[str, Any]:
     """Return the status of the hub at `address`; blocks for up to `timeout_s`.
 
-    With `wake`, also wake its fleet. The page "Events and JSON" describes the keys of the status.
-    For a hub with keys, pass an operator's folder as `keys`.
+    With `wake`, also wake its fleet. With `watch`, the status may be a second old, or more in a
+    large fleet, and costs the hub nothing if another client has just requested it. The page "Events
+    and JSON" describes the keys of the status. For a hub with keys, pass an operator's folder as
+    `keys`.
 
     Raises `AddressError` if the address cannot be used, `StorageError` if the folder of keys cannot
     be read, `AccessError` if the keys do not match, `HubUnreachableError` if no answer arrives in
@@ -76,7 +81,14 @@ def fetch_status(
     0
     """
     pair = None if keys is None else operator_keys(expanded(keys))
-    return ask(address, timeout_s, pair, Wake() if wake else StatusRequest())
+    return ask(address, timeout_s, pair, Wake() if wake else StatusRequest(watches=watch))
+
+
+def fetch_events(address: str, after: int, timeout_s: float = 3.0, keys: Path | None = None) -> RecentEventList:
+    """Return the events of the hub at `address` after a number; raises the errors of `fetch_status`."""
+    pair = None if keys is None else operator_keys(expanded(keys))
+    request = StatusRequest(events_after=after)
+    return _ask_until_answered(address, timeout_s, pair, request, lambda text: parse_json(text, RecentEventList))
 
 
 def give_order(
@@ -108,6 +120,13 @@ def ask(address: str, timeout_s: float, pair: Pair | None, question: Request) ->
     `pair` contains the operator's key pair and the hub's key. Raises the errors of `fetch_status`,
     and `ConfigError` if the hub refuses the request.
     """
+    return _ask_until_answered(address, timeout_s, pair, question, _read_status)
+
+
+def _ask_until_answered(
+    address: str, timeout_s: float, pair: Pair | None, question: Request, read: Callable[[bytes], Answer]
+) -> Answer:
+    """Send a request over new connections until one is answered; return the answer that `read` parses."""
     check_connect(address, insecure=True)  # allowed without keys, because a device trusts nothing in a status
     context: Context = zmq.Context()
     until_s, cuts = time.monotonic() + timeout_s, 0
@@ -115,7 +134,7 @@ def ask(address: str, timeout_s: float, pair: Pair | None, question: Request) ->
         while True:
             frames, ending = _ask(context, address, pair, until_s, question)
             if frames is not None:
-                return _read(frames)
+                return read(_payload(frames))
             cuts += ending == "cut"
             if ending != "lost":
                 _check_keys(address, ending, cuts, keyed=pair is not None)
@@ -201,12 +220,16 @@ def _check_keys(address: str, ending: _Ending, cuts: int, *, keyed: bool) -> Non
         raise AccessError(f"{address}: {_MISMATCHES[mismatch]}")
 
 
-def _read(frames: list[bytes]) -> dict[str, Any]:
+def _payload(frames: list[bytes]) -> bytes:
     if len(frames) == 1 and isinstance(refuse := wire.decode(frames[0]), Refuse):
         raise ConfigError(f"the hub refused the request: {refuse.sentence}")
     if len(frames) != 2 or not isinstance(wire.decode(frames[0]), Status):
         raise ProtocolError("the reply is not a status")
-    status = parse_json(frames[1], dict[str, Any])
+    return frames[1]
+
+
+def _read_status(text: bytes) -> dict[str, Any]:
+    status = parse_json(text, dict[str, Any])
     if missing := {"lineage", "version", "devices"} - set(status):
         raise ProtocolError(f"the status lacks the field {min(missing)!r}")
     return status

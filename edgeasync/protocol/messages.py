@@ -394,9 +394,11 @@ class Refuse(Message, frozen=True):
 
 
 class StatusRequest(Message, frozen=True):
-    """Any client to hub: send me your status. No session is needed."""
+    """Any client to hub, without a session: send me your status, or your events after a number."""
 
     kind = 13
+    watches: bool = False
+    events_after: Count | None = None
 
 
 class Status(Message, frozen=True):
@@ -461,10 +463,7 @@ class Order(Message, frozen=True):
 
 
 class FindPeers(Message, frozen=True):
-    """Peer to hub: other peers can reach me at this address; send me the list of peers.
-
-    The sender must be authenticated by a key, but needs no session.
-    """
+    """Peer with a key to hub, without a session: peers can reach me here; send me their list."""
 
     kind = 21
     name: DeviceId

@@ -6,6 +6,7 @@ The hub's parts create these structs. Links in the descriptions are relative to 
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from edgeasync.structs import resolve_type
 
@@ -300,6 +301,36 @@ class HubStatus(msgspec.Struct, frozen=True, kw_only=True):
     """null without a journal"""
     devices: list[DeviceStatus]
     """all devices that the hub knows"""
+
+
+class RecentEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a hub. [Events of a hub](../operate/events.md#events-of-a-hub) lists the names."""
+
+    number: int
+    """number of the event since the start of the hub"""
+    event: str
+    """the event's name"""
+    time: float
+    """seconds since 1970, by the hub's clock"""
+    device: str
+    """the device; empty if the event concerns the whole hub"""
+    detail: str
+    """human-readable sentence, which may change"""
+    figures: dict[str, float | None] | UnsetType = UNSET
+    """only of an `alarm`: figures of the finding, if there are any"""
+
+
+class RecentEventList(msgspec.Struct, frozen=True, kw_only=True):
+    """Events of a hub since a number.
+
+    `lineage` changes with each start of the hub, and the numbers then start at 1 again. `last` is
+    the number of the newest event. The hub no longer has the first `missed` of the events.
+    """
+
+    lineage: str
+    last: int
+    missed: int
+    events: list[RecentEvent]
 
 
 def read_status(status: dict[str, Any]) -> HubStatus:

@@ -15,7 +15,7 @@ from edgeasync.config import expanded
 from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine, Observe
-from edgeasync.core.engine.sender import Sender
+from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.effects import HubEffect, HubReport
 from edgeasync.core.hub.events import Evaluated, HubEvent, Peer
 from edgeasync.core.hub.hub_core import HubCore
@@ -171,7 +171,7 @@ class HubRuntime:
 
     def ask_status(self, tell: Callable[[dict[str, Any]], None]) -> None:
         """Call `tell` on the event loop with the status, once the status is durable."""
-        self._engine.ask_status(lambda text: tell(msgspec.json.decode(text)), self._now_s())
+        self._engine.status_answers.ask(lambda text: tell(msgspec.json.decode(text)), ANYBODY, self._now_s())
 
     @property
     def status_shown(self) -> dict[str, Any]:
@@ -466,6 +466,8 @@ class HubRuntime:
 
     def report(self, report: HubReport) -> None:
         """Pass a report to the callback. If the callback raises, end the hub after the current effects."""
+        if self._opened:
+            self._engine.status_answers.events.note(report, time.time())
         try:
             self._on_report(report)
         except Exception as error:  # noqa: BLE001
@@ -493,8 +495,5 @@ class HubRuntime:
 
 
 def _bounds(settings: RunSettings) -> ListenerSettings:
-    return ListenerSettings(
-        limits=settings.limits,
-        lease_s=settings.liveness.lease_s,
-        knocking=settings.hub.knocking,
-    )
+    limits, lease_s = settings.limits, settings.liveness.lease_s
+    return ListenerSettings(limits=limits, lease_s=lease_s, knocking=settings.hub.knocking)

@@ -101,6 +101,10 @@ def test_orders_are_an_operators_where_there_are_keys(commands, tmp_path):
     assert device(json.loads(told.stdout))["state"] == "quarantined"
     assert device(json.loads(told.stdout), "bench-2")["quarantine"] is None
     assert json.loads(told.stdout)["enrolled_unseen"] == ["shed"], "the others came"
+    listed = commands.run("events", "--hub", address, *flags, "--json")
+    found = [(event["event"], event["device"]) for event in map(json.loads, listed.stdout.splitlines())]
+    assert found[0] == ("listening", "")
+    assert {("joined", NAME), ("joined", "bench-2"), ("excluded", NAME)} <= set(found)
     assert hub.wait_for("excluded", device=NAME)["detail"] == "by an operator's order; its updates no longer count"
     told = asked(commands, "release", address, *flags, "--json")
     assert device(json.loads(told.stdout))["quarantine"] is None

@@ -178,14 +178,6 @@ class HubEngine:
         self.save()  # so that the next start need not replay the same entries
         self.tick(now_s)
 
-    def ask_status(self, tell: Callable[[bytes], None], now_s: float, sender: Sender = ANYBODY) -> None:
-        """Call `tell` with the durable status as JSON; see `StatusAnswers`."""
-        standing = partial(self.status_answers.tell_standing, tell, sender)
-        if self._standing_still:
-            standing()
-        else:
-            self.status_answers.ask(tell, sender, now_s, standing)
-
     def save(self) -> None:
         """Write a checkpoint, unless one is already being written."""
         self._note_state()
@@ -201,6 +193,7 @@ class HubEngine:
         """Send the answers that waited for the log, because more of its entries are durable."""
         if self._standing_still:
             self._standing_still = False
+            self.status_answers.resume()
             self._now_s = now_s
             self._shell.report(HubReport("writing", detail="the run's folder is writable again"))
             self._handle(Resumed())
@@ -258,8 +251,10 @@ class HubEngine:
         match message:
             case Ping():
                 self._shell.send(peer, wire.encode(Pong(message.sent_s)), None)
-            case StatusRequest() | Wake() if not self._is_too_often(peer, message):
-                self._send_status(peer)
+            case StatusRequest() if not self._is_too_often(peer, message):
+                self._send_status(SendStatus(peer, events_after=message.events_after))
+            case Wake() if not self._is_too_often(peer, message):
+                self._send_status(SendStatus(peer))
             case Credit() if payload is None:
                 self._deliveries.send_pieces(peer, message, self._now_s)
             case Order() if not self._is_too_often(peer, message):
@@ -443,7 +438,7 @@ class HubEngine:
             case SendGraph():
                 self._deliveries.send_graph(effect.peer, base=effect.base)
             case SendStatus():
-                self._send_status(effect.peer, confirms=effect.confirms)
+                self._send_status(effect)
             case SuspendTransfers() | Expel():
                 self._end_transfers(effect)
             case HubReport():
@@ -483,16 +478,20 @@ class HubEngine:
         else:
             self.outbox.send(peer, header, payload, confirms=False)
 
-    def _send_status(self, peer: Peer, *, confirms: bool = False) -> None:
-        header = wire.encode(Status())
+    def _send_status(self, effect: SendStatus) -> None:
+        header, sender = wire.encode(Status()), self._sender
 
         def tell(text: bytes) -> None:
-            self._shell.send(peer, header, text)
+            self._shell.send(effect.peer, header, text)
 
-        if confirms:  # an earlier durable status does not show the order
-            self.status_answers.ask(tell, self._sender, self._now_s, partial(self._refuse_busy, peer))
+        if effect.events_after is not None:
+            tell(self.status_answers.events.after(effect.events_after, self.core.lineage, sender))
+        elif effect.confirms:  # an earlier durable status does not show the order
+            self.status_answers.ask(tell, sender, self._now_s, partial(self._refuse_busy, effect.peer))
+        elif effect.watches and sender.role != "device":
+            self.status_answers.watch(tell, self._now_s)
         else:
-            self.ask_status(tell, self._now_s, self._sender)
+            self.status_answers.ask(tell, sender, self._now_s)
 
 
 def _shuts_out(message: Message) -> bool:

@@ -30,11 +30,14 @@ class Broadcast(msgspec.Struct, frozen=True, gc=False):
 class SendStatus(msgspec.Struct, frozen=True, gc=False):
     """Send the hub's status to the requester.
 
-    If `confirms` is set, the answer confirms that an order is durable.
+    If `confirms` is set, the answer confirms that an order is durable. `watches` and `events_after`
+    are the fields of the `StatusRequest`.
     """
 
     peer: Peer
     confirms: bool = False
+    watches: bool = False
+    events_after: int | None = None
 
 
 class Assign(msgspec.Struct, frozen=True, gc=False):

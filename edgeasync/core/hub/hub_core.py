@@ -274,7 +274,7 @@ class HubCore:
             case Order():
                 return [*self._obey(message, event.key, now_s), SendStatus(event.peer, confirms=True)]
             case StatusRequest():
-                return [SendStatus(event.peer)]
+                return [SendStatus(event.peer, watches=message.watches, events_after=message.events_after)]
         return []  # a piece or credit on a connection without a member
 
     def _obey(self, order: Order, key: Key, now_s: float) -> list[HubEffect]:

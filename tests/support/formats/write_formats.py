@@ -241,7 +241,7 @@ def make_messages():
         Pong(12.5),
         Goodbye("stopping", SESSION),
         Refuse("busy", "the hub is busy; try again", 0.5, rest=True),
-        StatusRequest(),
+        StatusRequest(watches=True, events_after=12),
         Status(),
         FetchGraph(SESSION, base=True),
         GraphHeader("b" * 64, 96, 4096, 4),

@@ -26,6 +26,8 @@ def check_lines(arguments, stdout):
 
 def output_of(command, *arguments):
     """Return the name of the output of a command."""
+    if command == "replay" and "--alarms" in arguments:
+        return "replay-alarms"
     nested = f"{command}-{arguments[0]}" if command in GROUPS and arguments else ""
     return nested if nested in OUTPUTS else SAME.get(command, command)
 

@@ -17,6 +17,7 @@ from edgeasync.core.arrays.published_model import Publisher
 from edgeasync.core.device.effects import ResolvePush
 from edgeasync.core.device.events import ModelInstalled
 from edgeasync.core.device.limits import DeviceLimits
+from edgeasync.core.engine.sender import ANYBODY
 from edgeasync.core.hub.settings import (
     FLOAT32,
     CheckpointSettings,
@@ -380,7 +381,7 @@ class WatchedHub(SimulatedHub):
         self._checks.after_step(self)
         self._received += 1
         if self.world.is_asked and self.running and not self.stopped and not self._received % MESSAGES_PER_STATUS:
-            self.engine.ask_status(self._show, self._now_s())
+            self.engine.status_answers.ask(self._show, ANYBODY, self._now_s())
 
     def _show(self, text):
         if not self._dead:

@@ -4,8 +4,10 @@ import msgspec
 
 from edgeasync.core.engine.sender import Sender
 from edgeasync.core.engine.status_answers import DEVICES_AT_A_TIME
+from edgeasync.core.hub.effects import HubReport
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Status, StatusRequest
+from edgeasync.protocol.status import RecentEventList
 from tests.support.parts.turns import Bench
 
 
@@ -41,3 +43,38 @@ def test_a_device_hears_of_its_own_at_once():
     sender = Sender(b"k" * 32, "device-000000", "device")
     bench.engine.on_message(b"asks", wire.encode(StatusRequest()), None, 0.0, sender)
     assert bench.to(Status) == [b"asks"]
+
+
+def test_all_that_watch_share_one_status_a_second():
+    bench = Bench(DEVICES_AT_A_TIME + 1)
+    described = []
+    describe = bench.engine.core.describe_devices
+
+    def counted(members, *arguments):
+        described.extend(members)
+        return describe(members, *arguments)
+
+    bench.engine.core.describe_devices = counted
+    watch = wire.encode(StatusRequest(watches=True))
+    for viewer in (b"one", b"two", b"three"):
+        bench.engine.on_message(viewer, watch, None, 10.0)
+    while bench.shell.later:
+        bench.shell.later.pop(0)()
+    bench.engine.on_message(b"four", watch, None, 10.9)
+    sent = [(peer, payload) for peer, message, payload in bench.shell.sent if message == Status()]
+    assert [peer for peer, _ in sent] == [b"one", b"two", b"three", b"four"]
+    assert len({id(payload) for _, payload in sent}) == 1, "encoded once"
+    assert len(described) == len(bench.peers)
+    bench.engine.on_message(b"one", watch, None, 11.2)
+    assert len(described) == len(bench.peers), "in a fleet of 257 it lasts for a quarter of a second longer"
+    bench.engine.on_message(b"one", watch, None, 11.3)
+    assert len(described) > len(bench.peers)
+
+
+def test_events_are_sent_in_place_of_the_status():
+    bench = Bench(2)
+    bench.engine.status_answers.events.note(HubReport("lost", "device-1", "silent"), 5.0)
+    bench.engine.on_message(b"asks", wire.encode(StatusRequest(events_after=0)), None, 0.0)
+    ((_, _, payload),) = [one for one in bench.shell.sent if one[0] == b"asks"]
+    found = msgspec.json.decode(payload, type=RecentEventList)
+    assert (found.lineage, found.events[0].event) == (bench.engine.core.lineage, "lost")

@@ -1,0 +1,59 @@
+"""The hub's latest events, for clients that follow them."""
+
+from collections import deque
+from typing import NamedTuple
+
+import msgspec
+
+from edgeasync.core.engine.sender import Sender
+from edgeasync.core.hub.effects import HubReport
+from edgeasync.protocol.status import RecentEvent
+
+EVENTS_MAX = 4096
+"""Maximum number of events to keep. With 10,000 devices, each may need 200 bytes."""
+
+
+class _Kept(NamedTuple):
+    number: int
+    device: str
+    text: bytes
+
+
+class RecentEvents:
+    """Keeps the latest events, each encoded once.
+
+    An answer contains the events after a number that a client received before. Numbers start at 1
+    with each start of the hub.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[_Kept] = deque(maxlen=EVENTS_MAX)
+        self._last = 0
+
+    def note(self, report: HubReport, time_s: float) -> None:
+        """Append an event that was reported at this wall-clock time."""
+        self._last += 1
+        figures: dict[str, float | None] = {**report.figures}
+        event = RecentEvent(
+            number=self._last,
+            event=report.event,
+            time=round(time_s, 3),
+            device=report.device_id,
+            detail=report.detail,
+            figures=figures or msgspec.UNSET,
+        )
+        self._events.append(_Kept(self._last, report.device_id, msgspec.json.encode(event)))
+
+    def after(self, number: int, lineage: str, sender: Sender) -> bytes:
+        """Return the events after a number as JSON of a `RecentEventList`.
+
+        The key of a device gets only events of its own devices and of the whole hub.
+        """
+        first = self._events[0].number if self._events else self._last + 1
+        texts = [
+            one.text
+            for one in list(self._events)[max(0, number + 1 - first) :]
+            if sender.role != "device" or not one.device or sender.speaks_for(one.device)
+        ]
+        head = {"lineage": lineage, "last": self._last, "missed": max(0, first - number - 1)}
+        return msgspec.json.encode({**head, "events": msgspec.Raw(b"[" + b",".join(texts) + b"]")})
