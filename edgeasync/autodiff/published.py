@@ -21,6 +21,9 @@ from edgeasync.autodiff.graph import read_nodes
 from edgeasync.autodiff.producers import producer_of
 from edgeasync.errors import GraphError
 
+BROADCAST_SINCE = 7
+"""First opset in which arithmetic repeats the values of smaller tensors."""
+
 
 class Published(msgspec.Struct, frozen=True):
     """A model without branches, whose batch size is dynamic if the file allows it."""
@@ -44,6 +47,8 @@ def read(data: bytes) -> Published:
     if is_training_graph(data):
         raise GraphError("this is a training graph; pass the forward model that it was built from")
     original = reading.inline_functions(reading.load(data))
+    if reading.opset_of(original) >= BROADCAST_SINCE:
+        reading.replace_scalers(original)
     model = original
     if fixed_size(original) is not None or any(node.op_type == "If" for node in original.graph.node):
         model = onnx.ModelProto()

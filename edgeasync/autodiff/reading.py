@@ -276,6 +276,27 @@ def widen_weights(model: onnx.ModelProto, names: Collection[str] | None = None) 
     replace_nodes(graph, kept)
 
 
+def replace_scalers(model: onnx.ModelProto) -> None:
+    """Replace Scaler nodes, as which skl2onnx writes a StandardScaler, by nodes that devices support."""
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        given = {entry.name: list(entry.floats) for entry in node.attribute}
+        if (node.domain, node.op_type) != ("ai.onnx.ml", "Scaler") or given.keys() != {"offset", "scale"}:
+            nodes.append(node)
+            continue
+        (output,) = node.output
+        names = {name: f"{output}::{name}" for name in ("float", "shifted", *given)}
+        for name, values in given.items():
+            value = numpy_helper.from_array(np.array(values, np.float32))
+            nodes.append(helper.make_node("Constant", [], [names[name]], value=value))
+        nodes += [
+            helper.make_node("Cast", node.input, [names["float"]], to=TensorProto.FLOAT),
+            helper.make_node("Sub", [names["float"], names["offset"]], [names["shifted"]]),
+            helper.make_node("Mul", [names["shifted"], names["scale"]], [output]),
+        ]
+    replace_nodes(model.graph, nodes)
+
+
 def _casts_of(name: str, readers: Mapping[str, list[onnx.NodeProto | None]]) -> dict[str, str] | None:
     """Return the results of the Cast nodes to float32 that read a tensor, with their inputs.
 

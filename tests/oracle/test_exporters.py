@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 skl2onnx = pytest.importorskip("skl2onnx")
 from sklearn.linear_model import LogisticRegression, SGDClassifier
 from sklearn.neural_network import MLPClassifier, MLPRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import edgeasync
 from edgeasync.autodiff.build import build_training_graph
@@ -29,10 +31,11 @@ def scikit_learn(estimator, targets, **options):
     return skl2onnx.to_onnx(estimator, X[:1], options=options or None, target_opset=18)
 
 
+@pytest.mark.parametrize("before", [[], [StandardScaler()]])
 @pytest.mark.parametrize("zipmap", [True, False])
-def test_a_network_of_scikit_learn(zipmap):
+def test_a_network_of_scikit_learn(zipmap, before):
     """Its loss and its gradients are those of the estimator's probabilities."""
-    estimator = MLPClassifier((8,), max_iter=3, random_state=0)
+    estimator = make_pipeline(*before, MLPClassifier((8,), max_iter=3, random_state=0))
     model = scikit_learn(estimator, LABELS, zipmap=zipmap)
     graph, settings, refusals = follow(model.SerializeToString())
     assert (settings, refusals) == ({}, [])

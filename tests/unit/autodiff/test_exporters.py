@@ -21,7 +21,8 @@ from tests.support.models.exported import (
     written,
 )
 from tests.support.models.followed import assert_trains, follow
-from tests.support.models.gradients import forward, numbers
+from tests.support.models.gradients import forward, numbers, run
+from tests.support.models.small_models import names
 
 
 @pytest.mark.parametrize(("make", "settings", "told"), FILES.values(), ids=FILES)
@@ -53,6 +54,27 @@ def classifier(opsets, result):
     proto = parser.parse_model(text)
     proto.graph.node[0].name = "LinearClassifier"
     return proto
+
+
+SCALED = """<ir_version: 8, producer_name: "skl2onnx", opset_import: ["" : {}, "ai.onnx.ml" : 1]>
+    g (double[n, 2] x) => (float[n, 3] y)
+        <float[2, 3] w = {{1.0, 2.0, 3.0, 4.0, 5.0, 6.0}}> {{
+        s = ai.onnx.ml.Scaler<offset = [1.0, 2.0], scale = [0.5, 4.0]>(x)
+        y = MatMul(s, w)
+    }}"""
+
+
+@pytest.mark.parametrize("opset", [9, 18])
+def test_a_scaler_of_scikit_learn_becomes_arithmetic(opset):
+    data = parser.parse_model(SCALED.format(opset)).SerializeToString()
+    graph = build_training_graph(data, GraphSettings(loss="mse"))
+    assert names(graph) == ["w"]
+    x, target = np.float32([[3, 1], [1, 2]]), np.zeros((2, 3), np.float32)
+    shifted = np.float32([[1, -4], [0, 0]])
+    y = shifted @ np.float32([[1, 2, 3], [4, 5, 6]])
+    found = run(graph, {"x": x, "target": target})
+    np.testing.assert_allclose(found["loss"], (y**2).mean())
+    np.testing.assert_allclose(found["w.grad"], 2 * shifted.T @ y / y.size)
 
 
 @pytest.mark.parametrize(
