@@ -8,10 +8,10 @@ import argparse
 import json
 import math
 import resource
-import time
 from pathlib import Path
 
 from edgeasync import Agent
+from edgeasync.callbacks import Event, ExchangeEvent
 
 
 def main() -> None:
@@ -23,21 +23,27 @@ def main() -> None:
     parser.add_argument("--state", type=Path, help="folder for the device's state")
     arguments = parser.parse_args()
     name, texts = arguments.name, arguments.texts
-    later = texts / f"{name}-later.npz"
-    began = time.monotonic()
-    with Agent(arguments.hub, texts / f"{name}.npz", name=name, state=arguments.state) as agent:
+    later, exchanges = texts / f"{name}-later.npz", list[ExchangeEvent]()
+
+    def collect(event: Event) -> None:
+        if isinstance(event, ExchangeEvent):
+            exchanges.append(event)
+
+    agent = Agent(
+        arguments.hub, texts / f"{name}.npz", name=name, state=arguments.state, threads=1, callbacks=[collect]
+    )
+    with agent:
         agent.wait_until_joined()
         before = agent.evaluate(later)
-        print(f"{name}: perplexity {math.exp(before.loss):.0f} on later text", flush=True)
         agent.wait()
         after = agent.evaluate(later)
     found = {
         "device": name,
         "perplexity_before": math.exp(before.loss),
         "perplexity_after": math.exp(after.loss),
-        "updates": agent.updates_answered,
-        "seconds": time.monotonic() - began,
+        "step_s": exchanges[-1].time_s / sum(event.local_steps for event in exchanges),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "exchange_bytes": sum(event.bytes_up + event.bytes_down for event in exchanges[1:]) / len(exchanges[1:]),
     }
     print(json.dumps(found), flush=True)
 
