@@ -25,8 +25,10 @@ from edgeasync.sdk.participants import frozen_of
 from edgeasync.sdk.shares import Share
 from edgeasync.sdk.trainer_factory import OwnTraining, TrainerFactory
 
-INSTALL_S = 5.0
-"""Maximum time in seconds that an evaluation waits while a model is being installed."""
+INSTALL_S = 60.0
+"""Maximum time in seconds that an evaluation waits while a model is being installed. A slow device
+needs half a minute for the first model of a large graph.
+"""
 
 
 class AgentWorker:
