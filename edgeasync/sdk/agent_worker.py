@@ -25,9 +25,9 @@ from edgeasync.sdk.participants import frozen_of
 from edgeasync.sdk.shares import Share
 from edgeasync.sdk.trainer_factory import OwnTraining, TrainerFactory
 
-INSTALL_S = 60.0
-"""Maximum time in seconds that an evaluation waits while a model is being installed. A slow device
-needs half a minute for the first model of a large graph.
+INSTALL_S = 300.0
+"""Maximum time in seconds that an evaluation waits while a model is being installed. A small
+board may need minutes for the first model of a large graph.
 """
 
 

@@ -43,11 +43,6 @@ TARGET, LOSS, WEIGHT, GRADIENT, NEXT = "target", "loss", "loss_weight", ".grad",
 SCORES_AT = 2
 """Position of the model's scores among the bound outputs. The loss and its weight precede them."""
 
-EVALUATED_ROWS = 256
-"""Batch size for evaluations, unless the graph has a fixed batch size, or examples with so many
-scores that it computes them in chunks.
-"""
-
 
 class OnnxTrainer(GradientTrainer):
     """A `Trainer` that runs a training graph on this device's data.
@@ -114,6 +109,8 @@ class OnnxTrainer(GradientTrainer):
             meter=gradient.measure(local.metrics) if local.metrics else None,
             machine=self._machine,
         )
+        self._rows = micro_batch_size if isinstance(micro_batch_size, int) else drawn.batch_size
+        """Number of examples to evaluate at once, as many as a step computes."""
         self._untried_rows: int | None = None
         """Number of examples to compute at once. It is `None` after the memory for them has been
         checked.
@@ -131,6 +128,7 @@ class OnnxTrainer(GradientTrainer):
             self._untried_rows = None
             rows = fitting_rows(lambda rows: self._try(parameters, rows), wanted, self._machine)
             if rows < wanted:
+                self._rows = rows
                 self.compute_at_most(rows)
         super().begin(parameters)
 
@@ -161,11 +159,12 @@ class OnnxTrainer(GradientTrainer):
     def evaluate(self, parameters: Vector, dataset: Dataset) -> EvaluationResult:
         """Evaluate `parameters` on `dataset` with the training graph. Return loss and accuracy.
 
-        May be called from any thread. Batch norms use the batch's statistics and dropouts are
+        May be called from any thread. As many examples are computed at once as in a step, so that
+        an evaluation needs no more memory. Batch norms use the batch's statistics and dropouts are
         active, as in training. Raises `DataError` if the data does not match the graph.
         """
         self._graph.check_data(dataset)
-        rows = self._graph.batch_size or (1 if self._graph.in_chunks else EVALUATED_ROWS)
+        rows = self._graph.batch_size or self._rows
         count = len(dataset) if self._graph.batch_size is None else len(dataset) // rows * rows
         if not count:
             raise DataError(

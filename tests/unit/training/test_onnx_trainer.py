@@ -226,6 +226,22 @@ def test_scores_in_chunks_leave_the_loss_and_no_metrics():
         trainer(graph, x, y, metrics=("accuracy",))
 
 
+@pytest.mark.parametrize("options", [{"batch_size": 7}, {"batch_size": 28, "micro_batch_size": 7}])
+def test_an_evaluation_computes_no_more_examples_at_once_than_a_step(options, monkeypatch):
+    graph, sizes = built(MLP, (8,)), []
+    computed = GraphGradient.evaluate_batch
+
+    def recorded(self, parameters, batch, meter):
+        sizes.append(len(batch))
+        return computed(self, parameters, batch, meter)
+
+    monkeypatch.setattr(GraphGradient, "evaluate_batch", recorded)
+    x = numbers((50, 8))
+    made = trainer(graph, x, LABELS, **options)
+    made.evaluate(graph.initial, Dataset.of(x, LABELS))
+    assert sizes == [7] * 7 + [1]
+
+
 def test_labels_that_are_ignored_need_be_no_class():
     graph = built(MLP, (8,), loss=CrossEntropy(ignored_label=255))
     labels = np.where(np.arange(50) % 2, LABELS, 255)
