@@ -13,6 +13,9 @@ from pathlib import Path
 from edgeasync import Agent
 from edgeasync.callbacks import Event, ExchangeEvent
 
+TIMEOUT_S = 60.0
+"""Time without an answer of the hub after which the device ends."""
+
 
 def main() -> None:
     """Train until the hub ends the run."""
@@ -29,21 +32,20 @@ def main() -> None:
         if isinstance(event, ExchangeEvent):
             exchanges.append(event)
 
-    agent = Agent(
-        arguments.hub, texts / f"{name}.npz", name=name, state=arguments.state, threads=1, callbacks=[collect]
-    )
-    with agent:
+    own = {"name": name, "state": arguments.state, "threads": 1, "timeout_s": TIMEOUT_S}
+    with Agent(arguments.hub, texts / f"{name}.npz", callbacks=[collect], **own) as agent:
         agent.wait_until_joined()
         before = agent.evaluate(later)
         agent.wait()
         after = agent.evaluate(later)
+    steps, later_ones = sum(event.local_steps for event in exchanges), exchanges[1:]  # the first one has the model
     found = {
         "device": name,
         "perplexity_before": math.exp(before.loss),
         "perplexity_after": math.exp(after.loss),
-        "step_s": exchanges[-1].time_s / sum(event.local_steps for event in exchanges),
+        "step_s": exchanges[-1].time_s / steps if steps else math.nan,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "exchange_bytes": sum(event.bytes_up + event.bytes_down for event in exchanges[1:]) / len(exchanges[1:]),
+        "exchange_bytes": sum(event.bytes_up + event.bytes_down for event in later_ones) / max(1, len(later_ones)),
     }
     print(json.dumps(found), flush=True)
 

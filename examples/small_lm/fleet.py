@@ -50,14 +50,16 @@ def train(arguments: argparse.Namespace, names: list[str]) -> list[dict[str, Any
         devices = {name: start(name, hub, arguments.texts, run) for name in names}
         if arguments.kill:
             hub.wait_for(len(names))
-            while hub.status()["updates_applied"] < arguments.updates // 4:
-                time.sleep(1.0)
+            while not hub.status()["updates_applied"]:
+                time.sleep(0.1)
             devices[KILLED].kill()
             devices[KILLED].communicate()
             print(f"{KILLED}: killed and started again", flush=True)
             devices[KILLED] = start(KILLED, hub, arguments.texts, run)
-        printed = [process.communicate()[0] for process in devices.values()]
-    return [json.loads(lines) for lines in printed]
+        printed = {name: process.communicate()[0] for name, process in devices.items()}
+    if failed := [name for name, process in devices.items() if process.returncode]:
+        sys.exit(f"{', '.join(failed)} failed; the messages are above")
+    return [json.loads(lines) for lines in printed.values()]
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ from pydoc_data.topics import topics
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-CHARACTERS_PER_DEVICE = 240_000
 LATER = 0.2
 """Share of each text that is not trained on, but used to measure."""
 
@@ -84,11 +83,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write the texts of four devices as tokens.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokens", type=int, default=256, help="per example; the model's number")
+    parser.add_argument("--characters", type=int, default=240_000, help="of each device's text")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json of the model; by default one is trained")
     parser.add_argument("--vocabulary", type=int, default=2048, help="tokens of the tokenizer that is trained")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    texts = {name: make()[:CHARACTERS_PER_DEVICE] for name, make in TEXTS.items()}
+    texts = {name: make()[: arguments.characters] for name, make in TEXTS.items()}
     if arguments.tokenizer is None:
         tokenizer = train_tokenizer([*texts.values()], arguments.vocabulary)
     else:

@@ -129,6 +129,24 @@ def test_a_small_language_model_can_be_trained(start, tmp_path):
     assert graph.warnings == ()
 
 
+def test_devices_fine_tune_a_language_model_on_their_own_texts(start, tmp_path):
+    sizes = {
+        "layers": 1, "hidden": 32, "intermediate": 64, "heads": 2, "key-value-heads": 1, "vocabulary": 300,
+        "tokens": 32,
+    }  # fmt: skip
+    flags = [word for name, size in sizes.items() for word in (f"--{name}", size)]
+    output(start("small_lm/make_model.py", "lm.onnx", *flags))
+    output(start("small_lm/texts.py", "texts", "--tokens", 32, "--vocabulary", 300, "--characters", 20_000))
+    for kind in ([], ["--personal"]):
+        flags = ["--run", f"run{len(kind)}", "--updates", 300, "--learning-rate", 0.01, "--kill", *kind]
+        shown = output(start("small_lm/fleet.py", "lm.onnx", "texts", *flags), quiet=False, limit_s=WHOLE_S)
+        rows = re.findall(r"^(characters|docstrings|reference|source-code) +(\d+) +(\d+) ", shown, re.MULTILINE)
+        assert len(rows) == 4
+        assert "characters: killed and started again" in shown
+        for name, before, after in rows:
+            assert int(after) < int(before), name
+
+
 def lines_of(name):
     """Return the lines of an example that a person writes: neither blank ones, nor what it says about itself."""
     text = (EXAMPLES / name).read_text()
