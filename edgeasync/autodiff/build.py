@@ -39,6 +39,8 @@ class TrainingGraph(msgspec.Struct, frozen=True):
     """What may be wrong with the model file, one sentence each."""
     notes: tuple[str, ...] = ()
     """What the build chose or changed, one sentence each."""
+    in_chunks: bool = False
+    """Whether the loss computes the scores in chunks, so that the graph does not return them."""
     forward: bytes | None = None
     """The forward model, if `lora` added adapters or `base` quantized weights."""
 
@@ -224,8 +226,10 @@ def read_training_graph(model: bytes, initial: Mapping[str, Array]) -> TrainingG
     """
     if not is_training_graph(model):
         raise GraphError("not a training graph; build one with edgeasync model build")
-    spec = contract.read_spec(reading.read(model))
-    return TrainingGraph(model, spec, spec.flatten(initial))
+    proto = reading.read(model)
+    spec = contract.read_spec(proto)
+    in_chunks = any(entry.key == contract.CHUNKS for entry in proto.metadata_props)
+    return TrainingGraph(model, spec, spec.flatten(initial), in_chunks=in_chunks)
 
 
 def _assemble(prepared: ForwardGraph, settings: GraphSettings, selection: Selection) -> TrainingGraph:
@@ -274,7 +278,7 @@ def _assemble(prepared: ForwardGraph, settings: GraphSettings, selection: Select
         notes.append(f"the loss computes the scores in {head.chunks} chunks, so devices measure no accuracy")
     model = contract.serialize(prepared, graph, spec, results, metadata)
     initial = spec.flatten({parameter.name: prepared.parameters[parameter.name] for parameter in spec.parameters})
-    return TrainingGraph(model, spec, initial, notes=tuple(notes))
+    return TrainingGraph(model, spec, initial, notes=tuple(notes), in_chunks=head is not None)
 
 
 def _metadata(prepared: ForwardGraph, loss: Loss, settings: GraphSettings) -> dict[str, str]:

@@ -41,6 +41,8 @@ class HubGraph(msgspec.Struct, frozen=True):
     """What may be wrong with the model file, one sentence each."""
     notes: tuple[str, ...] = ()
     """What the build chose or changed, such as the scores before a softmax, one sentence each."""
+    in_chunks: bool = False
+    """Whether the loss computes the scores in chunks, so that devices cannot measure metrics."""
 
     @property
     def remarks(self) -> list[str]:
@@ -111,7 +113,9 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
 
         left = frozen_arrays(forward, {parameter.name for parameter in built.spec.parameters})
         frozen = frozen_checksum("onnx", (FrozenArray(name, a.shape, pieces_of(a)) for name, a in left))
-    return HubGraph(built.model, built.spec, built.initial, forward, frozen, built.warnings, built.notes)
+    return HubGraph(
+        built.model, built.spec, built.initial, forward, frozen, built.warnings, built.notes, built.in_chunks
+    )
 
 
 def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection[str] = ()) -> None:

@@ -52,6 +52,7 @@ class _Built(msgspec.Struct, tag="built"):
     frozen: Frozen | None
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+    in_chunks: bool
 
 
 class _Refused(msgspec.Struct, tag="refused"):
@@ -94,7 +95,7 @@ def _read(folder: Path, built: _Built) -> HubGraph:
     initial = np.fromfile(folder / _INITIAL, np.float32)
     forward = read_regular(folder / _FORWARD) if built.has_forward else None
     warnings, notes = [tuple(map(errors.with_flags, said)) for said in (built.warnings, built.notes)]
-    return HubGraph(graph, built.spec, initial, forward, built.frozen, warnings, notes)
+    return HubGraph(graph, built.spec, initial, forward, built.frozen, warnings, notes, built.in_chunks)
 
 
 def describe_model_apart(model: OnnxModel) -> ModelContents | None:
@@ -177,7 +178,8 @@ def _answer(model: OnnxModel, folder: Path) -> _Built | _Refused:
         return _Refused("GraphError", f"{model.file}: not enough memory to build its training graph", True)
     except EdgeAsyncError as error:
         return _Refused(type(error).__name__, str(error), bool(_NO_MEMORY.search(str(error))))
-    return _Built(found.spec, found.forward is not None, found.frozen, found.warnings, found.notes)
+    has_forward = found.forward is not None
+    return _Built(found.spec, has_forward, found.frozen, found.warnings, found.notes, found.in_chunks)
 
 
 def _write(folder: Path, found: HubGraph) -> None:

@@ -71,7 +71,9 @@ def _hosted(settings: HubSettings, graph: HubGraph | None) -> HostedModel:
     initial = graph.initial  # so that the hub can free the graph once its base is in a file
     for remark in graph.remarks:
         _log.warning("%s: %s", model.file, remark)
-    settings.local.check_model(graph.spec, None if graph.forward is None else kind_of(model.loss))
+    settings.local.check_model(
+        graph.spec, None if graph.forward is None else kind_of(model.loss), in_chunks=graph.in_chunks
+    )
     return HostedModel(
         spec=graph.spec,
         initial=lambda: initial,

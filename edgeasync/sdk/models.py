@@ -65,6 +65,11 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     accumulates: bool = True
 
     @property
+    def in_chunks(self) -> bool:
+        """Whether the loss computes the scores in chunks, so that devices cannot measure metrics."""
+        return self.graph is not None and self.graph.in_chunks
+
+    @property
     def shipped(self) -> SoftmaxModel | MlpModel | ShippedModel | None:
         """The description of the model that is sent to a device."""
         return ShippedModel() if isinstance(self.described, OnnxModel) else self.described

@@ -169,7 +169,7 @@ class Peer(Service):
         data: Any = self._data
         dataset = None if is_trainer(data) else as_dataset(data, "data")
         prepared = prepare(self._model, dataset, local, graph=self._graph, run=self._state, seed=0)
-        local.check_model(prepared.spec, prepared.loss)
+        local.check_model(prepared.spec, prepared.loss, in_chunks=prepared.in_chunks)
         trainer = data if dataset is None else prepared.make_trainer(dataset, section.seed, section.cores_used)
         peer = make_peer(
             self._settings,

@@ -148,7 +148,7 @@ def plan_peers(
         raise ConfigError(f"without a hub, the number of workers must be from 2 to {PEERS_MAX}, not {len(shares)}")
     example = shares[0] if isinstance(shares[0], Dataset) else None
     prepared = prepare(model, example, local, graph=graph_settings(**graph), run=run, seed=seed)
-    local.check_model(prepared.spec, prepared.loss)
+    local.check_model(prepared.spec, prepared.loss, in_chunks=prepared.in_chunks)
     check_same_model(shares, prepared.spec)
     return PeerPlan(
         prepared=prepared,

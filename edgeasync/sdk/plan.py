@@ -90,7 +90,7 @@ def plan_run(
         run=Path(sections.hub.run),
         seed=seed,
     )
-    sections.local.check_model(prepared.spec, prepared.loss)
+    sections.local.check_model(prepared.spec, prepared.loss, in_chunks=prepared.in_chunks)
     patterns = convert(local, Patterns, where="local") if local else getattr(prepared.described, "local", ()) or ()
     if patterns:
         choose_local(prepared.spec, patterns)

@@ -35,7 +35,7 @@ from edgeasync.training.input_form import InputForm
 from edgeasync.training.memory_fit import fitting_rows
 from edgeasync.training.micro_batches import Machine, MicroBatch, worth_splitting
 from edgeasync.training.onnx_session import PROVIDERS, Provider, explain, open_session, providers_that_start
-from edgeasync.training.plan import LocalTraining
+from edgeasync.training.plan import NO_SCORES, LocalTraining
 from edgeasync.training.trainer import StepResult
 
 TARGET, LOSS, WEIGHT, GRADIENT, NEXT = "target", "loss", "loss_weight", ".grad", ".new"
@@ -372,10 +372,7 @@ class GraphGradient:
         Raises `ConfigError` if a metric does not match the loss, or the graph returns no scores.
         """
         if self.in_chunks:
-            raise ConfigError(
-                "metrics need all scores of the model, but the loss computes them in chunks to save memory; "
-                "remove metrics"
-            )
+            raise ConfigError(NO_SCORES)
         self._meter = Meter(find_metrics(metrics, self.loss), ignored_label=self._ignored_label)
         self._binding.bind_output(self._output, "cpu")  # the first run binds the gradients, which must follow
         return self._meter

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from edgeasync.training.onnx_session import Provider
 
 
+NO_SCORES = (
+    "metrics need all scores of the model, but the loss computes them in chunks to save memory; remove metrics"
+)
+"""Message of the error if metrics are set for a graph that does not return its scores."""
+
+
 class LocalTraining(Section, frozen=True):
     """Settings for local training on a device between two exchanges with the hub."""
 
@@ -87,11 +93,14 @@ class LocalTraining(Section, frozen=True):
         """Return a meter for the configured metrics, or `None` if no metrics are configured."""
         return Meter(find_metrics(self.metrics, loss), ignored_label=ignored_label) if self.metrics else None
 
-    def check_model(self, spec: ParameterSpec, loss: str | None) -> None:
+    def check_model(self, spec: ParameterSpec, loss: str | None, *, in_chunks: bool = False) -> None:
         """Raise `ConfigError` if devices with these settings would reject this model.
 
-        `loss` is the kind of the loss, or `None` if unknown.
+        `loss` is the kind of the loss, or `None` if unknown. `in_chunks` tells whether the loss
+        computes the scores in chunks.
         """
+        if in_chunks and self.metrics:
+            raise ConfigError(NO_SCORES)
         check_accumulation(spec, self.accumulation_steps, worth_splitting(self.micro_batch_size, self.batch_size))
         if loss is not None:
             find_metrics(self.metrics, loss)

@@ -28,6 +28,7 @@ from edgeasync.runtime.hub_record import read_record
 from edgeasync.runtime.hub_start import make_hub
 from edgeasync.sdk import events
 from edgeasync.training.numpy_models import MlpModel, SoftmaxModel
+from tests.support.models.gradients import forward, numbers
 from tests.support.parts.small_runs import MODEL, plain
 from tests.support.programs.processes import PATIENCE_S, wait_for_threads
 
@@ -183,6 +184,18 @@ def test_metrics_come_with_updates_and_outlive_the_run_in_its_journal(tmp_path):
     replay.close()
     written = {(line.device, line.seq): line.metrics for line in lines if isinstance(line, ReplayedUpdate)}
     assert written.items() >= told.items()
+
+
+def test_a_model_of_large_scores_trains_without_metrics():
+    text = "h = Mul(x, p)\ns = MatMul(h, w)\ny = Transpose<perm=[0, 2, 1]>(s)"
+    weights = {"p": numbers((2,), 1), "w": numbers((2, 20480), 2)}
+    model = onnx.load_model_from_string(forward(text, weights, (64, 2)))
+    data, seen = (numbers((8, 64, 2), 3), np.arange(8 * 64).reshape(8, 64)), []
+    with pytest.raises(ConfigError, match="metrics need all scores of the model"):
+        train(model, data, freeze="w", metrics=["accuracy"], until=Stop(updates=1))
+    train(model, data, freeze="w", batch_size=4, workers=1, until=Stop(updates=20), callbacks=[seen.append])
+    losses = [event.loss for event in seen if isinstance(event, events.Update)]
+    assert np.mean(losses[-5:]) < np.mean(losses[:5])
 
 
 def test_a_loss_of_ones_own(tmp_path):
