@@ -65,6 +65,8 @@ class DeviceKeywords(TypedDict, total=False):
     when_finished: Literal["exit", "wait"]
     local_steps_max: int | None
     delay_steps: int | None
+    base_cache: str | Path
+    base_cache_bytes_max: int | str
     graph_bytes_max: int | str
     parameters_max: int | None
     bandwidth_bytes_per_s_max: int | str | None
