@@ -333,6 +333,23 @@ def replay(
 
 
 @app.command()
+def history(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    csv: Annotated[bool, typer.Option("--csv", help="Print one row per update as CSV.")] = False,
+    evaluations: Annotated[
+        bool, typer.Option("--evaluations", help="With --csv: print one row per evaluation instead.")
+    ] = False,
+) -> None:
+    """Plot the losses and evaluations of a run in the terminal.
+
+    Works while the run's hub is running.
+    """
+    from edgeasync.cli.history import print_history
+
+    print_history(run, Printer(json=False), csv=csv, evaluations=evaluations)
+
+
+@app.command()
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder of runs, or of one run.")] = Path("runs"),
     json: Json = False,

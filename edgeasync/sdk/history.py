@@ -60,13 +60,18 @@ class Table:
 
         Raises `StorageError` if the file cannot be written.
         """
-        path, text = expanded(path), io.StringIO(newline="")
+        path = expanded(path)
+        replace_file(path, self.csv_text().encode(), private=False)
+        return path
+
+    def csv_text(self) -> str:
+        """Return the table as CSV with a header; unknown values are left empty."""
+        text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self._columns)
         for row in self:
             writer.writerow(["" if value is None or value != value else value for value in row.values()])  # noqa: PLR0124
-        replace_file(path, text.getvalue().encode(), private=False)
-        return path
+        return text.getvalue()
 
     def to_pandas(self) -> Any:
         """Return a pandas.DataFrame; raises `ConfigError` if pandas is not installed."""
