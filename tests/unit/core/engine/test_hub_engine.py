@@ -20,12 +20,13 @@ from edgeasync.policies.optimizers import SGD
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.codecs import STAGES, VectorSource, make_codec
-from edgeasync.protocol.graph import ShippedGraph
+from edgeasync.protocol.graph import Base, ShippedBase, ShippedGraph, fingerprint_of
 from edgeasync.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
     Credit,
     Fetch,
+    FetchGraph,
     GraphHeader,
     Hello,
     ModelVersion,
@@ -220,6 +221,30 @@ def test_a_graph_goes_out_in_pieces_of_the_one_object():
     assert received == GRAPH.payload
     bench.say(b"pi", Credit(1, len(received)))
     assert bench.engine._deliveries.outgoing.graphs == 0
+
+
+@pytest.mark.parametrize("nbytes", [10, 3 * PIECE])
+def test_a_base_goes_out_in_pieces_from_any_byte(nbytes):
+    content = bytes(range(256)) * (nbytes // 256) + bytes(nbytes % 256)
+    base = ShippedBase(Base(fingerprint_of(content), nbytes), content)
+    bench = Bench(ShippedGraph(b"a graph", base))
+    bench.join(b"pi")
+    fetch = FetchGraph(bench.sessions[b"pi"], base=True)
+    announced = bench.say(b"pi", fetch)
+    assert announced == GraphHeader(base.file.fingerprint, base.checksum, nbytes, 1)
+    assert bench.notes.payloads[-1] is None
+    assert bench.say(b"pi", Credit(1, nbytes - 1)) == Piece(1, nbytes - 1, wire.checksum(content[-1:]))
+    assert bench.notes.payloads[-1].obj is content
+    assert bench.say(b"pi", fetch).transfer == 2, "after a lost connection"
+
+
+@pytest.mark.parametrize("graph", [None, ShippedGraph(b"a graph")])
+def test_a_base_that_was_not_announced_is_a_fault(graph):
+    bench = Bench(graph)
+    bench.join(b"pi")
+    answer = bench.say(b"pi", FetchGraph(bench.sessions[b"pi"], base=True))
+    assert (answer.code, bench.engine.core.messages_refused) == ("malformed", 1)
+    assert "no base" in answer.sentence
 
 
 def test_a_device_may_bound_pieces_and_messages():
