@@ -163,7 +163,7 @@ def metadata_of(lora: LoRA) -> dict[str, str]:
 
 def adapt_as(model: bytes, graph: bytes) -> bytes:
     """Insert the adapters that a serialized training graph trains into a forward model without them."""
-    lora = settings_in(reading.read(graph))
+    lora = settings_in(reading.read_message(graph))  # the graph's base is another file, which is not needed
     if lora is None or settings_in(reading.read(model)) is not None:
         return model
     return adapt(model, lora).model

@@ -97,10 +97,13 @@ def test_agents_that_start_at_once_download_a_base_once(commands, model):
     assert (ways.count("fetched"), ways.count("from the cache")) == (1, 2), ways
 
 
-def test_a_damaged_base_is_downloaded_again(commands, model):
+def test_a_run_is_exported_and_a_damaged_base_is_downloaded_again(commands, model):
     _, address = start_hub(commands, model)
     agent = commands.agent(address, "pi")
     has_base(commands, agent, "fetched")
+    trained(address, 3, "pi")
+    assert commands.run("export", "run", "--out", "exported.onnx").returncode == 0
+    assert (commands.folder / "exported.onnx").stat().st_size > FROZEN_BYTES
     agent.kill()
     file = base_in(bases(commands))
     os.truncate(file, FROZEN_BYTES // 2)

@@ -6,6 +6,7 @@ import onnxruntime
 import pytest
 
 from edgeasync import nn
+from edgeasync.autodiff.adapters import adapt_as
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.data.dataset import Dataset
@@ -67,6 +68,14 @@ def test_a_trainer_reads_the_base_from_its_folder(tmp_path):
     np.testing.assert_array_equal(*found)
     assert not np.array_equal(found[0], whole.initial)
     assert [file.name for file in tmp_path.iterdir()] == [base.file_name], "the graph's file is gone"
+
+
+def test_a_split_graph_names_the_adapters_that_it_trains(tmp_path):
+    content = nn.to_onnx(nn.Sequential(nn.Linear(8, WIDTH), nn.Linear(WIDTH, WIDTH)), (8,)).SerializeToString()
+    whole = build_training_graph(content, GraphSettings(lora=2))
+    graph, base = split_base(whole.model, tmp_path)
+    assert base is not None
+    assert adapt_as(content, bytes(graph)) == whole.forward
 
 
 def test_the_same_frozen_values_make_the_same_base(tmp_path):
