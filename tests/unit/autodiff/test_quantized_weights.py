@@ -124,7 +124,8 @@ def optimized(graph, folder):
 def test_each_use_dequantizes_the_weight_once_after_what_it_reads(kind, batch, tmp_path):
     graph = build_training_graph(models(kind, batch)[0], GraphSettings(loss="mse", train=("p",)))
     nodes, constants = optimized(graph, tmp_path)
-    stored = {name: constants[f"{name}_q"] for name in WEIGHTS}
+    stored = {name.partition("_q")[0]: value for name, value in constants.items() if "_q" in name}
+    assert stored.keys() == WEIGHTS.keys()
     assert {value.dtype.name for value in stored.values()} == {quantized(numbers((2, 2)), kind)[0][0].dtype.name}
     large = [value for value in constants.values() if value.dtype == np.float32 and value.size > WIDTH]
     assert all(value.size <= WIDTH**2 / BLOCK * 1.5 for value in large)  # scales of blocks
@@ -134,8 +135,10 @@ def test_each_use_dequantizes_the_weight_once_after_what_it_reads(kind, batch, t
     for node in dequantized:
         assert readers[node.outputs[0]] == 1
         assert node.inputs[0] not in constants or makers[node.inputs[1]].op == "Mul"
-    used = Counter(node.inputs[0] for node in dequantized)
-    assert [used[f"{name}_q"] for name in ("w2", "w3", "w4", "w5", "w6", "w7")] == [2] * 6
+        in_rows = node.attributes.get("axis") == 1 and constants.get(node.inputs[0], np.zeros(1)).ndim == 2
+        assert kind == "tensor" or not in_rows or node.inputs[0] == "table_q"  # that is slow
+    used = Counter(node.inputs[0].partition("_q")[0] for node in dequantized)
+    assert [used[name] for name in ("w2", "w3", "w4", "w5", "w6", "w7")] == [2] * 6
     assert not [node for node in nodes if node.op == "Transpose" and makers.get(node.inputs[0]) in dequantized]
 
 
