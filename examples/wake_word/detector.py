@@ -64,6 +64,17 @@ class Found:
             self.calls + other.calls,
         )
 
+    def __str__(self) -> str:
+        return f"{self.alarms_per_hour:6.1f} false alarms an hour, {self.missed_percent:5.1f}% missed"
+
+    @property
+    def alarms_per_hour(self) -> float:
+        return self.alarms / self.hours
+
+    @property
+    def missed_percent(self) -> float:
+        return 100.0 * self.misses / self.calls
+
 
 def measure(detector: Detector, sounds: Sounds) -> Found:
     alarms = sum(len(detections(minute)) for minute in detector.scores(sounds.talk))

@@ -7,10 +7,11 @@ models. All other homes only test the shared model.
 """
 
 import argparse
+import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,17 +25,32 @@ from edgeasync.autodiff.export import export_model
 CLASSIFIER = "hey_jarvis_v0.1"
 HEAD = ["*.7.*"]  # the last layers of the network and of its verifier
 FLEET = 8  # homes that train
-PASSES, LEARNING_RATE = 20, 0.02  # chosen on homes of another seed
+BATCH = 32
+PASSES, LEARNING_RATE = 20, 0.02  # chosen on the homes of `record.py --seed 100`
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What training costs each home, and how long it takes for all."""
+
+    examples: float
+    steps: float
+    step_s: float
+    bytes_up: float
+    bytes_down: float
+    seconds: float
+
+    def __str__(self) -> str:
+        sent = f"{self.bytes_up / 1e6:.1f} MB sent, {self.bytes_down / 1e6:.1f} MB received"
+        return f"a home: {self.steps:.0f} steps of {1e3 * self.step_s:.1f} ms, {sent}; {self.seconds:.0f} s in all"
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The trained models, one for all homes or one for each, and what the training cost a home."""
+    """The trained models, one for all homes or one for each, and what they cost."""
 
     models: list[bytes]
-    seconds: float
-    megabytes: float
-    step_s: float
+    cost: Cost
 
 
 def train(
@@ -49,7 +65,8 @@ def train(
         run=folder / "run",
         bind="tcp://127.0.0.1:*",
         optimizer=SGD(learning_rate=rate),
-        batch_size=32,
+        batch_size=BATCH,
+        settings={"codec": {"push": "int8"}},  # as in a home; on one machine the default is not to compress
     )
     with hub, ExitStack() as stack:
         began_s = time.monotonic()
@@ -62,9 +79,16 @@ def train(
         seconds = time.monotonic() - began_s
         devices = hub.status()["devices"]
         arrays = [arrays_of(agent) for agent in agents] if local else [hub.snapshot()]
-    sent = np.mean([device["bytes_up"] + device["bytes_down"] for device in devices])
-    step_s = np.median([device["step_s"] for device in devices])
-    return Trained([export_model(model, each) for each in arrays], seconds, float(sent) / 1e6, float(step_s))
+    count = float(np.mean([len(data) for data in homes]))
+    cost = Cost(
+        examples=count,
+        steps=count / BATCH * passes,
+        step_s=float(np.median([device["step_s"] for device in devices])),
+        bytes_up=float(np.mean([device["bytes_up"] for device in devices])),
+        bytes_down=float(np.mean([device["bytes_down"] for device in devices])),
+        seconds=seconds,
+    )
+    return Trained([export_model(model, each) for each in arrays], cost)
 
 
 def arrays_of(agent: Agent) -> dict[str, np.ndarray]:
@@ -79,9 +103,9 @@ def arrays_of(agent: Agent) -> dict[str, np.ndarray]:
     return found
 
 
-def show(model: str, homes: str, found: Found) -> None:
-    alarms, missed = found.alarms / found.hours, found.misses / found.calls
-    print(f"{model:10} {homes:12} {alarms:6.1f} false alarms an hour, {missed:6.1%} missed")
+def shown(model: str, homes: str, found: Found) -> dict[str, float]:
+    print(f"{model:10} {homes:12} {found}")
+    return {"false alarms an hour": found.alarms_per_hour, "missed, %": found.missed_percent}
 
 
 def main() -> None:
@@ -90,23 +114,27 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a classifier to use instead of openWakeWord's")
     parser.add_argument("--passes", type=int, default=PASSES, help="over the corrections of each home")
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures")
     arguments = parser.parse_args()
     folder, model = arguments.folder, (arguments.model or published(CLASSIFIER)).read_bytes()
     later = [read(folder, home, "later_") for home in range(len(list(folder.glob("home-*.npz"))))]
     fleet, others = later[:FLEET], later[FLEET:]
-    show("published", "fleet", tested([model], fleet))
-    show("published", "other homes", tested([model], others))
-    homes = [corrections(Detector(model), read(folder, home, ""), seed=home) for home in range(FLEET)]
+    figures: dict[str, object] = {}
+    for homes, sounds in (("fleet", fleet), ("other homes", others)):
+        figures[f"published, {homes}"] = shown("published", homes, tested([model], sounds))
+    data = [corrections(Detector(model), read(folder, home, ""), seed=home) for home in range(FLEET)]
     for name, local in (("shared", []), ("personal", HEAD)):
         with TemporaryDirectory() as temporary:
             trained = train(
-                model, homes, Path(temporary), local=local, passes=arguments.passes, rate=arguments.learning_rate
+                model, data, Path(temporary), local=local, passes=arguments.passes, rate=arguments.learning_rate
             )
-        show(name, "fleet", tested(trained.models, fleet))
+        figures[f"{name}, fleet"] = shown(name, "fleet", tested(trained.models, fleet))
         if not local:
-            show(name, "other homes", tested(trained.models, others))
-        step_ms, sent = trained.step_s * 1e3, trained.megabytes
-        print(f"{name:10} {step_ms:.1f} ms a step, {sent:.1f} MB a home, {trained.seconds:.0f} s in all")
+            figures[f"{name}, other homes"] = shown(name, "other homes", tested(trained.models, others))
+        print(f"{name:10} {trained.cost}")
+        figures[f"{name}, cost"] = asdict(trained.cost)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,32 @@
+"""Draws the figures of examples/wake_word: `python -m docs.wake_word` writes docs/pictures/wake-word.svg."""
+
+import json
+from pathlib import Path
+
+from benchmarks.plot import Bars, draw_bars
+
+FIGURES = Path(__file__).parent / "train/wake_word.json"
+"""What `wake_word.py --json` wrote."""
+
+PICTURE = Path(__file__).parent / "pictures/wake-word.svg"
+MODELS = {"shared": "one model for all", "personal": "personal heads", "published": "as published"}
+HOMES = {"fleet": "fleet", "other homes": "others"}
+COLUMNS = {"false alarms an hour": "alarms/h", "missed, %": "missed, %"}
+
+
+def draw() -> str:
+    """Draw false alarms and misses of the published classifier and of the trained ones."""
+    figures = json.loads(FIGURES.read_text("utf-8"))
+    panels = {
+        f"{words}: {unit}": {model: figures.get(f"{model}, {homes}", {}).get(column) for model in MODELS}
+        for homes, words in HOMES.items()
+        for column, unit in COLUMNS.items()
+    }
+    note = (
+        "Fleet: later recordings of the homes that trained. Others: homes that never trained. Shorter is better."
+    )
+    return draw_bars(Bars("A wake word before and after training", MODELS, panels, note))
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(draw(), encoding="utf-8")
