@@ -85,6 +85,8 @@ def _look(device: DeviceStatus, alarm: ActiveAlarm | None, usual: _Usual) -> Ite
     if device.state == "joining" and device.stalled_s > STUCK_S:
         stuck = f"joining for {duration(device.stalled_s)} without a local step: read its agent's log"
         yield _Finding("stuck", device.stalled_s, stuck)
+    if device.state == "left" and not device.pushes_answered:
+        yield _Finding("stuck", device.last_seen_s, "left without an update: read its agent's log")
     yield from _pace(device)
     yield from _losses(device)
     if device.state in ("joining", "training", "paused"):
@@ -117,9 +119,8 @@ def _losses(device: DeviceStatus) -> Iterator[_Finding]:
 def _speed(device: DeviceStatus, usual: _Usual) -> Iterator[_Finding]:
     """Yield whether a device or its link is far slower than the others."""
     if device.talk_share >= TALKING and device.talk_s >= SLOWER * usual.talk_s > 0.0:
-        times, rate = device.talk_s / usual.talk_s, device.bandwidth_bytes_per_s
-        measured = f", at {rate / 1000:.3g} kB/s" if rate else ""
-        words = f"slow link: an exchange takes {duration(device.talk_s)}{measured}, {times:.3g} times the median"
+        times = device.talk_s / usual.talk_s
+        words = f"slow link: an exchange takes {duration(device.talk_s)}, {times:.3g} times the median"
         yield _Finding("slow_link", times, words)
     if device.examples_per_s and usual.examples_per_s >= SLOWER * device.examples_per_s:
         times = usual.examples_per_s / device.examples_per_s

@@ -16,7 +16,7 @@ FAULTS = {
     "paused": {"state": "paused", "pace_percent": 0, "pace_reason": "81 C"},
     "losing": {"updates_rejected": {"stale": 10}},
     "slowed": {"pace_percent": 50, "pace_reason": "76 C"},
-    "slow_link": {"talk_s": 4.0, "talk_share": 0.8, "bandwidth_bytes_per_s": 12_000},
+    "slow_link": {"talk_s": 4.0, "talk_share": 0.8},
     "slow": {"examples_per_s": 5.0},
 }
 WORDS = {
@@ -27,7 +27,7 @@ WORDS = {
     "paused": "paused: 81 C",
     "losing": "10 of 20 updates rejected: 10 stale",
     "slowed": "trains at 50 % of the time: 76 C",
-    "slow_link": "slow link: an exchange takes 4 s, at 12 kB/s, 20 times the median",
+    "slow_link": "slow link: an exchange takes 4 s, 20 times the median",
     "slow": "slow: 5 examples/s, the median is 20 times that",
     "never_came": "its key may join, but it has not connected in this run",
 }
@@ -87,7 +87,9 @@ def test_two_devices_are_not_compared():
 def test_a_trainer_that_hangs_is_stuck_and_a_device_that_left_is_not_slow():
     hangs = device("hangs", state="paused", stalled_s=400.0)
     left = device("left", state="left", **FAULTS["slow"])
-    (found,) = find_attention(status([*fleet(3).devices, hangs, left]))
+    failed = device("failed", state="left", pushes_answered=0, last_seen_s=90.0)
+    found, other = find_attention(status([*fleet(3).devices, hangs, left, failed]))
+    assert (other.device, other.words) == ("failed", "left without an update: read its agent's log")
     assert (found.device, found.reason) == ("hangs", "stuck")
     assert found.words == "no local step for 6.7 min: its trainer hangs, or the board is overloaded"
 
