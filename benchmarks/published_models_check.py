@@ -54,7 +54,7 @@ PROVIDERS = ["CPUExecutionProvider"]
 MEMORY = 10 << 30
 """Bytes of address space that a process may use."""
 
-PROCESSOR_S = 300
+PROCESSOR_S = 900
 """Seconds of processor time that a process may use."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
