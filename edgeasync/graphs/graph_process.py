@@ -31,6 +31,11 @@ from edgeasync.protocol.messages import Frozen
 from edgeasync.regular_file import read_regular
 from edgeasync.temporary import TemporaryFolder
 
+_ALLOCATOR = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+"""Environment variables with which glibc returns the memory of large tensors to the system at once.
+Otherwise, building a language model of 540 MB holds up to 0.7 GB more.
+"""
+
 _NO_MEMORY = re.compile(r"bad_alloc|out of memory|not enough memory|allocat\w+ memory", re.IGNORECASE)
 """Pattern of the error messages that libraries raise when memory is exhausted."""
 
@@ -112,7 +117,7 @@ def describe_model_apart(model: OnnxModel) -> ModelContents | None:
 
 def _run(model: OnnxModel, folder: Path | None) -> subprocess.CompletedProcess[bytes]:
     request = msgspec.json.encode(_Request(to_table(model), None if folder is None else str(folder)))
-    return run_module(__name__, request, model.build_s_max, {"MALLOC_ARENA_MAX": "2"})
+    return run_module(__name__, request, model.build_s_max, _ALLOCATOR)
 
 
 def _died(model: OnnxModel, code: int, said: bytes) -> EdgeAsyncError:

@@ -33,7 +33,8 @@ class OnnxModel(GraphSettings, frozen=True, tag_field="kind", tag="onnx", kw_onl
     """
     build_memory_bytes_max: ByteCount | None = None
     """Memory limit of that process, not counting libraries. The default is half of the machine's
-    memory. A build that exceeds it fails with exit code 10.
+    memory. A build that exceeds it fails with exit code 10. Large models need about seven times the
+    size of their file.
     """
     local: Patterns | UnsetType = UNSET
     """Names of arrays that stay on each device, as listed by `edgeasync model inspect FILE
