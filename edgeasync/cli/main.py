@@ -9,7 +9,7 @@ import platform
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -143,13 +143,18 @@ def status(
     """Show the status of a running hub, and which of its devices need attention."""
     from edgeasync.cli.status import print_status, view_of
     from edgeasync.cli.watching import watch_status
-    from edgeasync.net.status import fetch_status
+    from edgeasync.net.status import fetch_events, fetch_status
 
     printer, view = Printer(json=json), view_of(device, state, sort, whole=whole, json=json)
+
+    def show(found: dict[str, Any]) -> None:
+        events = [] if device is None else fetch_events(hub, 0, timeout_s, keys).events
+        print_status(found, hub, printer, view, events)
+
     if watch:
-        watch_status(lambda: fetch_status(hub, timeout_s, keys, watch=True), hub, printer, view)
+        watch_status(lambda: fetch_status(hub, timeout_s, keys, watch=True), show, hub, printer)
     else:
-        print_status(fetch_status(hub, timeout_s, keys), hub, printer, view)
+        show(fetch_status(hub, timeout_s, keys))
 
 
 @app.command()

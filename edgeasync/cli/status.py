@@ -23,12 +23,14 @@ from edgeasync.cli.output import Printer, visible
 from edgeasync.config import suggest
 from edgeasync.core.hub.attention import Attention, find_attention
 from edgeasync.errors import ConfigError, ProtocolError
+from edgeasync.host.wall_clock import written
 from edgeasync.protocol.status import (
     ActiveAlarm,
     CadenceStatus,
     DeviceStatus,
     EvaluationStatus,
     HubStatus,
+    RecentEvent,
     read_status,
 )
 
@@ -61,6 +63,9 @@ PIPE_HEIGHT = 50
 
 ROWS_MIN = 5
 """Minimum number of rows of a shortened table or list."""
+
+EVENTS_SHOWN = 10
+"""Number of latest events to show of a single device."""
 
 BOUNDS = {
     "change": "local steps at most double or halve per assignment",
@@ -101,14 +106,21 @@ def view_of(device: str | None, state: str | None, sort: str | None, *, whole: b
     return view
 
 
-def print_status(status: dict[str, Any], address: str, printer: Printer, view: View | None = None) -> None:
-    """Print the status that a hub at an address returned."""
+def print_status(
+    status: dict[str, Any],
+    address: str,
+    printer: Printer,
+    view: View | None = None,
+    events: Sequence[RecentEvent] = (),
+) -> None:
+    """Print the status that a hub at an address returned; `events` are shown of a single device."""
     if printer.json:
         printer.object(status)
         return
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     height = console.height if sys.stdout.isatty() else PIPE_HEIGHT
-    print_whole(describe_status(parse_status(status, address), view or View(), console, height), console)
+    described = describe_status(parse_status(status, address), view or View(), console, height, events)
+    print_whole(described, console)
 
 
 def parse_status(status: dict[str, Any], address: str) -> HubStatus:
@@ -128,7 +140,9 @@ def print_whole(described: RenderableType, console: Console) -> None:
     console.print(described, crop=False)
 
 
-def describe_status(status: HubStatus, view: View, console: Console, height: int) -> RenderableType:
+def describe_status(
+    status: HubStatus, view: View, console: Console, height: int, events: Sequence[RecentEvent] = ()
+) -> RenderableType:
     """Return a status as text: totals, the fleet's alarms, devices that need attention, a table.
 
     List and table are shortened to `height` lines, unless the view is `whole`. Raises `ConfigError`
@@ -136,7 +150,7 @@ def describe_status(status: HubStatus, view: View, console: Console, height: int
     """
     attention = find_attention(status)
     if view.device is not None:
-        return _one_device(status, view.device, attention)
+        return _one_device(status, view.device, attention, events)
     parts: list[RenderableType] = [Text(visible(line)) for line in _totals(status)]
     parts += [Text(visible(_alarm(alarm)), style="bold") for alarm in status.alarms if not alarm.device]
     rows = _select(status.devices, attention, view)
@@ -173,7 +187,9 @@ def _list(attention: Sequence[Attention]) -> Table:
     return table
 
 
-def _one_device(status: HubStatus, name: str, attention: Sequence[Attention]) -> RenderableType:
+def _one_device(
+    status: HubStatus, name: str, attention: Sequence[Attention], events: Sequence[RecentEvent]
+) -> RenderableType:
     """Return everything about one device. Raises `ConfigError` if the hub does not know it."""
     devices = {device.id: device for device in status.devices}
     lines = [("device", name), *(("attention", one.words) for one in attention if one.device == name)]
@@ -187,11 +203,13 @@ def _one_device(status: HubStatus, name: str, attention: Sequence[Attention]) ->
         for past in status.alarms_past
         if past.device == name
     ]
+    own = [event for event in events if event.device == name][-EVENTS_SHOWN:]
+    lines += [(event.event, f"{written(event.time)} {event.detail}") for event in own]
     table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for key, words in lines:
-        table.add_row(Text(key, style="bold"), Text(visible(words)))
+        table.add_row(Text(visible(key), style="bold"), Text(visible(words)))
     return table
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from edgeasync.cli.output import Printer, visible
-from edgeasync.cli.status import View, print_status
 from edgeasync.errors import HubUnreachableError
 
 WATCH_S = 1.0
@@ -18,13 +17,13 @@ CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 def watch_status(
     fetch: Callable[[], dict[str, Any]],
+    show: Callable[[dict[str, Any]], None],
     address: str,
     printer: Printer,
-    view: View,
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Print the status that `fetch` returns, every second, until nobody reads the output.
+    """Pass the status that `fetch` returns to `show`, every second, until nobody reads the output.
 
     A terminal is cleared before each status. While the hub does not answer, the last status stays,
     with a line about the hub below.
@@ -33,14 +32,13 @@ def watch_status(
     while not printer.unread:
         try:
             status = fetch()
+            if sys.stdout.isatty() and not printer.json:
+                sys.stdout.write(CLEAR)
+            show(status)
+            seen = True
         except HubUnreachableError:
             if not seen:
                 raise
             if not printer.json:
                 printer.line(f"{visible(address)} does not answer; trying again")
-        else:
-            seen = True
-            if sys.stdout.isatty() and not printer.json:
-                sys.stdout.write(CLEAR)
-            print_status(status, address, printer, view)
         sleep(WATCH_S)

@@ -105,6 +105,8 @@ def test_orders_are_an_operators_where_there_are_keys(commands, tmp_path):
     found = [(event["event"], event["device"]) for event in map(json.loads, listed.stdout.splitlines())]
     assert found[0] == ("listening", "")
     assert {("joined", NAME), ("joined", "bench-2"), ("excluded", NAME)} <= set(found)
+    told = commands.run("status", "--hub", address, *flags, "--device", NAME)
+    assert "by an operator's order; its updates no longer count" in told.stdout, "among its latest events"
     assert hub.wait_for("excluded", device=NAME)["detail"] == "by an operator's order; its updates no longer count"
     told = asked(commands, "release", address, *flags, "--json")
     assert device(json.loads(told.stdout))["quarantine"] is None

@@ -24,7 +24,7 @@ from edgeasync.errors import ConfigError
 from edgeasync.policies.frequency import Bound, Cadence
 from edgeasync.policies.monitor import Monitor, NotFiniteDetector, UpdateNormDetector
 from edgeasync.protocol.messages import Hello
-from edgeasync.protocol.status import EndedAlarm, EvaluationStatus, read_status
+from edgeasync.protocol.status import EndedAlarm, EvaluationStatus, RecentEvent, read_status
 from tests.support.parts.statuses import alarm, device, empty_core, plain, status
 
 CAUSE = "updates point apart (mean cosine 0.05)"
@@ -36,9 +36,9 @@ LONG = {
 }  # fmt: skip
 
 
-def shown(told, width=100, view=None, height=60):
+def shown(told, width=100, view=None, height=60, events=()):
     console = Console(width=width, file=io.StringIO())
-    console.print(describe_status(told, view or View(), console, height))
+    console.print(describe_status(told, view or View(), console, height, events))
     return console.file.getvalue()
 
 
@@ -131,7 +131,13 @@ def test_one_device_with_all_that_is_known_of_it():
     slow = device("pi-9", examples_per_s=2.0, why="at least 4 steps", updates_rejected={"stale": 9})
     past = EndedAlarm("pi-9", "its updates are not finite", 30.0, 12.0)
     told = status([*fleet(5).devices, slow], alarms_past=[past], enrolled_unseen=["shed"])
-    text = joined(shown(told, view=View(device="pi-9")))
+    events = [
+        RecentEvent(number=number, event=name, time=0.0, device=one, detail=f"the {number}th")
+        for number, (name, one) in enumerate([("joined", "pi-9")] * 11 + [("lost", "pi-9"), ("joined", "pi-0")])
+    ]
+    text = joined(shown(told, view=View(device="pi-9"), events=events))
+    assert text.count(" joined ") == 9, "of the ten latest events of the device"
+    assert text.rstrip().endswith("lost 1970-01-01T00:00:00+00:00 the 11th")
     for words in (
         "device pi-9", "9 of 19 updates rejected: 9 stale; slow: 2 examples/s, the median is 50 times that",
         "state training", "machine aarch64, edgeasync 0.1.0", "next update 8 steps: at least 4 steps",

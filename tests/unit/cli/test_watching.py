@@ -5,7 +5,7 @@ import json
 import pytest
 
 from edgeasync.cli.output import Printer
-from edgeasync.cli.status import View
+from edgeasync.cli.status import print_status
 from edgeasync.cli.watching import WATCH_S, watch_status
 from edgeasync.errors import HubUnreachableError
 from tests.support.parts.statuses import empty_core, plain
@@ -29,8 +29,13 @@ def watched(answers, *, as_json=False):
             raise HubUnreachableError("no hub answers")
         return plain(empty_core()) | {"version": version}
 
+    printer = Printer(json=as_json)
+
+    def show(told):
+        print_status(told, ADDRESS, printer)
+
     with pytest.raises(StoppedError):
-        watch_status(fetch, ADDRESS, Printer(json=as_json), View(), sleep=slept.append)
+        watch_status(fetch, show, ADDRESS, printer, sleep=slept.append)
     assert slept == [WATCH_S] * len(answers)
 
 
@@ -52,4 +57,4 @@ def test_a_hub_that_never_answered_is_an_error():
         raise HubUnreachableError("no hub answers")
 
     with pytest.raises(HubUnreachableError):
-        watch_status(fetch, ADDRESS, Printer(json=False), View(), sleep=pytest.fail)
+        watch_status(fetch, pytest.fail, ADDRESS, Printer(json=False), sleep=pytest.fail)
