@@ -43,11 +43,13 @@ def characters() -> str:
 
 def docstrings() -> str:
     """Return the docstrings of the standard library's modules."""
-    nodes = (
-        node for source in _sources(Path(asyncio.__file__).parents[1]) for node in ast.walk(ast.parse(source))
-    )
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef
-    found = [ast.get_docstring(node) for node in nodes if isinstance(node, documented)]
+    sources = _sources(Path(asyncio.__file__).parents[1])
+    found = [
+        ast.get_docstring(node)
+        for source in sources
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+    ]
     return "\n\n".join(filter(None, found))
 
 
