@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -332,3 +333,16 @@ def test_homes_teach_a_detector_the_names_that_they_call(start, tmp_path):
     fleet, others, *trained = found_by(shown)
     assert fleet == others == (240.0, 0.0), "four a minute, which are all the names"
     assert trained == [(0.0, 0.0)] * 3
+
+
+if all(map(find_spec, ("openwakeword", "espeakng_loader"))):  # examples/wake_word/requirements.txt
+
+    def test_a_published_wake_word(start):
+        sizes = ["--homes", 9, "--minutes", 1, 1, "--calls", 4, 4]
+        names = output(start("wake_word/record.py", "homes", *sizes), limit_s=WHOLE_S)
+        assert len(set(re.findall(r"[A-Z]\w+", names))) == 18, "no two homes call the same name"
+        shown = output(start("wake_word/wake_word.py", "homes", "--passes", 5), quiet=False, limit_s=WHOLE_S)
+        (before, missed), _, (shared, shared_missed), _, (personal, personal_missed) = found_by(shown)
+        assert before > 10
+        assert max(shared, personal) < before
+        assert max(shared_missed, personal_missed) <= missed < 30, "it recognizes synthesized voices"
