@@ -9,6 +9,8 @@ import os
 import sys
 
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate")
+IN_FOLDER = ("os.remove", "os.mkdir", "os.rmdir")
+"""Changes whose last argument may be the descriptor of the folder that a relative path is in."""
 LOG = os.open(os.environ["AUDIT_LOG"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
@@ -24,9 +26,11 @@ def audit(event, arguments):
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC) and not isinstance(path, int):
             note("write", os.path.abspath(path))  # noqa: PTH100 - links stay as they are
     elif event in CHANGES:
+        within = event in IN_FOLDER and arguments[-1] >= 0
+        folder = os.readlink(f"/proc/self/fd/{arguments[-1]}") if within else ""  # noqa: PTH115
         for path in arguments[:2]:
             if isinstance(path, str | bytes | os.PathLike):
-                note("write", os.path.abspath(path))  # noqa: PTH100
+                note("write", os.path.abspath(os.path.join(folder, os.fsdecode(path))))  # noqa: PTH100, PTH118
     elif event == "socket.bind":
         note("bind", repr(arguments[1]))
 
