@@ -16,7 +16,7 @@ from edgeasync.durable.files import check_out, replace_file
 from edgeasync.durable.run_folder import FORWARD_FILE, TRAINING_FILE
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.graphs.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
-from edgeasync.graphs.graph_model import HubGraph, held_file, read_model
+from edgeasync.graphs.graph_model import HubGraph, held_file, read_onnx_file
 from edgeasync.graphs.graph_process import load_graph_apart
 from edgeasync.graphs.model_file import VALUES_SUFFIX
 from edgeasync.graphs.onnx_model import OnnxModel
@@ -186,7 +186,7 @@ def _forward(source: Path, run: Path) -> bytes:
         from edgeasync.autodiff.adapters import adapt_as
     except ModuleNotFoundError as error:
         raise ConfigError("export needs the package onnx: pip install 'edgeasync[hub]'") from error
-    content, graph = read_model(source), held_file(run / TRAINING_FILE)
+    content, graph = read_onnx_file(source), held_file(run / TRAINING_FILE)
     try:
         return content if graph is None else adapt_as(content, graph)
     except GraphError as error:

@@ -58,7 +58,7 @@ def load_graph(model: OnnxModel) -> HubGraph:
     `GraphError` if the model cannot be trained.
     """
     path = expanded(model.file)
-    return build_graph(read_model(path), with_own_loss(model), str(path))
+    return build_graph(read_onnx_file(path), with_own_loss(model), str(path))
 
 
 def describe_model(model: OnnxModel) -> ModelContents:
@@ -68,7 +68,7 @@ def describe_model(model: OnnxModel) -> ModelContents:
     """
     from edgeasync.autodiff.inspection import describe  # noqa: PLC0415 - devices do not install onnx
 
-    return describe(read_model(expanded(model.file)), trains=False)
+    return describe(read_onnx_file(expanded(model.file)), trains=False)
 
 
 def with_own_loss(model: OnnxModel) -> OnnxModel:
@@ -168,7 +168,7 @@ def keep_file(path: Path, content: bytes) -> None:
         replace_file(path, content)
 
 
-def read_model(path: Path) -> bytes:
+def read_onnx_file(path: Path) -> bytes:
     """Return the content of a model file, including values that are stored in files beside it.
 
     Raises `ConfigError` if the file cannot be read, and `GraphError` if another one cannot.

@@ -221,7 +221,7 @@ def test_status_is_told_to_scripts_and_to_people(commands):
 
     shown = commands.run("status", "--hub", address)
     assert (shown.returncode, shown.stderr) == (0, "")
-    for words in ("first", "second", "left", f"pid {hub.pid}", "next steps", "why"):
+    for words in ("first", "second", "left", f"pid {hub.pid}", "period", "talk"):
         assert words in shown.stdout
 
 

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from edgeasync.async_train.data.images import read_picture
-from edgeasync.cli import model as model_command
 from edgeasync.data.files import load
 from edgeasync.durable.checkpoint import CheckpointStore, Manifest
 from edgeasync.durable.disk import FolderDisk
@@ -22,7 +21,7 @@ from edgeasync.durable.local_file import LocalFile
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.errors import DataError, EdgeAsyncError
 from edgeasync.graphs.graph_cache import GraphCache
-from edgeasync.graphs.graph_model import held_file, load_graph
+from edgeasync.graphs.graph_model import held_file, load_graph, read_onnx_file
 from edgeasync.graphs.model_file import load_kept, read_header, read_model
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.ops.doctor import training as doctor
@@ -85,7 +84,7 @@ READERS = {
     "forward.onnx": lambda path: _restored(path.parent, {}),
     "training.onnx": held_file,
     "given.onnx": lambda path: load_graph(OnnxModel(file=str(path))),
-    "shown.onnx": lambda path: model_command._read(path, "give a model"),
+    "shown.onnx": read_onnx_file,
     "timed.onnx": lambda path: doctor._make_trainer(path, None, "cpu", 1),
     "hub.json": lambda path: read_json(path, dict, remedy="delete it"),
     "tensors": checkpoint,

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeasync.errors import GraphError
-from edgeasync.graphs.graph_model import MODEL_BYTES_MAX, load_graph, read_model
+from edgeasync.graphs.graph_model import MODEL_BYTES_MAX, load_graph, read_onnx_file
 from edgeasync.graphs.onnx_model import OnnxModel
 
 WEIGHTS = np.arange(1, 9, dtype=np.float32).reshape(4, 2)
@@ -67,7 +67,7 @@ def test_files_beside_the_model_are_read_and_kept_in_one(tmp_path, places):
 def test_an_offset_and_a_length_may_be_missing(tmp_path):
     write(tmp_path, {"w": "m.onnx.w", "b": "m.onnx.b"})
     changed(tmp_path / "m.onnx", offset="", length="")
-    (array, _) = onnx.load_model_from_string(read_model(tmp_path / "m.onnx")).graph.initializer
+    (array, _) = onnx.load_model_from_string(read_onnx_file(tmp_path / "m.onnx")).graph.initializer
     np.testing.assert_array_equal(numpy_helper.to_array(array), WEIGHTS)
 
 
@@ -90,11 +90,11 @@ def test_links_and_folders_are_refused(tmp_path):
     (tmp_path / "m.onnx.data").rename(tmp_path / "secret")
     (tmp_path / "m.onnx.data").symlink_to("secret")
     with pytest.raises(GraphError, match=r"'m.onnx.data', which is a link; replace the link by the file"):
-        read_model(path)
+        read_onnx_file(path)
     (tmp_path / "m.onnx.data").unlink()
     (tmp_path / "m.onnx.data").mkdir()
     with pytest.raises(GraphError, match=r"'m.onnx.data', which cannot be read: Is a directory; correct the file"):
-        read_model(path)
+        read_onnx_file(path)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_places_that_are_wrong(tmp_path, facts, why):
 def test_a_file_that_only_mentions_a_location(tmp_path):
     (tmp_path / "m.onnx").write_bytes(b"no model, but a location")
     with pytest.raises(GraphError, match=r"m.onnx: not a readable ONNX model"):
-        read_model(tmp_path / "m.onnx")
+        read_onnx_file(tmp_path / "m.onnx")
 
 
 def test_the_size_of_all_values_is_limited(tmp_path):
