@@ -39,7 +39,7 @@ class Detector:
         """Return the score of each window of embeddings (n, frames, 96)."""
         windows = windows_of(embeddings)
         flat = np.ascontiguousarray(windows.reshape(-1, 1, *windows.shape[2:]))
-        scores = [self._session.run(None, {self._input: window})[0].item() for window in flat]
+        scores = [np.asarray(self._session.run(None, {self._input: window})[0]).item() for window in flat]
         return np.reshape(scores, windows.shape[:2])
 
 

@@ -34,9 +34,9 @@ class Embedder:
     def embed(self, sound: np.ndarray) -> np.ndarray:
         """Return one embedding per 80 ms of sound (n, 96)."""
         whole = np.clip(sound, -32768, 32767).astype(np.int16).astype(np.float32)
-        mel = self._mel.run(None, {"input": whole[None]})[0].reshape(1, -1, 32, 1) / 10 + 2
-        embeddings: np.ndarray = self._embed.run(None, {"input_1": mel})[0][0, :, :, 0].T
-        return embeddings
+        mel = np.asarray(self._mel.run(None, {"input": whole[None]})[0]).reshape(1, -1, 32, 1) / 10 + 2
+        embeddings = np.asarray(self._embed.run(None, {"input_1": mel})[0])
+        return embeddings[0, :, :, 0].T
 
 
 def _of_any_length(model: onnx.ModelProto) -> bytes:
