@@ -188,10 +188,10 @@ class Oracle:
             torch.set_default_dtype(torch.float32)
 
     def _by_module(self, inputs: Mapping[str, Tensor], target: Array, kind: torch.dtype) -> Gradients:
-        module = copy.deepcopy(self.module).to(kind)
+        module = copy.deepcopy(self.module).to(kind).requires_grad_(True)  # files do not say what is frozen
         for norm in norms_of(module):
             norm.train()
-        named = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        named = dict(module.named_parameters())
         found = [leaf for leaf in _pytree.tree_leaves(module(**inputs)) if isinstance(leaf, Tensor)]
         loss = loss_of(found[self._place], target, self._settings)
         gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
