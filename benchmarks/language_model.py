@@ -6,18 +6,20 @@ peak or a time exceeds its bound.
 
 import argparse
 import os
+import runpy
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from benchmarks.processes import Children, peak_resident_bytes, resident_bytes
 from benchmarks.report import Form, Results, benchmark, show_progress
@@ -28,7 +30,6 @@ from edgeasync.parameters import ParameterSpec
 from edgeasync.training.onnx_session import SMALLEST_GRAPH, open_session
 from edgeasync.training.onnx_trainer import GraphGradient
 
-MAKER = Path(__file__).parents[1] / "examples" / "small_lm" / "make_model.py"
 MIB = 1 << 20
 STEPS = 3
 PATIENCE_S = 600.0
@@ -40,36 +41,23 @@ SHARE_OF_TORCH, SHARE_OF_CHECKPOINTING, TIMES_OF_TORCH = 1 / 3, 0.45, 2.0
 RANK, ALPHA = 8, 16
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a model of Llama's architecture."""
-
-    layers: int = 30
-    hidden: int = 576
-    intermediate: int = 1536
-    heads: int = 9
-    key_value_heads: int = 3
-    vocabulary: int = 49_152
-    tokens: int = 256
-
-    @property
-    def flags(self) -> list[str]:
-        """The flags of the script that makes the model."""
-        return [word for name, size in vars(self).items() for word in (f"--{name.replace('_', '-')}", str(size))]
-
-
-TINY = Shape(layers=2, hidden=64, intermediate=128, heads=4, key_value_heads=2, vocabulary=512, tokens=16)
+TINY = {
+    "layers": 2, "hidden": 64, "intermediate": 128, "heads": 4, "key_value_heads": 2, "vocabulary": 512,
+    "tokens": 16,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Effort:
-    """The shape of the model, and the number of processes for each figure."""
+    """The sizes of the model, and the number of processes for each figure."""
 
-    shape: Shape
+    sizes: Mapping[str, int]
     processes: int
 
 
-EFFORTS = {Form.FULL: Effort(Shape(), 3), Form.SHORT: Effort(Shape(), 1), Form.QUICK: Effort(TINY, 1)}
+MAKER = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "small_lm" / "make_model.py"))
+WHOLE = MAKER["SMOLLM"]._asdict()
+EFFORTS = {Form.FULL: Effort(WHOLE, 3), Form.SHORT: Effort(WHOLE, 1), Form.QUICK: Effort(TINY, 1)}
 
 
 def measured(step: Callable[[], object], bare: int) -> tuple[int, float]:
@@ -93,7 +81,7 @@ def step_of_ours(folder: Path, spec: ParameterSpec, pipe: "Connection[Any, Any]"
     pipe.send(measured(lambda: gradient(values, x, y, out), bare))
 
 
-def step_of_torch(shape: Shape, checkpointing: bool, pipe: "Connection[Any, Any]") -> None:  # noqa: FBT001
+def step_of_torch(sizes: Mapping[str, int], checkpointing: bool, pipe: "Connection[Any, Any]") -> None:  # noqa: FBT001
     """Compute the same gradients with torch, transformers and PEFT."""
     import peft  # noqa: PLC0415
     import torch
@@ -104,12 +92,12 @@ def step_of_torch(shape: Shape, checkpointing: bool, pipe: "Connection[Any, Any]
     adapters = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=["q_proj", "v_proj"])
     bare = resident_bytes(os.getpid())
     config = LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.key_value_heads,
+        vocab_size=sizes["vocabulary"],
+        hidden_size=sizes["hidden"],
+        intermediate_size=sizes["intermediate"],
+        num_hidden_layers=sizes["layers"],
+        num_attention_heads=sizes["heads"],
+        num_key_value_heads=sizes["key_value_heads"],
         tie_word_embeddings=True,
         attn_implementation="eager",
     )
@@ -118,7 +106,7 @@ def step_of_torch(shape: Shape, checkpointing: bool, pipe: "Connection[Any, Any]
     if checkpointing:
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable()
-    words = torch.zeros(1, shape.tokens + 1, dtype=torch.int64)
+    words = torch.zeros(1, sizes["tokens"] + 1, dtype=torch.int64)
 
     def step() -> None:
         model.zero_grad()
@@ -158,7 +146,7 @@ def main(arguments: argparse.Namespace, results: Results) -> None:
     effort: Effort = EFFORTS[arguments.form]
     with tempfile.TemporaryDirectory() as name, Children("edgeasync.training.onnx_trainer") as children:
         file, graphs = Path(name, "model.onnx"), dict[str, tuple[Path, ParameterSpec]]()
-        subprocess.run([sys.executable, MAKER, file, *effort.shape.flags], check=True)
+        onnx.save(MAKER["make_model"](MAKER["Shape"](**effort.sizes)), file)
         for base in BASES:
             show_progress(f"build: {base}")
             folder = Path(name, base)
@@ -170,7 +158,7 @@ def main(arguments: argparse.Namespace, results: Results) -> None:
             results.bound(f"build, {base}: peak", peak, BUILD_BYTES)
         found = {base: median_of(children, effort, base, step_of_ours, *graphs[base]) for base in BASES}
         for row, flag in ((TORCH, False), (CHECKPOINTING, True)):
-            found[row] = median_of(children, effort, row, step_of_torch, effort.shape, flag)
+            found[row] = median_of(children, effort, row, step_of_torch, dict(effort.sizes), flag)
     for row, (nbytes, cpu_s) in found.items():
         results.add("a step", row, {"peak, MiB": nbytes / MIB, "CPU s": cpu_s}, 2)
     for base, bound in BASES.items():

@@ -187,8 +187,13 @@ def _preference(layout: WeightAxes) -> tuple[bool, int, bool]:
 
 
 def quantize_file(data: bytes, weights: Weights) -> bytes:
-    """Return a serialized forward model with these weights quantized, otherwise as it is."""
-    model = reading.inline_functions(reading.load(data))
+    """Return a serialized forward model with these weights quantized, otherwise as it is.
+
+    The model has been checked, because `weights` were found in it. Another check would copy it.
+    """
+    model = reading.read(data)
+    reading.state_output_shapes(model)
+    model = reading.inline_functions(model)
     resolve_branches(model)
     if reading.opset_of(model) < OPSETS["int8"]:
         model = reading.convert(model)

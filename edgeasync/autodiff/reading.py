@@ -51,14 +51,19 @@ def load(data: bytes) -> onnx.ModelProto:
         raise GraphError(
             f"the model stores sparse tensors, which are not supported: {', '.join(sparse)}; store them densely"
         )
-    for entry in model.graph.output:
-        if entry.type.HasField("tensor_type"):
-            entry.type.tensor_type.shape.SetInParent()  # onnx requires a shape; all shapes are measured later
+    state_output_shapes(model)
     try:
         check(model)
     except Exception as error:
         raise GraphError(f"not a readable ONNX model: {native_reason(error)}; export the model again") from error
     return model
+
+
+def state_output_shapes(model: onnx.ModelProto) -> None:
+    """Add empty shapes to outputs without one, which onnx refuses. All shapes are measured later."""
+    for entry in model.graph.output:
+        if entry.type.HasField("tensor_type"):
+            entry.type.tensor_type.shape.SetInParent()
 
 
 def check(model: onnx.ModelProto) -> None:

@@ -116,13 +116,15 @@ def test_a_model_is_written_without_torch(start, tmp_path):
     assert is_valid(tmp_path / "model.onnx")
 
 
-def test_a_small_language_model_can_be_trained(start, tmp_path):
-    sizes = {
-        "layers": 2, "hidden": 16, "intermediate": 24, "heads": 4, "key-value-heads": 2, "vocabulary": 32,
-        "tokens": 8,
-    }  # fmt: skip
-    flags = [word for name, size in sizes.items() for word in (f"--{name}", size)]
+def make_language_model(start, **sizes):
+    flags = [word for name, size in sizes.items() for word in (f"--{name.replace('_', '-')}", size)]
     output(start("small_lm/make_model.py", "lm.onnx", *flags))
+
+
+def test_a_small_language_model_can_be_trained(start, tmp_path):
+    make_language_model(
+        start, layers=2, hidden=16, intermediate=24, heads=4, key_value_heads=2, vocabulary=32, tokens=8
+    )
     assert is_valid(tmp_path / "lm.onnx")
     graph = build_training_graph((tmp_path / "lm.onnx").read_bytes(), GraphSettings())
     attention, feed_forward, norms = 2 * 16 * 16 + 2 * 16 * 8, 3 * 16 * 24, 2 * 16
@@ -131,12 +133,9 @@ def test_a_small_language_model_can_be_trained(start, tmp_path):
 
 
 def test_devices_fine_tune_a_language_model_on_their_own_texts(start, tmp_path):
-    sizes = {
-        "layers": 1, "hidden": 32, "intermediate": 64, "heads": 2, "key-value-heads": 1, "vocabulary": 300,
-        "tokens": 32,
-    }  # fmt: skip
-    flags = [word for name, size in sizes.items() for word in (f"--{name}", size)]
-    output(start("small_lm/make_model.py", "lm.onnx", *flags))
+    make_language_model(
+        start, layers=1, hidden=32, intermediate=64, heads=2, key_value_heads=1, vocabulary=300, tokens=32
+    )
     output(start("small_lm/texts.py", "texts", "--tokens", 32, "--vocabulary", 300, "--characters", 20_000))
     for kind in ([], ["--personal"]):
         flags = ["--run", f"run{len(kind)}", "--updates", 300, "--learning-rate", 0.01, "--kill", *kind]
