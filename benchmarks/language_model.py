@@ -70,7 +70,7 @@ def measured(step: Callable[[], object], bare: int) -> tuple[int, float]:
 
 
 def step_of_ours(folder: Path, spec: ParameterSpec, pipe: "Connection[Any, Any]") -> None:
-    """Compute gradients as a device does, with the base mapped from its file."""
+    """Compute gradients as a device does, from a mapped base. Send the peak and the seconds."""
     session = open_session(SMALLEST_GRAPH, 1, "cpu")
     session.run(None, {"x": np.ones(1, np.float32)})
     bare = resident_bytes(os.getpid())
@@ -82,7 +82,7 @@ def step_of_ours(folder: Path, spec: ParameterSpec, pipe: "Connection[Any, Any]"
 
 
 def step_of_torch(sizes: Mapping[str, int], checkpointing: bool, pipe: "Connection[Any, Any]") -> None:  # noqa: FBT001
-    """Compute the same gradients with torch, transformers and PEFT."""
+    """Compute the same gradients with torch, transformers and PEFT. Send the same figures."""
     import peft  # noqa: PLC0415
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415

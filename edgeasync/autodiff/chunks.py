@@ -283,9 +283,9 @@ class _Chunks:
         return columns, added[0]
 
     def _local(self, span: tuple[int, int]) -> tuple[str, str]:
-        """Return which labels are within a span of classes, and their places in it.
+        """Return a mask of the labels within a span of classes, and each label's index in the span.
 
-        The places of other labels are clipped.
+        The indices of other labels are clipped to the span.
         """
         op, (start, stop) = self._graph.op, span
         place = op("Sub", self._labels, self._graph.constant(np.int64(start)))

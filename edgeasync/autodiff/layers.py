@@ -29,7 +29,7 @@ class StoredLayer(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     results: tuple[str, ...]
     is_transposed: bool
-    """Whether the file stores the weight as (inputs, outputs)."""
+    """Whether the file stores the weight as (inputs, outputs) instead of (outputs, inputs)."""
     is_quantized: bool
 
     @property

@@ -111,7 +111,7 @@ def _take(name: str, waiting: dict[str, Node]) -> Node:
 
 
 class _Part:
-    """Consecutive nodes of a model, and a session for them."""
+    """Consecutive nodes of a model, which run in one session."""
 
     def __init__(self, nodes: Sequence[Node], constants: Mapping[str, Array], opset: int) -> None:
         self._nodes, self._opset = nodes, opset

@@ -16,10 +16,10 @@ from edgeasync.parameters import Arrays
 CONFIG_FILE, ADAPTERS_FILE = "adapter_config.json", "adapter_model.safetensors"
 
 _PREFIX = "base_model.model."
-"""PEFT's classes store the user's module under this name."""
+"""PEFT wraps the user's module, so all names of parameters begin with this prefix."""
 
 _SAVED = re.compile(r"(?P<module>\w+(\.\w+)*)\.(weight|bias)")
-"""Arrays of a torch module that PEFT can replace as a whole."""
+"""Names of parameters whose module PEFT can save as a whole."""
 
 _INSTEAD = "write the arrays under their names in the ONNX file, to a file that ends in .safetensors"
 

@@ -52,7 +52,7 @@ def split_base(graph: Buffer, folder: Path) -> SplitGraph:
     """Write the frozen values of a valid graph to a file in `folder`, and return the rest.
 
     The file is named after its content. It is not written again if it exists. Return the same graph
-    if its frozen values are few. Raises `StorageError`.
+    if it is too small for a base. Raises `StorageError`.
     """
     nbytes = base_bytes_of(graph)
     if not nbytes:
@@ -68,7 +68,7 @@ def split_base(graph: Buffer, folder: Path) -> SplitGraph:
 
 
 def base_bytes_of(graph: Buffer) -> int:
-    """Return the size of a graph's base, or 0 if its frozen values are few."""
+    """Return the size of a graph's base in bytes, or 0 if the graph is too small for one."""
     nbytes = sum(_aligned(len(value)) for value in _values(memoryview(graph).cast("B")))
     return nbytes if nbytes >= BASE_BYTES_MIN else 0
 

@@ -119,7 +119,7 @@ class CodeModel(Section, frozen=True, tag_field="kind", tag="custom"):
 
 
 class ReceivedGraph(msgspec.Struct, frozen=True):
-    """A screened training graph on a device, and the device's settings for running the graph.
+    """A training graph that a device has received and screened, and how the device runs it.
 
     If the graph has a base, `base_folder` contains it.
     """

@@ -1,7 +1,6 @@
 """LoRA in a fleet: adapters are trained, exchanged or kept on a device, and exported."""
 
 import json
-import signal
 
 import numpy as np
 import onnx
@@ -11,7 +10,7 @@ import safetensors.numpy
 from edgeasync import Agent, Hub, nn
 from edgeasync.durable.run_folder import MODEL_FILE
 from edgeasync.policies.optimizers import SGD
-from tests.integration.test_model_command import run_model, say, trained
+from tests.integration.test_model_command import run_model, run_of_one, say
 from tests.support.parts.small_runs import ANYWHERE
 from tests.support.programs.processes import until
 
@@ -24,13 +23,7 @@ def test_a_prebuilt_graph_is_trained_and_exported_in_both_ways(commands):
     """The training graph names its adapters, so the forward model without them suffices for an export."""
     nn.save(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), commands.folder / "base.onnx", (8,))
     say(commands, "model", "build", "base.onnx", "--lora", "2:0", "--train", "2.bias", "--out", "graph.onnx")
-    hub = commands.start("hub", "--model", "graph.onnx", "--bind", ANYWHERE, "--run", "run", "--json")
-    address = hub.wait_for("listening")["detail"]
-    data = commands.data("pi.npz", examples=120)
-    commands.agent(address, "pi", data=data, step_s=0.0)
-    trained(address, 20, "pi")
-    hub.signal(signal.SIGTERM)
-    assert hub.wait() == 0
+    _, data = run_of_one(commands, "graph.onnx", updates=20)
     say(commands, "export", "run", "--model", "base.onnx", "--out", "tuned.onnx")
     values = safetensors.numpy.load_file(commands.folder / "run" / MODEL_FILE)
     assert {*values} == {*LAYERS, "2.bias"}

@@ -18,6 +18,7 @@ from edgeasync.core.hub.events import Evaluated
 from edgeasync.durable.run_folder import BEST_FILE, FORWARD_FILE, MODEL_FILE
 from edgeasync.graphs.model_file import save_model
 from tests.support.models.graphs import forward_model
+from tests.support.parts.small_runs import ANYWHERE
 from tests.support.programs.command_line import CONFIG, FILES, GRAPH, MISMATCH, assert_told, mistake
 from tests.support.programs.processes import LIVELINESS, Commands, status_when, trained, without_onnx
 
@@ -158,19 +159,25 @@ def test_what_a_build_chooses_is_a_note(commands, forward):
     assert f"note: {sentence}" in told.stderr
 
 
+def run_of_one(commands, model, updates):
+    """Train a model with one agent, until the hub is stopped. Return the hub and the agent's data."""
+    hub = commands.start("hub", "--model", model, "--bind", ANYWHERE, "--run", "run", "--json")
+    address = hub.wait_for("listening")["detail"]
+    data = commands.data("pi.npz", examples=120)
+    commands.agent(address, "pi", data=data, step_s=0.0)
+    trained(address, updates, "pi")
+    hub.signal(signal.SIGTERM)
+    assert hub.wait() == 0
+    return hub, data
+
+
 def test_a_run_is_exported(commands):
     """What a hub and an agent have trained, batch norm and dropout included, runs anywhere."""
     layers = nn.Sequential(
         nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3)
     )
     nn.save(layers, commands.folder / "forward.onnx", (8,))
-    hub = commands.start("hub", "--model", "forward.onnx", "--bind", "tcp://127.0.0.1:*", "--run", "run", "--json")
-    address = hub.wait_for("listening")["detail"]
-    data = commands.data("pi.npz", examples=120)
-    commands.agent(address, "pi", data=data, step_s=0.0)
-    trained(address, 60, "pi")
-    hub.signal(signal.SIGTERM)
-    assert hub.wait() == 0
+    hub, data = run_of_one(commands, "forward.onnx", updates=60)
     told = json.loads(say(commands, "export", "run", "--out", "new/trained.onnx", "--json"))
     stopped = hub.wait_for("stopped")
     assert (told["model"], told["arrays"], told["version"]) == ("new/trained.onnx", 7, stopped["version"])

@@ -21,13 +21,17 @@ def _layers() -> list[Node]:
     return [*nodes, Node("Mul", [f"h{LAYERS}", "h0"], ["y"])]
 
 
-def test_parts_compute_the_same_as_the_whole_model() -> None:
+def _weights_and_input() -> tuple[dict[str, Array], Array]:
     generator = np.random.default_rng(0)
+    weights = {"w": (WIDTH, WIDTH), "b": (WIDTH,)}
     constants: dict[str, Array] = {
-        "w": generator.standard_normal((WIDTH, WIDTH), np.float32),
-        "b": generator.standard_normal(WIDTH, np.float32),
+        name: generator.standard_normal(shape, np.float32) for name, shape in weights.items()
     }
-    x = generator.standard_normal((3, WIDTH), np.float32)
+    return constants, generator.standard_normal((3, WIDTH), np.float32)
+
+
+def test_parts_compute_the_same_as_the_whole_model() -> None:
+    constants, x = _weights_and_input()
     nodes = _layers()
     names = [node.outputs[0] for node in nodes]
     outputs = [onnx.ValueInfoProto(name=name) for name in names]
@@ -74,12 +78,7 @@ def test_weights_are_dequantized_when_a_layer_needs_them() -> None:
 
 
 def test_a_session_reads_large_constants_in_place() -> None:
-    generator = np.random.default_rng(0)
-    constants: dict[str, Array] = {
-        "w": generator.standard_normal((WIDTH, WIDTH), np.float32),
-        "b": generator.standard_normal(WIDTH, np.float32),
-    }
-    x = generator.standard_normal((3, WIDTH), np.float32)
+    constants, x = _weights_and_input()
     nodes = [Node("MatMul", ["x", "w"], ["h"]), Node("Add", ["h", "b"], ["y"])]
     inputs, outputs = [value_info("x", x.dtype, x.shape)], [onnx.ValueInfoProto(name="y")]
     model = serialize(model_of(nodes, inputs, outputs, [], opset=OPSET_MIN), constants)

@@ -17,7 +17,7 @@ from edgeasync.training.graph_check import check_graph
 from tests.support.models.gradients import forward, numbers, run
 
 WIDTH = 40
-"""Not a multiple of the block size, so that the last block is shorter."""
+"""Width of the weights. It is not a multiple of the block size, so the last block is shorter."""
 
 BLOCK = 16
 BODY = """
