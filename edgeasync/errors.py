@@ -26,7 +26,10 @@ import re
 from typing import Any, ClassVar
 
 _QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
-_ARGUMENT = re.compile(rf"\b(output|loss|train|freeze)=({_QUOTED}|\[{_QUOTED}(?:, {_QUOTED})*\])")
+_SINGLE = ("output", "loss", "base")
+"""Arguments with one value, unlike `train` and `freeze`."""
+
+_ARGUMENT = re.compile(rf"\b({'|'.join(_SINGLE)}|train|freeze)=({_QUOTED}|\[{_QUOTED}(?:, {_QUOTED})*\])")
 
 
 def argument(name: str, *values: str) -> str:
@@ -38,7 +41,7 @@ def argument(name: str, *values: str) -> str:
     ("output='scores'", "train=['head.*']")
     """
     quoted = ", ".join(map(repr, values))
-    return f"{name}={quoted}" if name in ("output", "loss") else f"{name}=[{quoted}]"
+    return f"{name}={quoted}" if name in _SINGLE else f"{name}=[{quoted}]"
 
 
 def with_flags(sentence: str) -> str:

@@ -21,11 +21,11 @@ from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.policy_engine import describe_evaluation
 from edgeasync.durable.run_folder import RunFolder
 from edgeasync.errors import AddressError, CapacityError, ConfigError, StorageError
-from edgeasync.graphs.graph_process import load_graph_apart
 from edgeasync.host.host_info import memory_limit_bytes, prepare_for_service
 from edgeasync.host.notify import Notifier
 from edgeasync.net.address import is_within_machine
 from edgeasync.net.connections import connections_that_fit
+from edgeasync.ops.inspection import load_for_command
 from edgeasync.plugins import refuse_modules_in
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_record import read_record
@@ -75,7 +75,7 @@ def check_hub(config: Path | None, start: Start, printer: Printer) -> None:
     """
     settings = _all_settings(config, start)
     allow_many_files()
-    parts = make_hub(settings, load=load_graph_apart, trust_code=start.trust_code).most_memory()
+    parts = make_hub(settings, load=load_for_command, trust_code=start.trust_code).most_memory()
     needed, machine = sum(part.nbytes for part in parts), memory_limit_bytes()
     connections, files = settings.limits.devices_max, connections_that_fit()
     if printer.json:
@@ -124,7 +124,7 @@ def run_hub(config: Path | None, start: Start, printer: Printer) -> None:
 
     allow_many_files()
     prepare_for_service()
-    hub = make_hub(settings, on_report, load=load_graph_apart, trust_code=start.trust_code)
+    hub = make_hub(settings, on_report, load=load_for_command, trust_code=start.trust_code)
     reason = serve(hub, PROGRESS_S, _progress_of(hub, notifier, printer), hub.model_file.parent, notifier=notifier)
     _print_end(hub, reason, printer)
 

@@ -17,11 +17,11 @@ from edgeasync.durable.run_folder import FORWARD_FILE, TRAINING_FILE
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.graphs.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
 from edgeasync.graphs.graph_model import HubGraph, held_file, read_onnx_file
-from edgeasync.graphs.graph_process import load_graph_apart
 from edgeasync.graphs.model_file import VALUES_SUFFIX
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.graphs.peft import ADAPTERS_FILE, write_peft
 from edgeasync.host.wall_clock import written
+from edgeasync.ops.inspection import load_for_command
 from edgeasync.ops.trained import TrainedModel, best_model, local_patterns, newest_model
 from edgeasync.plugins import is_name
 from edgeasync.protocol.status import EvaluationStatus
@@ -230,7 +230,7 @@ def _worth(trained: TrainedModel) -> str:
 
 
 def _load(path: Path, context: typer.Context) -> HubGraph:
-    return load_graph_apart(_settings(path, context))
+    return load_for_command(_settings(path, context))
 
 
 def _settings(path: Path, context: typer.Context) -> OnnxModel:

@@ -15,10 +15,10 @@ from edgeasync.core.peer.effects import PeerReport
 from edgeasync.data.files import load
 from edgeasync.durable.identity import DeviceFolder
 from edgeasync.errors import ConfigError, DataError
-from edgeasync.graphs.graph_process import load_graph_apart
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.host.notify import HUBLESS
 from edgeasync.host.readings import Readings
+from edgeasync.ops.inspection import load_for_command
 from edgeasync.runtime.peer import PeerRuntime
 from edgeasync.runtime.peer_device import check_trained_out, find_name, make_model, make_peer, write_trained
 from edgeasync.runtime.peer_settings import PeerSettings
@@ -55,7 +55,7 @@ class _Command:
         data = expanded(str(section.data))
         self._dataset = load(data)
         try:
-            self._model = make_model(self._settings, self._dataset, load_graph_apart)
+            self._model = make_model(self._settings, self._dataset, load_for_command)
         except DataError as error:
             raise DataError(f"{data}: {error}") from error
         self._out = None if section.out is None else expanded(section.out)

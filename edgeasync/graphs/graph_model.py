@@ -12,7 +12,7 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
 from edgeasync.durable.run_folder import FORWARD_FILE, TRAINING_FILE
-from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
+from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError, with_flags
 from edgeasync.graphs.external_data import insert_external_data
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.losses import OnnxLoss
@@ -48,6 +48,11 @@ class HubGraph(msgspec.Struct, frozen=True):
     def remarks(self) -> list[str]:
         """The warnings and notes, for a log."""
         return [*self.warnings, *[f"note: {note}" for note in self.notes]]
+
+    def with_flags(self) -> "HubGraph":
+        """Return the same model with command-line flags in its warnings and notes."""
+        warnings, notes = [tuple(map(with_flags, said)) for said in (self.warnings, self.notes)]
+        return msgspec.structs.replace(self, warnings=warnings, notes=notes)
 
 
 def load_graph(model: OnnxModel) -> HubGraph:

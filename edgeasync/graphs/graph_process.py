@@ -99,8 +99,9 @@ def _read(folder: Path, built: _Built) -> HubGraph:
     graph = read_regular(folder / _GRAPH)
     initial = np.fromfile(folder / _INITIAL, np.float32)
     forward = read_regular(folder / _FORWARD) if built.has_forward else None
-    warnings, notes = [tuple(map(errors.with_flags, said)) for said in (built.warnings, built.notes)]
-    return HubGraph(graph, built.spec, initial, forward, built.frozen, warnings, notes, built.in_chunks)
+    return HubGraph(
+        graph, built.spec, initial, forward, built.frozen, built.warnings, built.notes, built.in_chunks
+    )
 
 
 def describe_model_apart(model: OnnxModel) -> ModelContents | None:

@@ -10,6 +10,7 @@ from edgeasync.core.hub.codec_agreement import CodecAgreement
 from edgeasync.core.hub.member import Member
 from edgeasync.core.hub.settings import CodecSettings
 from edgeasync.errors import GraphError, with_flags
+from edgeasync.graphs.graph_model import HubGraph
 from edgeasync.graphs.graph_process import describe_model_apart, load_graph_apart, memory_bytes_max
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.graphs.split_base import base_bytes_of
@@ -93,13 +94,21 @@ class Inspection(msgspec.Struct, frozen=True):
     notes: list[str]
 
 
+def load_for_command(model: OnnxModel) -> HubGraph:
+    """Load a model in a separate process. Its warnings and notes name command-line flags.
+
+    Raises the errors of `load_graph_apart`.
+    """
+    return load_graph_apart(model).with_flags()
+
+
 def inspect_file(model: OnnxModel, batch_size: int) -> Inspection:
     """Build the training graph of a model file, and measure a step of `batch_size` examples.
 
     Raises `ConfigError`, and `GraphError` if the file cannot even be read.
     """
     try:
-        built = load_graph_apart(model)
+        built = load_for_command(model)
     except GraphError as error:
         contents = describe_model_apart(model)
         if contents is None:

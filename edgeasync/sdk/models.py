@@ -18,7 +18,8 @@ from edgeasync.data.files import load
 from edgeasync.durable.run_folder import FORWARD_FILE
 from edgeasync.errors import ConfigError, DataError
 from edgeasync.graphs.evaluation import make_evaluator
-from edgeasync.graphs.graph_model import HubGraph, build_graph, load_graph, with_own_loss
+from edgeasync.graphs.graph_model import HubGraph, build_graph, with_own_loss
+from edgeasync.graphs.graph_process import load_graph_apart
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.graphs.user_code import flatten
 from edgeasync.lora import LoraSetting
@@ -206,7 +207,7 @@ def _numpy(model: SoftmaxModel | MlpModel, local: LocalTraining, loss: LossSetti
 def _onnx(file: str | Path, forward: bytes | None, settings: GraphSettings, local: LocalTraining) -> Prepared:
     """Prepare an ONNX model from the bytes in `forward` or, if they are `None`, from `file`."""
     described = with_own_loss(OnnxModel(file=FilePath.parse(file), **msgspec.structs.asdict(settings)))
-    graph = load_graph(described) if forward is None else build_graph(forward, described, "the model")
+    graph = load_graph_apart(described) if forward is None else build_graph(forward, described, "the model")
     for remark in graph.remarks:
         _log.warning("%s", remark)
     plan = TrainingPlan(model=ShippedModel(), local=local)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgeasync import nn
+from edgeasync import nn, train
 from edgeasync.autodiff.build import build_training_graph, read_training_graph
 from edgeasync.autodiff.export import export_model
 from edgeasync.autodiff.settings import GraphSettings
@@ -462,14 +462,19 @@ def test_the_commands_build_within_the_limits(tmp_path):
 @pytest.mark.parametrize("command", ["build", "inspect", "check"])
 def test_commands_for_models_do_so_too(tmp_path, monkeypatch, command):
     told = []
-    module = "ops.inspection" if command == "inspect" else "cli.model"
     monkeypatch.setattr(
-        f"edgeasync.{module}.load_graph_apart", lambda settings: told.append(settings.file) or stop()
+        "edgeasync.ops.inspection.load_graph_apart", lambda settings: told.append(settings.file) or stop()
     )
     with Commands(tmp_path) as commands:
         out = ["--out", "out.onnx"] if command == "build" else []
         mistake(commands, GRAPH, "stopped", arguments=["model", command, "m.onnx", *out])
     assert told == [str(tmp_path / "m.onnx")]
+
+
+def test_python_does_so_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("edgeasync.sdk.models.load_graph_apart", lambda settings: stop())
+    with pytest.raises(GraphError, match="stopped here"):
+        train(tmp_path / "m.onnx", (np.eye(3), np.arange(3)))
 
 
 def stop():

@@ -17,6 +17,7 @@ LONG = ("/", "x", "'", "a.h:1 ", "/a.h:", "/a.h:1 ", "train=['", "train=['a', '"
     [
         ("output", ["scores"], "output='scores'", "--output 'scores'"),
         ("loss", ["mse"], "loss='mse'", "--loss 'mse'"),
+        ("base", ["int8"], "base='int8'", "--base 'int8'"),
         ("train", ["head.*"], "train=['head.*']", "--train 'head.*'"),
         ("freeze", ["a", "b[0].w"], "freeze=['a', 'b[0].w']", "--freeze 'a' --freeze 'b[0].w'"),
         ("train", ["it's $1"], 'train=["it\'s $1"]', "--train 'it'\"'\"'s $1'"),
