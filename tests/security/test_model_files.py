@@ -474,7 +474,7 @@ def test_commands_for_models_do_so_too(tmp_path, monkeypatch, command):
 def test_python_does_so_too(tmp_path, monkeypatch):
     monkeypatch.setattr("edgeasync.sdk.models.load_graph_apart", lambda settings: stop())
     with pytest.raises(GraphError, match="stopped here"):
-        train(tmp_path / "m.onnx", (np.eye(3), np.arange(3)))
+        train(tmp_path / "m.onnx", (np.eye(3), np.arange(3)), workers=1)
 
 
 def stop():
