@@ -13,8 +13,11 @@ from edgeasync.durable.files import replace_file
 from edgeasync.durable.run_events import Line, RunEvent
 from edgeasync.durable.run_folder import FORWARD_FILE, RunFolder
 from edgeasync.durable.run_replay import RunReplay
+from edgeasync.errors import ConfigError
 from edgeasync.graphs.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
 from edgeasync.graphs.graph_model import held_file
+from edgeasync.graphs.model_file import VALUES_SUFFIX
+from edgeasync.graphs.peft import write_peft
 from edgeasync.ops.trained import best_model, newest_model
 from edgeasync.sdk.events import Evaluation, Event
 from edgeasync.sdk.history import History
@@ -105,14 +108,26 @@ class Run:
         """
         return self._restore(self.arrays)
 
-    def export(self, path: str | Path) -> Path:
+    def export(self, path: str | Path, *, peft: bool = False) -> Path:
         """Write the trained model to `path` (`.onnx`, `.safetensors` or `.npz`); return the path.
 
-        An ONNX file is for inference. The other formats store the named arrays of any model. Raises
-        `ConfigError` for another suffix, or for `.onnx` if the model is not an ONNX model, and
-        `StorageError` if the file cannot be written.
+        An ONNX file is for inference. The other formats store the named arrays of any model. With
+        `peft`, write LoRA adapters for Hugging Face's PEFT, to the folder `path`.
+
+        Raises `ConfigError` for another suffix, for `.onnx` if the model is not an ONNX model, or
+        for `peft` if the run has no adapters, `GraphError` if names in the model are not those of a
+        torch module, and `StorageError` if the file cannot be written.
         """
         path = expanded(path)
+        if peft:
+            forward = held_file(self.path / FORWARD_FILE)
+            if forward is None:
+                raise ConfigError(
+                    f"export {path}: peft=True needs a run whose hub trained LoRA adapters of an ONNX model, and "
+                    f"{self.path} contains no such model; for the arrays alone use {path.stem + VALUES_SUFFIX}"
+                )
+            write_peft(path, forward, self.arrays)
+            return path
         check_suffix("export", path)
         if path.suffix != ONNX_SUFFIX:
             write_arrays(path, self.arrays, {"edgeasync.version": str(self.version)})

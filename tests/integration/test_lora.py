@@ -7,9 +7,11 @@ import onnx
 import pytest
 import safetensors.numpy
 
-from edgeasync import Agent, Hub, nn
+from edgeasync import Agent, Hub, Run, Stop, nn, train
 from edgeasync.durable.run_folder import MODEL_FILE
+from edgeasync.errors import ConfigError
 from edgeasync.policies.optimizers import SGD
+from edgeasync.training.numpy_models import SoftmaxModel
 from tests.integration.test_model_command import run_model, run_of_one, say
 from tests.support.parts.small_runs import ANYWHERE
 from tests.support.programs.processes import until
@@ -69,3 +71,21 @@ def test_devices_keep_their_own_half_of_the_adapters(tmp_path):
         assert not hub.snapshot()["0.lora_B.weight"].any()
         for agent, data in zip((left, right), opposite, strict=True):
             assert agent.evaluate(data).accuracy > 0.9
+
+
+def test_python_exports_adapters_as_the_command_does(commands, tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    run = train(network, (x, x[:, 0] > 0), lora="2:0", run=tmp_path / "run", until=Stop(updates=20))
+    assert run.export(tmp_path / "python", peft=True) == tmp_path / "python"
+    Run.open(tmp_path / "run").export(tmp_path / "opened", peft=True)
+    say(commands, "export", tmp_path / "run", "--peft", "--out", tmp_path / "command")
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        contents = {(tmp_path / way / file).read_bytes() for way in ("python", "opened", "command")}
+        assert len(contents) == 1
+    plain = train(network, (x, x[:, 0] > 0), until=Stop(updates=1))
+    with pytest.raises(ConfigError, match="the model has no LoRA adapters for PEFT"):
+        plain.export(tmp_path / "plain", peft=True)
+    arrays = train(SoftmaxModel(inputs=4, classes=2), (x, x[:, 0] > 0), until=Stop(updates=1))
+    with pytest.raises(ConfigError, match="peft=True needs a run whose hub trained LoRA adapters"):
+        arrays.export(tmp_path / "arrays", peft=True)
