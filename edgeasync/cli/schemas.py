@@ -32,6 +32,7 @@ from edgeasync.ops.doctor.finding import Finding
 from edgeasync.ops.inspection import Inspection
 from edgeasync.ops.runs import CheckpointSummary, RunSummary
 from edgeasync.policies.catalogue import Kind
+from edgeasync.protocol.feed import DeviceDetails, FeedUpdate
 from edgeasync.protocol.status import HubStatus, RecentEvent
 from edgeasync.setting_keys import meanings_of
 
@@ -56,6 +57,8 @@ OUTPUTS = {
     "doctor": CommandOutput((Finding,)),
     "events": CommandOutput((RecentEvent,)),
     "export": CommandOutput((ExportedModel,)),
+    "feed": CommandOutput((FeedUpdate,)),
+    "feed-device": CommandOutput((DeviceDetails,)),
     "hub": CommandOutput((EventLine, HubProgress, HubTotals, HubCheck)),
     "keys": CommandOutput((KeyLine,)),
     "model-build": CommandOutput((BuiltGraph,)),
@@ -70,7 +73,8 @@ OUTPUTS = {
     "settings": CommandOutput((EffectiveSetting,), is_array=True),
     "status": CommandOutput((HubStatus,)),
 }
-"""The outputs by name. `wake` and `device` print the same object as `status`."""
+"""The outputs by name. `wake` and `device` print the same object as `status`. The hub's page sends
+`feed` and `feed-device`."""
 
 _EVENTS: dict[type[msgspec.Struct], tuple[str, ...]] = {
     AgentProgress: ("progress", "stopped"),
@@ -127,6 +131,11 @@ def structs_in(objects: tuple[type[msgspec.Struct], ...]) -> list[type[msgspec.S
 
 def _describe(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
     """Add descriptions of the keys to a struct's schema, and the keys that every event has."""
+    if "properties" not in schema:  # the struct is sent as an array
+        meanings = meanings_of(struct)
+        named = zip(struct.__struct_fields__, schema["prefixItems"], strict=True)
+        schema["prefixItems"] = [{"title": name, **item, "description": meanings[name]} for name, item in named]
+        return
     properties = schema["properties"]
     for key, meaning in meanings_of(struct).items():
         properties[key] = {**properties[key], "description": meaning}

@@ -21,9 +21,10 @@ from edgeasync.cli.device_table import (
 from edgeasync.cli.options import one_of
 from edgeasync.cli.output import Printer, visible
 from edgeasync.config import suggest
-from edgeasync.core.hub.attention import Attention, find_attention
+from edgeasync.core.hub.attention import find_attention
 from edgeasync.errors import ConfigError, ProtocolError
 from edgeasync.host.wall_clock import written
+from edgeasync.protocol.feed import Attention
 from edgeasync.protocol.status import (
     ActiveAlarm,
     CadenceStatus,

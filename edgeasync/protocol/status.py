@@ -129,6 +129,10 @@ class TrafficStatus(msgspec.Struct, frozen=True, gc=False):
     """bytes left of that quota"""
 
 
+DeviceState = Literal["joining", "training", "paused", "lost", "left", "quarantined"]
+"""A device's state, as shown to users."""
+
+
 class Quarantine(msgspec.Struct, frozen=True, gc=False):
     """Why a device's updates do not count."""
 
@@ -143,7 +147,7 @@ class DeviceStatus(msgspec.Struct, frozen=True, gc=False):
 
     id: str
     """device id"""
-    state: Literal["joining", "training", "paused", "lost", "left", "quarantined"]
+    state: DeviceState
     """[the device's state](../concepts/states.md#a-member-of-the-hub)"""
     quarantine: Quarantine | None
     """set while the device is excluded by an operator or for malformed messages"""
@@ -233,8 +237,8 @@ class JournalStatus(msgspec.Struct, frozen=True, gc=False):
     """syncs since the start"""
 
 
-class HubStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of a hub."""
+class HubSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The status of a hub without its devices."""
 
     lineage: str
     """lineage of the newest version"""
@@ -299,6 +303,11 @@ class HubStatus(msgspec.Struct, frozen=True, kw_only=True):
     """names of devices whose key may join, but that have not joined this run"""
     journal: JournalStatus | None
     """null without a journal"""
+
+
+class HubStatus(HubSummary, frozen=True, kw_only=True):
+    """The status of a hub."""
+
     devices: list[DeviceStatus]
     """all devices that the hub knows"""
 

@@ -2,16 +2,10 @@
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
-import msgspec
-
+from edgeasync.protocol.feed import Attention, Reason
 from edgeasync.protocol.status import ActiveAlarm, DeviceStatus, HubStatus
-
-Reason = Literal[
-    "lost", "quarantined", "warned", "stuck", "paused", "losing", "slowed", "slow_link", "slow", "never_came"
-]
-"""Why a device needs attention, the most urgent reason first."""
 
 _ORDER: dict[str, int] = {reason: place for place, reason in enumerate(get_args(Reason))}
 
@@ -31,14 +25,6 @@ TALKING = 0.5
 
 COMPARED_MIN = 3
 """Minimum number of devices with measurements, to compare a device with the others."""
-
-
-class Attention(msgspec.Struct, frozen=True):
-    """A device that needs attention. `reason` is the most urgent one, and `words` describes all."""
-
-    device: str
-    reason: Reason
-    words: str
 
 
 class _Finding(NamedTuple):

@@ -18,7 +18,8 @@ def test_every_output_has_a_valid_schema_with_descriptions(name):
     schema = output_schema(name)
     jsonschema.Draft202012Validator.check_schema(schema)
     for struct in structs_in(OUTPUTS[name].objects):
-        properties = schema["$defs"][struct.__name__]["properties"]
+        described = schema["$defs"][struct.__name__]
+        properties = described.get("properties") or {item["title"]: item for item in described["prefixItems"]}
         assert set(struct.__struct_fields__) <= set(properties)
         for key, meaning in meanings_of(struct).items():
             assert properties[key]["description"] == meaning

@@ -4,7 +4,8 @@ from typing import get_args
 
 import pytest
 
-from edgeasync.core.hub.attention import Reason, duration, find_attention
+from edgeasync.core.hub.attention import duration, find_attention
+from edgeasync.protocol.feed import Reason
 from edgeasync.protocol.status import Quarantine
 from tests.support.parts.statuses import alarm, device, status
 
