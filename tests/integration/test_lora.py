@@ -13,7 +13,8 @@ from edgeasync.errors import ConfigError
 from edgeasync.policies.optimizers import SGD
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.integration.test_model_command import run_model, run_of_one, say
-from tests.support.parts.small_runs import ANYWHERE
+from tests.support.models.language_models import language_model
+from tests.support.parts.small_runs import ANYWHERE, plain
 from tests.support.programs.processes import until
 
 pytestmark = pytest.mark.process
@@ -89,3 +90,29 @@ def test_python_exports_adapters_as_the_command_does(commands, tmp_path):
     arrays = train(SoftmaxModel(inputs=4, classes=2), (x, x[:, 0] > 0), until=Stop(updates=1))
     with pytest.raises(ConfigError, match="peft=True needs a run whose hub trained LoRA adapters"):
         arrays.export(tmp_path / "arrays", peft=True)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"layers": 4, "hidden": 192, "intermediate": 384}], ids=["toy", "middle"])
+def test_an_exchange_costs_little_more_than_the_adapters(sizes, tmp_path):
+    """The base travels once, and then adapters alone, in one byte per value."""
+    words = np.random.default_rng(0).integers(0, 500, (40, 17))
+    model = language_model(vocabulary=512, tokens=16, **sizes)
+
+    def traffic(updates):
+        """Return the bytes to and from the hub in a run of so many updates, and the number of values."""
+        hub = Hub(
+            model, base="int4", lora="8:*.q_proj,*.v_proj", run=tmp_path / str(updates), bind=ANYWHERE,
+            batch_size=1, policy=plain(local_steps=1), until=Stop(updates=updates),
+            settings={"codec": {"push": "int8"}},
+        )  # fmt: skip
+        with hub, Agent(hub.address, (words[:, :-1], words[:, 1:]), name="pi") as agent:
+            agent.wait()
+        run = Run.open(hub.path)
+        (device,) = run.devices
+        assert device["updates_applied"] == updates
+        return device["bytes_up"], device["bytes_down"], sum(array.size for array in run.arrays.values())
+
+    few, many = traffic(5), traffic(25)
+    adapters_bytes = few[2]
+    for before, after in zip(few[:2], many[:2], strict=True):
+        assert adapters_bytes <= (after - before) / 20 <= 1.05 * adapters_bytes

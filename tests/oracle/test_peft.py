@@ -1,7 +1,5 @@
 """LoRA adapters against PEFT: it loads the exported ones, and has the same outputs and gradients."""
 
-import sys
-
 import msgspec
 import numpy as np
 import onnx
@@ -19,7 +17,7 @@ from edgeasync.errors import ConfigError, GraphError
 from edgeasync.graphs.peft import write_peft
 from edgeasync.lora import LoRA
 from tests.support.models.gradients import forward, numbers, run, session
-from tests.support.pages.documents import ROOT
+from tests.support.models.language_models import language_model
 from tests.support.programs.processes import PATIENCE_S
 
 nn = torch.nn
@@ -58,13 +56,7 @@ def llama():
     """The language model of the example, and Hugging Face's with the same weights."""
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 - seconds
 
-    sys.path.insert(0, str(ROOT / "examples/small_lm"))
-    try:
-        from make_model import Shape, make_model  # noqa: PLC0415
-    finally:
-        sys.path.pop(0)
-    shape = Shape(layers=2, hidden=32, intermediate=48, heads=4, key_value_heads=2, vocabulary=40, tokens=7)
-    proto = make_model(shape)
+    proto = language_model(hidden=32, intermediate=48, vocabulary=40, tokens=7)
     config = LlamaConfig(
         vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, tie_word_embeddings=True, rms_norm_eps=1e-5, attn_implementation="eager",
