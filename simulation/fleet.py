@@ -338,6 +338,10 @@ class SimulatedDevice:
         """Keep it over a power cut."""
         self.store.quota = record
 
+    def wall_s(self) -> float:
+        """Return the device's own clock as the time since 1970."""
+        return self._time.now_s
+
     def report(self, report: DeviceReport) -> None:
         """Keep what happened, with its time."""
         self.told.append((self._clock.now_s, report))

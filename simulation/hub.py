@@ -325,6 +325,14 @@ class SimulatedHub:
         """Keep what happened, with its time."""
         self.reports.append((self.clock.now_s, report))
 
+    def address_of(self, peer: Peer) -> str:  # noqa: ARG002 - connections have no addresses
+        """Return no address."""
+        return ""
+
+    def wall_s(self) -> float:
+        """Return the virtual time as the time since 1970."""
+        return self.clock.now_s
+
     def describe(self) -> dict[str, Any]:
         """Add nothing to the status."""
         return {}

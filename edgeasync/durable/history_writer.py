@@ -269,3 +269,23 @@ class HistoryLog:
         self._due = self._writer.waits
         if self._due:
             self._shell.after(FLUSH_S, self._flush)
+
+
+Observe = Callable[[HubEvent, list[HubEffect], float], None]
+
+
+def observing(
+    writer: HistoryWriter | None, core: HubCore, log: Log | None, shell: HistoryShell, other: Observe | None
+) -> Observe | None:
+    """Return an observer that writes the history, if there is one, and then calls `other`, if it is set."""
+    if writer is None:
+        return other
+    history = HistoryLog(writer, core, log, shell)
+    if other is None:
+        return history
+
+    def both(event: HubEvent, effects: list[HubEffect], now_s: float) -> None:
+        history(event, effects, now_s)
+        other(event, effects, now_s)
+
+    return both

@@ -166,7 +166,7 @@ class HubKeys:
         self.folder = folder
         self.allow_list_file = folder / ALLOW_LIST_FILE
         self.tokens_file = folder / TOKENS_FILE
-        self._pending_file = folder / "pending"
+        self.pending_file = folder / "pending"
 
     @classmethod
     def init(cls, folder: Path) -> "HubKeys":
@@ -313,7 +313,7 @@ class HubKeys:
 
         Raises `StorageError`.
         """
-        return _read_lines(self._pending_file, _read_pending, "delete it")
+        return _read_lines(self.pending_file, _read_pending, "delete it")
 
     def knock(self, key: Key, address: str, now_s: float) -> None:
         """Record that an unknown key has tried to connect; raises `StorageError`.
@@ -367,7 +367,7 @@ class HubKeys:
         return found
 
     def _write_pending(self, pending: list[Pending]) -> None:
-        write_secret(self._pending_file, "".join(map(_pending_line, pending)).encode(), replace=True)
+        write_secret(self.pending_file, "".join(map(_pending_line, pending)).encode(), replace=True)
 
     def make_operator(self, name: str) -> Path:
         """Create the keys of an operator; return their folder, which must be moved to that person.

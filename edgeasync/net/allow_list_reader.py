@@ -120,11 +120,6 @@ class AllowListReader:
             self._expired |= expired
             self._on_expired()
 
-    @property
-    def device_names(self) -> set[str]:
-        """The names of the admitted devices."""
-        return {sender.name for sender in self._senders.values() if sender.role == "device"}
-
     # -- changes of the list ----------------------------------------------------------------------------------
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -168,6 +163,7 @@ class AllowListReader:
             for entry in self._let_in.values()
             if entry.role != "revoked"
         }
+        self.device_names = frozenset(one.name for one in self._senders.values() if one.role == "device")
         # A key with a new name or role loses its sessions under the old one.
         gone = {sender.key for sender in before - set(self._senders.values())}
         marked = {entry.key for entry in allowed.entries.values() if entry.role == "revoked"}

@@ -89,7 +89,7 @@ class ConnectionAuth:
         return self._allow_list.gives(key, device_id)
 
     @property
-    def device_names(self) -> set[str]:
+    def device_names(self) -> frozenset[str]:
         """The names of the devices that the list admits."""
         return self._allow_list.device_names
 

@@ -63,7 +63,7 @@ class HubListener:
     ) -> None:
         self.address = address
         self._settings = settings
-        self._keys = keys
+        self.keys = keys
         self._shared = shared
         self._bounds = ConnectionBounds(
             settings.limits,
@@ -121,15 +121,20 @@ class HubListener:
             own = isinstance(payload, bytes) or (payload_bytes or 0) < COPY_BELOW_BYTES
             self._connections.sent(peer, len(header), payload_bytes, copied=own)
 
+    def address_of(self, peer: Peer) -> str:
+        """Return the IP address of a connection, or "" if it is unknown."""
+        connection = None if self._connections is None else self._connections.by_peer.get(peer)
+        return "" if connection is None else connection.address
+
     @property
     def kept_off(self) -> Counter[str]:
         """Number of connections refused because of a limit, by reason."""
         return self._bounds.denied
 
     @property
-    def device_names(self) -> set[str]:
+    def device_names(self) -> frozenset[str]:
         """The names of devices that the list of keys admits; empty without keys."""
-        return set() if self._auth is None else self._auth.device_names
+        return frozenset() if self._auth is None else self._auth.device_names
 
     @property
     def not_let_in(self) -> Counter[str]:
@@ -158,13 +163,13 @@ class HubListener:
                 self._bounds,
                 self._on_failure,
                 self._receiver.on_sweep,
-                encrypted=self._keys is not None,
+                encrypted=self.keys is not None,
             )
-        if self._keys is not None:
+        if self.keys is not None:
             assert self._connections is not None
             frame_bytes_max += FRAME_BYTES
             self._auth = ConnectionAuth(
-                self._keys,
+                self.keys,
                 socket,
                 self._loop,
                 self._connections,

@@ -57,6 +57,7 @@ Sentence = Annotated[str, Meta(max_length=1024)]
 Metrics = Annotated[dict[Annotated[str, Meta(pattern=METRIC_PATTERN)], float], Meta(max_length=METRICS_MAX)]
 SECONDS_MAX = 1e9
 Seconds = Annotated[float, Meta(ge=0.0, le=SECONDS_MAX)]
+CLOCK_S_MAX = 1e11  # about the year 5000
 PaceReason = Annotated[str, Meta(pattern=r"^[ -~]{0,32}\Z")]
 """A short human-readable reason in printable ASCII, without terminal control sequences."""
 
@@ -326,7 +327,7 @@ class Ping(Message, frozen=True, gc=False):
 
     I have taken `steps_total` local steps, and the round trip of my last ping took `round_trip_s`.
     I train for `pace_percent` percent of the time: 0 means paused, and less than 100 means slowed
-    down. `pace_reason` explains why I am paused or slowed down.
+    down. `pace_reason` explains why I am paused or slowed down. `clock_s` is my Unix time.
     """
 
     kind = 9
@@ -337,6 +338,7 @@ class Ping(Message, frozen=True, gc=False):
     pace_percent: Annotated[int, Meta(ge=0, le=100)] = 100
     pace_reason: PaceReason = ""
     temperature_c: Annotated[float, Meta(ge=-100, le=1000)] | None = None
+    clock_s: Annotated[float, Meta(ge=0, le=CLOCK_S_MAX)] | None = None
 
 
 class Pong(Message, frozen=True, gc=False):

@@ -224,6 +224,20 @@ class DeviceStatus(msgspec.Struct, frozen=True, gc=False):
     """the board or computer, as the device reports it"""
     software: str
     """the device's version of edgeasync"""
+    address: str
+    """IP address of its last connection since the hub's start; empty if unknown"""
+    joined_s: float | None
+    """seconds since it last joined; null if it has not joined since the hub's start"""
+    clock_offset_s: float | None
+    """its clock minus the hub's clock, as the device reports it; null if unknown"""
+    why_left: str
+    """why it is not connected, since the hub's start; empty if it is connected"""
+    last_error: str
+    """why the hub last refused a message or an update of it, since the hub's start; empty if it has
+    not
+    """
+    last_error_s: float | None
+    """seconds since then"""
 
 
 class JournalStatus(msgspec.Struct, frozen=True, gc=False):

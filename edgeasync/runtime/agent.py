@@ -376,6 +376,10 @@ class AgentRuntime:
         if self._quota is not None:
             self._quota.keep(record)
 
+    def wall_s(self) -> float:
+        """Return the seconds since 1970 by the device's clock."""
+        return time.time()
+
     def report(self, report: DeviceReport) -> None:
         """Pass a report to the callback. If no hub is reachable, first determine the reason."""
         if report.event == "joined":

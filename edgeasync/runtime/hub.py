@@ -16,8 +16,8 @@ from edgeasync.core.arrays.hub_model import Snapshot
 from edgeasync.core.engine.clock import OffsetClock
 from edgeasync.core.engine.hub_engine import HubEngine, Observe
 from edgeasync.core.engine.sender import ANYBODY, Sender
-from edgeasync.core.hub.effects import HubEffect, HubReport
-from edgeasync.core.hub.events import Evaluated, HubEvent, Peer
+from edgeasync.core.hub.effects import HubReport
+from edgeasync.core.hub.events import Evaluated, Peer
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import HubState, capture
@@ -25,7 +25,7 @@ from edgeasync.durable.allow_list import Key
 from edgeasync.durable.commit import GroupCommit
 from edgeasync.durable.disk import FolderDisk
 from edgeasync.durable.files import FolderLock
-from edgeasync.durable.history_writer import HistoryLog
+from edgeasync.durable.history_writer import observing
 from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import HubRun
@@ -42,9 +42,11 @@ from edgeasync.plugins import refuse_modules_in
 from edgeasync.protocol import wire
 from edgeasync.protocol.graph import ShippedGraph
 from edgeasync.protocol.messages import ModelVersion
+from edgeasync.protocol.status import JournalStatus
 from edgeasync.runtime.deadline_timer import DeadlineTimer
 from edgeasync.runtime.hosted_model import HostedModel
 from edgeasync.runtime.hub_evaluation import HubEvaluation
+from edgeasync.runtime.hub_feed import FeedSource, HubFeed
 from edgeasync.runtime.hub_files import HubFiles
 from edgeasync.runtime.hub_settings import RunSettings
 from edgeasync.runtime.hub_threads import CLOSE_S, HubThreads
@@ -114,7 +116,9 @@ class HubRuntime:
         self._opened = False
         self._asked: Literal["", "stopping", "finished"] = ""
         keys = None if settings.hub.keys is None else HubKeys(expanded(settings.hub.keys))
-        self._network = HubListener(settings.hub.bind, _bounds(settings), keys, network)
+        limits, lease_s = settings.limits, settings.liveness.lease_s
+        listening = ListenerSettings(limits=limits, lease_s=lease_s, knocking=settings.hub.knocking)
+        self._network = HubListener(settings.hub.bind, listening, keys, network)
         folder = FolderLock(run, "run (--run)")
         core = settings.core_settings(held_out=evaluator is not None, frozen_arrays=model.frozen)
         self._run = HubRun(
@@ -158,6 +162,12 @@ class HubRuntime:
         if not self._opened:
             raise EdgeAsyncError("the hub has no core until it has read its run's folder; check `recovered` first")
         return self._engine.core
+
+    @cached_property
+    def feed(self) -> HubFeed:
+        """What viewers of the fleet see; raises `EdgeAsyncError` until `recovered` is true."""
+        assert self.core is not None
+        return HubFeed(self._engine, FeedSource(self._now_s, self.after, self.describe, self._network.keys))
 
     @property
     def address(self) -> str:
@@ -287,23 +297,8 @@ class HubRuntime:
             sessions=run.sessions,
             publisher=run.publisher,
             log=self._log,
-            observe=self._observer(),
+            observe=observing(run.history, run.core, self._log, self, self._observe),
         )
-
-    def _observer(self) -> Observe | None:
-        """Return the observer of the core's events: the history, the caller's `observe`, both, or `None`."""
-        run, asked = self._run, self._observe
-        if run.history is None:
-            return asked
-        history = HistoryLog(run.history, run.core, self._log, self)
-        if asked is None:
-            return history
-
-        def both(event: HubEvent, effects: list[HubEffect], now_s: float) -> None:
-            history(event, effects, now_s)
-            asked(event, effects, now_s)
-
-        return both
 
     async def _serve(self) -> str:
         self._network.listen(self)
@@ -350,6 +345,7 @@ class HubRuntime:
     async def _close(self) -> None:
         """Finish pending work; raises `StorageError` if the last model could not be written."""
         self._timer.cancel()
+        self.feed.close()
         try:
             await self._threads.close("fold")
             if self._log is not None:
@@ -464,6 +460,14 @@ class HubRuntime:
         if self._evaluation is not None:
             self._evaluation.evaluate(snapshot, lambda result: None if self._ending.reached else then(result))
 
+    def address_of(self, peer: Peer) -> str:
+        """Return the IP address of a connection, or "" if it is unknown."""
+        return self._network.address_of(peer)
+
+    def wall_s(self) -> float:
+        """Return the seconds since 1970."""
+        return time.time()
+
     def report(self, report: HubReport) -> None:
         """Pass a report to the callback. If the callback raises, end the hub after the current effects."""
         if self._opened:
@@ -485,15 +489,10 @@ class HubRuntime:
             "durability": self._settings.hub.durability,
             "version_durable": self._files.version_saved if log is None else None,
             "disk_trouble": (log and log.failing) or self._files.unwritten,
-            **self._kept_off.describe(self._engine.bounds.denied, self.core.members.members),
-            "journal": log and {"entries": log.durable, "bytes": log.bytes_appended, "syncs": log.batches},
+            **self._kept_off.describe(self._engine.bounds.denied, self.core.members),
+            "journal": log and JournalStatus(log.durable, log.bytes_appended, log.batches),
         }
 
     def stop(self, reason: str) -> None:
         """Make `run` return this reason."""
         self._ending.reach(reason)
-
-
-def _bounds(settings: RunSettings) -> ListenerSettings:
-    limits, lease_s = settings.limits, settings.liveness.lease_s
-    return ListenerSettings(limits=limits, lease_s=lease_s, knocking=settings.hub.knocking)

@@ -22,6 +22,7 @@ from edgeasync.core.device.unexpected import UnexpectedEvents
 from edgeasync.core.device.work_cycle import WorkCycle
 from edgeasync.errors import AccessError, ModelMismatchError, RefusedError
 from edgeasync.protocol.messages import (
+    CLOCK_S_MAX,
     Ack,
     Assignment,
     Goodbye,
@@ -49,6 +50,11 @@ LINK: Table[LinkState] = {
 """The states of the link to the hub.
 
 In the state `handshake`, the device waits for a `Welcome`. The state `over` is final.
+"""
+
+CLOCK_EVERY_S = 60.0
+"""A ping contains the device's wall clock if the device has just joined, or if the last such ping
+is this old. All other pings are shorter.
 """
 
 
@@ -94,7 +100,7 @@ class DeviceCore:
         self._random = random
         self._rotation = HubRotation(hubs, random)
         self._paused = False
-        self._connect_at_s = self._ping_at_s = self._heard_s = 0.0
+        self._connect_at_s = self._ping_at_s = self._clock_at_s = self._heard_s = 0.0
 
     @property
     def random_seed(self) -> int:
@@ -135,8 +141,11 @@ class DeviceCore:
         self.data_quota.begin(now_s)
         return self._begin_handshake(now_s)
 
-    def tick(self, now_s: float, steps_total: int) -> list[DeviceEffect]:
-        """Process what is due: reconnect, ping, or repeat an unanswered message."""
+    def tick(self, now_s: float, steps_total: int, clock_s: float = math.nan) -> list[DeviceEffect]:
+        """Process what is due: reconnect, ping, or repeat an unanswered message.
+
+        `clock_s` is the device's wall clock, in seconds since 1970.
+        """
         if self.link == "over":
             return []
         if self.link == "offline":
@@ -152,11 +161,13 @@ class DeviceCore:
         decided: list[DeviceEffect] = []
         if now_s >= self._ping_at_s:
             self._ping_at_s = now_s + self.welcome.heartbeat_s
-            decided.append(effects.SendToHub(self._ping(self.welcome, now_s, steps_total)))
+            decided.append(effects.SendToHub(self._ping(self.welcome, now_s, steps_total, clock_s)))
         return self._conclude(decided + self.work.tick(now_s), now_s)
 
-    def _ping(self, welcome: Welcome, now_s: float, steps_total: int) -> Ping:
-        pace = self.throttle.pace
+    def _ping(self, welcome: Welcome, now_s: float, steps_total: int, clock_s: float) -> Ping:
+        pace, tells_clock = self.throttle.pace, now_s >= self._clock_at_s and 0.0 <= clock_s <= CLOCK_S_MAX
+        if tells_clock:
+            self._clock_at_s = now_s + CLOCK_EVERY_S
         return Ping(
             session=welcome.session,
             sent_s=now_s,
@@ -165,6 +176,7 @@ class DeviceCore:
             pace_percent=math.ceil(100.0 * pace.share),
             pace_reason=pace.reason,
             temperature_c=self.throttle.temperature_c,
+            clock_s=round(clock_s, 3) if tells_clock else None,
         )
 
     # -- events ----------------------------------------------------------------------------------------------
@@ -303,6 +315,7 @@ class DeviceCore:
         self._rotation.welcomed()
         self.unexpected.welcomed()
         first_s = welcome.heartbeat_s * self._random.uniform(0.5, 1.0)
+        self._clock_at_s = now_s
         self._ping_at_s = now_s + (0.0 if self.throttle.pace.share < 1.0 else first_s)
         decided: list[DeviceEffect] = [effects.DeviceReport("joined", f"as {self._greeting.own.device_id}")]
         if warning := self.data_quota.warning(welcome.heartbeat_s):

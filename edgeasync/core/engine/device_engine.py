@@ -142,7 +142,7 @@ class DeviceEngine:
         self.transfers.tick()
         now_s = self._now_s()
         self.recorder.begin(now_s, "tick")
-        self._execute(self.core.tick(now_s, steps_total))
+        self._execute(self.core.tick(now_s, steps_total, self._shell.wall_s()))
 
     def handle(self, event: events.DeviceEvent) -> None:
         """Pass an event to the core, and execute the effects."""

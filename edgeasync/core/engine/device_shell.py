@@ -150,6 +150,9 @@ class DeviceShell(Protocol):
         If the disk fails, report the failure.
         """
 
+    def wall_s(self) -> float:
+        """Return the seconds since 1970 by the device's clock, which may be wrong."""
+
     def report(self, report: DeviceReport) -> None:
         """Report an event to the user of the device."""
 

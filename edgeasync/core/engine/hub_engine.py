@@ -84,7 +84,6 @@ from edgeasync.protocol.messages import (
     Pong,
     Push,
     Refuse,
-    Status,
     StatusRequest,
     Wake,
     Welcome,
@@ -153,18 +152,18 @@ class HubEngine:
         self._now_s = 0.0
         self._sender = ANYBODY
         self._revoked: list[Key] = []
-        self._standing_still = self._failed = False
+        self.halted = self._failed = False
 
     def _now(self) -> float:
         return self._now_s
 
     def next_deadline_s(self) -> float:
         """Return when `tick` is next due; infinity while the core halts or has stopped."""
-        return math.inf if self._standing_still else self.core.next_deadline_s()
+        return math.inf if self.halted else self.core.next_deadline_s()
 
     def tick(self, now_s: float) -> None:
         """Process what is due."""
-        if self._standing_still:
+        if self.halted:
             return
         self._now_s = now_s
         self._intake.incoming.drop_expired(now_s)
@@ -191,8 +190,8 @@ class HubEngine:
 
     def on_durable(self, now_s: float) -> None:
         """Send the answers that waited for the log, because more of its entries are durable."""
-        if self._standing_still:
-            self._standing_still = False
+        if self.halted:
+            self.halted = False
             self.status_answers.resume()
             self._now_s = now_s
             self._shell.report(HubReport("writing", detail="the run's folder is writable again"))
@@ -212,14 +211,14 @@ class HubEngine:
             self.outbox.abandon()
 
     def _stand_still(self, reason: str) -> None:
-        self._standing_still = True
+        self.halted = True
         self.status_answers.stand_still()
         detail = f"the run's folder cannot be written: {reason}; the hub accepts no updates until it is writable"
         self._shell.report(HubReport("not_writing", detail=detail))
 
     def _stand_still_if_overfull(self) -> None:
         """Halt while a disk does not respond and too much data waits to be written."""
-        if self._standing_still or self.core.stopped:
+        if self.halted or self.core.stopped:
             return
         if reason := self._log_writer.overfull(len(self.outbox)):
             self._stand_still(reason)
@@ -242,6 +241,7 @@ class HubEngine:
             if self._observe is not None:
                 self._observe(event, effects, self._now_s)
             self._execute(effects)
+            self.status_answers.learning_curve.observe(self._now_s)
         except BaseException:
             self._failed = True
             raise
@@ -252,9 +252,9 @@ class HubEngine:
             case Ping():
                 self._shell.send(peer, wire.encode(Pong(message.sent_s)), None)
             case StatusRequest() if not self._is_too_often(peer, message):
-                self._send_status(SendStatus(peer, events_after=message.events_after))
+                self._answer_status(SendStatus(peer, events_after=message.events_after))
             case Wake() if not self._is_too_often(peer, message):
-                self._send_status(SendStatus(peer))
+                self._answer_status(SendStatus(peer))
             case Credit() if payload is None:
                 self._deliveries.send_pieces(peer, message, self._now_s)
             case Order() if not self._is_too_often(peer, message):
@@ -272,14 +272,14 @@ class HubEngine:
         """Send `Goodbye`, save, and stop; if `finished` is set, the devices end, too."""
         self._now_s = now_s
         self._handle(HubStopRequested(finished))
-        if self._standing_still:
+        if self.halted:
             self.outbox.abandon()
 
     def revoke(self, key: Key, now_s: float) -> None:
         """Expel the devices of a revoked key. The shell must pass no more of its messages."""
         self._now_s = now_s
         self._roster.forget(key)
-        if self._standing_still:
+        if self.halted:
             self._revoked.append(key)
         else:
             self._handle(Revoked(key))
@@ -309,13 +309,15 @@ class HubEngine:
             return
         if member is not None:
             member.link.bytes_up += nbytes
+        decoded: Message | None = None
         event: HubEvent | None
         try:
-            message = with_digests(wire.decode(header, HEADER_BYTES_MAX))
+            decoded = wire.decode(header, HEADER_BYTES_MAX)
+            message = with_digests(decoded)
             if sender is not ANYBODY:
                 check_allowed(sender, message)
             self._stand_still_if_overfull()
-            if self._standing_still:
+            if self.halted:
                 self._answer_standing(peer, message, payload)
                 return
             event = self._event(peer, member, message, payload)
@@ -327,10 +329,17 @@ class HubEngine:
             event = self._malformed(peer, str(error), strike=False)
         except ProtocolError as error:
             event = self._malformed(peer, str(error))
-        if event is not None and not self._standing_still:
+        if event is not None and not self.halted:
             self._handle(event)
-        if member is None and (member := self.core.members.by_peer(peer)) is not None:
-            member.link.bytes_up += nbytes  # this message admitted its sender
+        self._note_sender(peer, member, decoded, nbytes)
+
+    def _note_sender(self, peer: Peer, member: Member | None, message: Message | None, nbytes: int) -> None:
+        """Record the connection of a member that sent its first message on it, or the clock in a ping."""
+        if member is not None and isinstance(message, Ping):
+            member.link.observe_clock(message, self._shell.wall_s())
+        elif member is None and (member := self.core.members.by_peer(peer)) is not None:
+            member.link.bytes_up += nbytes
+            member.link.address = self._shell.address_of(peer)
 
     def _is_too_often(self, peer: Peer, message: Message) -> bool:
         return self.bounds.is_too_often(message, peer, self._sender, self._now_s)
@@ -392,7 +401,7 @@ class HubEngine:
 
     def _on_measured(self, peer: Peer, make_event: Callable[[], HubEvent]) -> None:
         """Pass the event of an update to the core, after the worker has measured the update."""
-        if self._standing_still:
+        if self.halted:
             self._refuse_busy(peer)
         else:
             self._handle(make_event())
@@ -438,7 +447,7 @@ class HubEngine:
             case SendGraph():
                 self._deliveries.send_graph(effect.peer, base=effect.base)
             case SendStatus():
-                self._send_status(effect)
+                self._answer_status(effect)
             case SuspendTransfers() | Expel():
                 self._end_transfers(effect)
             case HubReport():
@@ -448,6 +457,10 @@ class HubEngine:
                 self._note_state()
             case _:
                 assert_never(effect)
+
+    def _answer_status(self, effect: SendStatus) -> None:
+        busy = partial(self._refuse_busy, effect.peer)
+        self.status_answers.answer(effect, self._sender, self._now_s, busy)
 
     def _end_transfers(self, effect: SuspendTransfers | Expel) -> None:
         """Suspend the transfers of a connection, or drop those of an expelled device."""
@@ -477,21 +490,6 @@ class HubEngine:
             self._shell.send(peer, header, payload)
         else:
             self.outbox.send(peer, header, payload, confirms=False)
-
-    def _send_status(self, effect: SendStatus) -> None:
-        header, sender = wire.encode(Status()), self._sender
-
-        def tell(text: bytes) -> None:
-            self._shell.send(effect.peer, header, text)
-
-        if effect.events_after is not None:
-            tell(self.status_answers.events.after(effect.events_after, self.core.lineage, sender))
-        elif effect.confirms:  # an earlier durable status does not show the order
-            self.status_answers.ask(tell, sender, self._now_s, partial(self._refuse_busy, effect.peer))
-        elif effect.watches and sender.role != "device":
-            self.status_answers.watch(tell, self._now_s)
-        else:
-            self.status_answers.ask(tell, sender, self._now_s)
 
 
 def _shuts_out(message: Message) -> bool:

@@ -59,6 +59,12 @@ class HubShell(Protocol):
         Skip the evaluation if another one is running.
         """
 
+    def address_of(self, peer: Peer) -> str:
+        """Return the IP address of a connection, or "" if it is unknown."""
+
+    def wall_s(self) -> float:
+        """Return the seconds since 1970."""
+
     def report(self, report: HubReport) -> None:
         """Report an event to users."""
 

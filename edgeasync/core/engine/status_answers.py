@@ -7,10 +7,14 @@ from typing import Any
 import msgspec
 
 from edgeasync.core.engine.hub_shell import HubShell
+from edgeasync.core.engine.learning_curve import LearningCurve
 from edgeasync.core.engine.outbox import Outbox
 from edgeasync.core.engine.recent_events import RecentEvents
 from edgeasync.core.engine.sender import ANYBODY, Sender
+from edgeasync.core.hub.effects import SendStatus
 from edgeasync.core.hub.hub_core import HubCore
+from edgeasync.protocol import wire
+from edgeasync.protocol.messages import Status
 
 DEVICES_AT_A_TIME = 256
 """Number of devices per slice. Describing a slice takes a few milliseconds."""
@@ -48,6 +52,7 @@ class StatusAnswers:
         self._watching: list[Tell] = []
         self._standing_still = False
         self.events = RecentEvents()
+        self.learning_curve = LearningCurve(core, shell.wall_s)
         self._refresh_at_s = 0.0
         self.shown = b""
         """The newest status that is durable. It was described at `shown_s`."""
@@ -57,6 +62,22 @@ class StatusAnswers:
         """Describe the initial state of the hub, which is durable."""
         if not self.shown:
             self.shown = msgspec.json.encode(self._core.status(now_s) | self._shell.describe())
+
+    def answer(self, request: SendStatus, sender: Sender, now_s: float, busy: Callable[[], None]) -> None:
+        """Send a status or events; call `busy` if an order cannot be confirmed."""
+        header = wire.encode(Status())
+
+        def tell(text: bytes) -> None:
+            self._shell.send(request.peer, header, text)
+
+        if request.events_after is not None:
+            tell(self.events.after(request.events_after, self._core.lineage, sender))
+        elif request.confirms:  # an earlier durable status does not show the order
+            self.ask(tell, sender, now_s, busy)
+        elif request.watches and sender.role != "device":
+            self.watch(tell, now_s)
+        else:
+            self.ask(tell, sender, now_s)
 
     def refresh(self, now_s: float) -> None:
         """Describe the hub at intervals, to answer requests while the log cannot be written."""

@@ -25,6 +25,13 @@ REVOKED = (
 ASKED = "paused by its program"
 """The pace reason of a device that sent `Goodbye` because its program paused it."""
 
+_WHY_LEFT = {
+    "finished": "its agent finished",
+    "paused": ASKED,
+    "stopping": "its agent was stopped",
+}
+"""What the reasons of a device's `Goodbye` mean."""
+
 
 class Admission:
     """Moves members between their states. `HubCore` creates it.
@@ -60,8 +67,8 @@ class Admission:
             self._retire(member, "lost")
             if member.peer:
                 effects.append(SuspendTransfers(member.peer))
-            silence_s = now_s - member.seen_s
-            effects.append(HubReport("lost", member.device_id, f"nothing heard for {silence_s:.1f} s"))
+            member.notes.why_left = f"nothing heard for {now_s - member.seen_s:.1f} s"
+            effects.append(HubReport("lost", member.device_id, member.notes.why_left))
         return effects
 
     def hello(self, peer: Peer, hello: Hello, now_s: float, key: Key = b"") -> list[HubEffect]:
@@ -127,6 +134,7 @@ class Admission:
     def leave(self, member: Member, goodbye: Goodbye) -> list[HubEffect]:
         """End the lease of a device that has sent `Goodbye`."""
         self._retire(member, "left")
+        member.notes.why_left = _WHY_LEFT[goodbye.reason]
         if goodbye.reason == "paused":
             self._members.set_pace(member, 0, ASKED)
         return [SuspendTransfers(member.peer), HubReport("left", member.device_id, goodbye.reason)]
@@ -145,6 +153,7 @@ class Admission:
         self._policy_engine.revoke(member, now_s)
         self._handshake.frozen_arrays.forget(member.device_id)
         self._members.expel(member)
+        member.notes.why_left = "its key was revoked"
         return effects
 
     def _retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
@@ -171,6 +180,7 @@ class Admission:
         self._members.renew(member, now_s)
         if not member.live:
             self._members.revive(member)
+            member.notes.joined_s, member.notes.why_left = now_s, ""
             effects.append(HubReport("rejoined", member.device_id, "sent a message again"))
         return effects
 
@@ -184,7 +194,7 @@ class Admission:
             member.steps_total = ping.steps_total
             effects += self.note_progress(member, now_s)
         elif member.state != "paused" and stalled_s > self._progress_s:
-            member.move("paused")
+            self._members.move(member, "paused")
             effects.append(HubReport("paused", member.device_id, f"no local step for {stalled_s:.0f} s"))
         return [*effects, SendToDevice(member.peer, Pong(ping.sent_s))]
 
@@ -200,7 +210,7 @@ class Admission:
             return []
         self._policy_engine.pause(member)
         if member.state != "paused":
-            member.move("paused")
+            self._members.move(member, "paused")
         return [HubReport("paused", member.device_id, ping.pace_reason)]
 
     def note_progress(self, member: Member, now_s: float) -> list[HubEffect]:
@@ -213,7 +223,7 @@ class Admission:
         if member.state == "training" or member.pauses:
             return []
         paused = member.state == "paused"
-        member.move("training")
+        self._members.move(member, "training")
         return [HubReport("training", member.device_id, "takes local steps again")] if paused else []
 
     def is_muted(self, peer: Peer, now_s: float, key: Key) -> bool:
@@ -233,10 +243,12 @@ class Admission:
         if member.state == "quarantined":
             return []
         member.strikes += 1
+        member.notes.note_error(reason, now_s)
         if member.strikes < limits.strikes_max:
             return []
         self._retire(member, "quarantined")
         member.quarantined_until_s = now_s + limits.quarantine_s
+        member.notes.why_left = f"quarantined after {limits.strikes_max} malformed messages"
         return [SuspendTransfers(peer), HubReport("quarantined", member.device_id, reason)]
 
     def check(self) -> None:

@@ -82,6 +82,10 @@ class Arrivals:
         self._members.set_pace(member, 100, "")
         if event != "reconnected":
             member.rest_until_s = 0.0
+            member.notes.joined_s = now_s
+        elif member.notes.joined_s is None:  # the hub was restarted
+            member.notes.joined_s = now_s
+        member.notes.why_left = ""
         member.steps_total = 0
         member.progress_s = now_s
         self._members.renew(member, now_s)

@@ -1,9 +1,10 @@
 """Find the devices that need an operator's attention, from a status."""
 
-import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, get_args
 
+from edgeasync.core.hub.member import LIVE
+from edgeasync.measurements.medians import median
 from edgeasync.protocol.feed import Attention, Reason
 from edgeasync.protocol.status import ActiveAlarm, DeviceStatus, HubStatus
 
@@ -33,7 +34,11 @@ class _Finding(NamedTuple):
     words: str
 
 
-class _Usual(NamedTuple):
+Urgency = tuple[int, float]
+"""Orders devices that need attention, the most urgent first."""
+
+
+class Usual(NamedTuple):
     """Medians of the connected devices, or 0 if too few have been measured."""
 
     examples_per_s: float
@@ -43,23 +48,46 @@ class _Usual(NamedTuple):
 def find_attention(status: HubStatus) -> list[Attention]:
     """Return the devices that need attention, the most urgent first."""
     alarms = {alarm.device: alarm for alarm in status.alarms}
-    usual = _usual(status.devices)
-    found: list[tuple[_Finding, Attention]] = []
-    for device in status.devices:
-        findings = sorted(_look(device, alarms.get(device.id), usual), key=_urgency)
-        if findings:
-            words = "; ".join(finding.words for finding in findings)
-            found.append((findings[0], Attention(device.id, findings[0].reason, words)))
-    found.sort(key=lambda one: (*_urgency(one[0]), one[1].device))
-    never = "its key may join, but it has not connected in this run"
-    return [one for _, one in found] + [Attention(name, "never_came", never) for name in status.enrolled_unseen]
+    here = [device for device in status.devices if device.state in LIVE]
+    usual = usual_of((device.examples_per_s, device.talk_s) for device in here)
+    looked = [look_at(device, alarms.get(device.id), usual) for device in status.devices]
+    found = sorted([one for one in looked if one is not None], key=lambda one: (one[0], one[1].device))
+    return [one for _, one in found] + never_came(status.enrolled_unseen)
 
 
-def _urgency(finding: _Finding) -> tuple[int, float]:
+def never_came(names: Iterable[str]) -> list[Attention]:
+    """Return entries for devices whose key may join, but that have not joined."""
+    words = "its key may join, but it has not connected in this run"
+    return [Attention(name, "never_came", words) for name in names]
+
+
+def look_at(device: DeviceStatus, alarm: ActiveAlarm | None, usual: Usual) -> tuple[Urgency, Attention] | None:
+    """Return why a device needs attention and how urgently, or `None` if it does not.
+
+    `alarm` is the active alarm about the device, if there is one.
+    """
+    findings = sorted(_look(device, alarm, usual), key=_urgency)
+    if not findings:
+        return None
+    words = "; ".join([finding.words for finding in findings])
+    return _urgency(findings[0]), Attention(device.id, findings[0].reason, words)
+
+
+def usual_of(measured: Iterable[tuple[float, float]]) -> Usual:
+    """Return the medians of the examples per second and the communication times of devices.
+
+    Values of 0 were not measured yet.
+    """
+    columns = list(zip(*measured, strict=True)) or [(), ()]
+    known = [[value for value in column if value > 0.0] for column in columns]
+    return Usual(*[median(values) if len(values) >= COMPARED_MIN else 0.0 for values in known])
+
+
+def _urgency(finding: _Finding) -> Urgency:
     return _ORDER[finding.reason], -finding.weight
 
 
-def _look(device: DeviceStatus, alarm: ActiveAlarm | None, usual: _Usual) -> Iterator[_Finding]:
+def _look(device: DeviceStatus, alarm: ActiveAlarm | None, usual: Usual) -> Iterator[_Finding]:
     if device.state == "lost":
         yield _Finding("lost", device.last_seen_s, f"lost, last seen {duration(device.last_seen_s)} ago")
     if device.quarantine is not None:
@@ -75,7 +103,7 @@ def _look(device: DeviceStatus, alarm: ActiveAlarm | None, usual: _Usual) -> Ite
         yield _Finding("stuck", device.last_seen_s, "left without an update: read its agent's log")
     yield from _pace(device)
     yield from _losses(device)
-    if device.state in ("joining", "training", "paused"):
+    if device.state in LIVE:
         yield from _speed(device, usual)
 
 
@@ -102,7 +130,7 @@ def _losses(device: DeviceStatus) -> Iterator[_Finding]:
         yield _Finding("losing", 1.0 - kept, f"its updates were clipped; {kept:.0%} of their length counted")
 
 
-def _speed(device: DeviceStatus, usual: _Usual) -> Iterator[_Finding]:
+def _speed(device: DeviceStatus, usual: Usual) -> Iterator[_Finding]:
     """Yield whether a device or its link is far slower than the others."""
     if device.talk_share >= TALKING and device.talk_s >= SLOWER * usual.talk_s > 0.0:
         times = device.talk_s / usual.talk_s
@@ -112,16 +140,6 @@ def _speed(device: DeviceStatus, usual: _Usual) -> Iterator[_Finding]:
         times = usual.examples_per_s / device.examples_per_s
         words = f"slow: {device.examples_per_s:.3g} examples/s, the median is {times:.3g} times that"
         yield _Finding("slow", times, words)
-
-
-def _usual(devices: Iterable[DeviceStatus]) -> _Usual:
-    here = [device for device in devices if device.state in ("joining", "training", "paused")]
-
-    def median(measure: Callable[[DeviceStatus], float]) -> float:
-        measured = [value for device in here if (value := measure(device)) > 0.0]
-        return statistics.median(measured) if len(measured) >= COMPARED_MIN else 0.0
-
-    return _Usual(median(lambda device: device.examples_per_s), median(lambda device: device.talk_s))
 
 
 def duration(seconds: float) -> str:

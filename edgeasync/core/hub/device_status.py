@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from edgeasync.core.hub.budgets import QuotaLeft
 from edgeasync.core.hub.member import Member
+from edgeasync.protocol.feed import DeviceRow
 from edgeasync.protocol.status import DeviceStatus, Quarantine
 
 
@@ -64,6 +65,38 @@ def _describe(member: Member, now_s: float, quota: QuotaLeft, *, ordered: bool) 
         stalled_s=round(member.stalled_s(now_s), 3),
         machine=member.profile.machine,
         software=member.profile.software,
+        address=link.address,
+        joined_s=None if member.notes.joined_s is None else round(now_s - member.notes.joined_s, 3),
+        clock_offset_s=link.clock_offset_s,
+        why_left="" if member.live else member.notes.why_left,
+        last_error=member.notes.error,
+        last_error_s=None if member.notes.error_s is None else round(now_s - member.notes.error_s, 3),
+    )
+
+
+def device_row(device: DeviceStatus, time_s: float) -> DeviceRow:
+    """Return the row of a device in the feed. It was described at `time_s`, in seconds since 1970."""
+    return DeviceRow(
+        id=device.id,
+        state=device.state,
+        last_seen=round(time_s - device.last_seen_s),
+        joined_at=None if device.joined_s is None else round(time_s - device.joined_s),
+        examples_per_s=device.examples_per_s,
+        loss=device.loss,
+        staleness=device.staleness,
+        local_steps=device.local_steps,
+        updates_applied=device.updates_applied,
+        updates_rejected=sum(device.updates_rejected.values()),
+        period_s=device.period_s,
+        talk_share=device.talk_share,
+        round_trip_s=device.round_trip_s,
+        pace_percent=device.pace_percent,
+        temperature_c=device.temperature_c,
+        machine=device.machine,
+        software=device.software,
+        address=device.address,
+        clock_offset_s=device.clock_offset_s,
+        last_error=device.why_left or device.last_error,
     )
 
 

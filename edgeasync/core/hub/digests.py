@@ -24,7 +24,10 @@ def digest(secret: bytes) -> bytes:
 
 
 def with_digests(message: Said) -> Said:
-    """Replace the session and the state id in a device's message by their digests."""
+    """Replace the session and the state id in a device's message by their digests.
+
+    The clock in a ping is dropped, because no decision depends on it.
+    """
     if not isinstance(message, (Push, Ping, Fetch, Hello, FetchGraph, Goodbye)) or (
         message.session is None and not isinstance(message, Hello)
     ):
@@ -32,4 +35,6 @@ def with_digests(message: Said) -> Said:
     session = None if message.session is None else digest(message.session)
     if isinstance(message, Hello):
         return msgspec.structs.replace(message, session=session, state_id=digest(message.state_id))
+    if isinstance(message, Ping):
+        return msgspec.structs.replace(message, session=session, clock_s=None)
     return msgspec.structs.replace(message, session=session)

@@ -141,6 +141,7 @@ class Gathering:
             lengths.append(abs(weight) * one.norm)
             if (member := self._members.members.get(one.device_id)) is not None:
                 member.count_folded(share, clip)
+                self._members.note_change(member)
         count = len(contributions)
         voters = 1 if count == 1 else len({one.voter for one in contributions})
         conditions = Conditions(

@@ -292,6 +292,9 @@ class HubCore:
         obey = (
             self.policy_engine.quarantine if order.order == "quarantine" else self.policy_engine.divergence.release
         )
+        if (ordered := self.members.members.get(order.device_id)) is not None:
+            for member in self.members.of_key(ordered.key) or [ordered]:
+                self.members.note_change(member, urgent=True)
         return obey(voter, order.device_id, now_s)
 
     def _answer(self, event: HubReceived | PushArrived | Heard, member: Member, now_s: float) -> list[HubEffect]:
@@ -331,6 +334,8 @@ class HubCore:
         self.messages_refused += 1
         effects: list[HubEffect] = [Discard(event.handle)] if isinstance(event, PushArrived) else []
         effects.append(SendToDevice(event.peer, refusal.refuse))
+        if refusal.refuse.code != "busy" and (refused := self.members.by_peer(event.peer)) is not None:
+            refused.notes.note_error(str(refusal), now_s)
         if refusal.refuse.code in ("sequence", "malformed"):
             effects += self.admission.strike(event.peer, str(refusal), now_s, event.key)
         if isinstance(event, HubReceived) and refusal.refuse.code == "model_mismatch":
@@ -416,6 +421,12 @@ class HubCore:
             "alarms_past": self.policy_engine.divergence.ended_alarms(now_s),
             "traffic": self.budgets.describe(now_s),
         }
+
+    def count_states(self) -> Counter[str]:
+        """Return the number of devices in each state, as the status shows it."""
+        is_quarantined = self.policy_engine.is_quarantined
+        members = self.members.members.values()
+        return Counter(["quarantined" if is_quarantined(member) else member.shown_state for member in members])
 
     def describe_devices(self, members: Iterable[Member], now_s: float) -> list[DeviceStatus]:
         """Return the devices' entries of the status."""

@@ -4,6 +4,7 @@ They are based on ordinary traffic: no message is sent only to measure the link.
 """
 
 from edgeasync.measurements.medians import RECENT, add_recent, median
+from edgeasync.protocol.messages import Ping
 from edgeasync.protocol.transfers import PIECE_BYTES_MIN, CreditWindow
 
 MEASURED_BYTES_MIN = 1 << 16
@@ -42,6 +43,8 @@ class LinkEstimate:
       of the last five full windows of transfers to the device. The second is the highest bandwidth
       of the last `CYCLES` cycles that transferred at least `MEASURED_BYTES_MIN`. Cycles include
       other work, so the bandwidths measured by them are too low.
+    - `address` is the IP address of the last connection, or empty.
+    - `clock_offset_s` is the device's wall clock minus that of the hub, or `None` if unknown.
     - `is_sure` is true once enough cycles were measured to rule out a faster link.
     - `window` returns the credit window of transfers to the device.
     """
@@ -53,13 +56,17 @@ class LinkEstimate:
         "_round_trips_s",
         "_window",
         "_windows",
+        "address",
         "bytes_down",
         "bytes_up",
+        "clock_offset_s",
     )
 
     def __init__(self) -> None:
         self.bytes_up = 0
         self.bytes_down = 0
+        self.address = ""
+        self.clock_offset_s: float | None = None
         self._counted = (0, 0)
         self._begun_bytes = 0
         self._round_trips_s: list[float] = []
@@ -113,6 +120,14 @@ class LinkEstimate:
             add_recent(self._round_trips_s, round_trip_s, RECENT)
             if self._window is not None:
                 self._window.observe_round_trip(round_trip_s, at_rest=False)
+
+    def observe_clock(self, ping: Ping, hub_s: float) -> None:
+        """Record the device's wall clock; `hub_s` is the hub's when the ping arrived.
+
+        A ping may wait behind an upload, so the offset may be too low by that time.
+        """
+        if ping.clock_s is not None:
+            self.clock_offset_s = round(ping.clock_s + ping.round_trip_s / 2.0 - hub_s, 3)
 
     def observe_window(self, window: CreditWindow) -> None:
         """Record the bandwidth of a full window if one was transferred since the last call."""

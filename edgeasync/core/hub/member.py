@@ -46,6 +46,23 @@ SHORTENED = 0.5
 """If clipping reduces the norm of an update below this fraction, the update counts as shortened."""
 
 
+class Notes(msgspec.Struct):
+    """What happened to a device since the hub's start, for users.
+
+    The device joined at `joined_s`. `why_left` is why it is not connected. `error` is why the hub
+    last refused a message or an update of it, at `error_s`.
+    """
+
+    joined_s: float | None = None
+    why_left: str = ""
+    error: str = ""
+    error_s: float | None = None
+
+    def note_error(self, words: str, now_s: float) -> None:
+        """Record why a message or an update was refused."""
+        self.error, self.error_s = words, now_s
+
+
 class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     """One device that the hub knows, live or not.
 
@@ -56,6 +73,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
     - `held`, the checksum that the device reported for `version`, and `coarse`, which determines
       whether the device may get a coarse whole model: both belong to a session.
     - `voter`, which is derived from the key.
+    - `notes`, which are only shown to users.
     """
 
     device_id: str
@@ -132,6 +150,7 @@ class Member(msgspec.Struct, array_like=True, dict=True, eq=False):
         self.codec_asked, self.codec_changed = 0, False
         self.held: int | None = None
         self.coarse = False
+        self.notes = Notes()
         self.give_to(self.key)
 
     def give_to(self, key: Key) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import Literal
 
+from edgeasync.core.hub.changes import Changes
 from edgeasync.core.hub.events import Peer
-from edgeasync.core.hub.member import LIVE, Member
+from edgeasync.core.hub.member import LIVE, DeviceState, Member
 from edgeasync.core.hub.refusal import RefusalError
 from edgeasync.measurements.device import DeviceMeasurements
 from edgeasync.measurements.medians import median
@@ -29,6 +30,10 @@ class Membership:
 
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
+        self.changes: Changes | None = None
+        """Records changed members while somebody views the fleet."""
+        self.generation = 0
+        """Increases when a member is added or evicted."""
         self.members: dict[str, Member] = {}
         self._in_order: list[Member] = []
         """The members in the order in which they joined, for sampling."""
@@ -65,6 +70,7 @@ class Membership:
 
     def load_state(self, members: list[Member]) -> None:
         """Restore the members of a durable state."""
+        self.generation += 1
         self.members = {member.device_id: member for member in members}
         self._in_order = list(members)
         self.measurements = {member.device_id: member.measurements for member in members}
@@ -105,12 +111,15 @@ class Membership:
 
     def add(self, member: Member) -> None:
         """Add a new member."""
+        self.generation += 1
         self.members[member.device_id] = member
         self._in_order.append(member)
         self.measurements[member.device_id] = member.measurements
 
     def forget(self, member: Member) -> None:
         """Evict a member that is not live."""
+        self.generation += 1
+        self.note_change(member, urgent=True)
         self.end_wait(member)
         del self.members[member.device_id]
         self._in_order.remove(member)
@@ -137,8 +146,19 @@ class Membership:
         self._by_peer[peer] = member
         return replaced
 
+    def note_change(self, member: Member, *, urgent: bool = False) -> None:
+        """Record that a member changed, if anybody views the fleet."""
+        if self.changes is not None:
+            self.changes.note(member.device_id, urgent=urgent)
+
+    def move(self, member: Member, state: DeviceState) -> None:
+        """Change a member's state."""
+        member.move(state)
+        self.note_change(member, urgent=True)
+
     def renew(self, member: Member, now_s: float) -> None:
         """Renew a member's lease."""
+        self.note_change(member)
         member.seen_s = now_s
         member.lease_until_s = now_s + self.lease_s
         if member.device_id in self._leases:
@@ -149,7 +169,7 @@ class Membership:
         if not member.live:
             self.set_pace(member, 100, "")
             self._count(member, 1)
-        member.move("joining")
+        self.move(member, "joining")
         self._leases[member.device_id] = member
 
     def retire(self, member: Member, state: Literal["lost", "left", "quarantined"]) -> None:
@@ -161,7 +181,7 @@ class Membership:
         if member.live:
             self._count(member, -1)
         self._leases.pop(member.device_id, None)
-        member.move(state)
+        self.move(member, state)
         self.end_wait(member)
 
     def set_pace(self, member: Member, percent: int, reason: str) -> None:
@@ -171,6 +191,7 @@ class Membership:
         """
         paused = member.pauses
         member.pace_percent, member.pace_reason = percent, reason
+        self.note_change(member, urgent=True)
         if member.pauses == paused:
             return
         if paused:
@@ -276,9 +297,12 @@ class Membership:
             if not connected:
                 member.peer = b""
                 self.end_wait(member)
+            self.note_change(member)
             if member.live and not connected:
                 self.set_pace(member, 100, "")  # its next ping reports the current pace
-                member.move("joining")  # `greet` then accepts a device whose session is newer than this state
+                self.move(
+                    member, "joining"
+                )  # `greet` then accepts a device whose session is newer than this state
         if not connected:
             self._by_peer.clear()
 

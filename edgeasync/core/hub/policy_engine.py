@@ -113,6 +113,7 @@ class PolicyEngine:
             effects += self._look_at_fleet(now_s)
         if isinstance(weight, Rejected):
             self._count_rejected(member.device_id, weight.reason)
+            member.notes.note_error(f"update rejected: {weight.reason}", now_s)
             if weight.reason in UNCOUNTED:
                 state.electorate.spoken[member.device_id] = None
             effects.append(Discard(update.handle))
@@ -151,6 +152,7 @@ class PolicyEngine:
         self.state.updates_rejected += 1
         if (member := self._members.members.get(device_id)) is not None:
             member.updates_rejected[reason] = member.updates_rejected.get(reason, 0) + 1
+            self._members.note_change(member)
 
     def drop_updates(self, device_id: str, reason: str) -> list[HubEffect]:
         """Drop a device's buffered updates, and record `reason` as their outcome."""
@@ -322,9 +324,9 @@ class PolicyEngine:
             "cadence": self.pacing.describe(devices),
             "fleet": FleetStatus(
                 staleness_mean=round(fleet.staleness_mean, 3),
-                agreement=_number(fleet.agreement),
-                loss=_number(fleet.loss),
-                loss_variance=_number(fleet.loss_variance),
+                agreement=json_number(fleet.agreement),
+                loss=json_number(fleet.loss),
+                loss_variance=json_number(fleet.loss_variance),
             ),
             "learning_rate_factor": self.learning_rate_factor,
             "rollbacks": state.divergence.rollbacks,
@@ -338,7 +340,7 @@ class PolicyEngine:
         assert self.state.updates_applied >= self.state.warm_up.updates
 
 
-def _number(value: float) -> float | None:
+def json_number(value: float) -> float | None:
     """Round a number to six digits for JSON; return `None` if it is infinite or NaN."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
@@ -347,4 +349,6 @@ def describe_evaluation(evaluated: Evaluated | None) -> EvaluationStatus | None:
     """Return an evaluation for the status."""
     if evaluated is None:
         return None
-    return EvaluationStatus(version=evaluated.number, loss=_number(evaluated.loss), accuracy=evaluated.accuracy)
+    return EvaluationStatus(
+        version=evaluated.number, loss=json_number(evaluated.loss), accuracy=evaluated.accuracy
+    )

@@ -237,7 +237,7 @@ def make_messages():
         Assignment(VERSION, 16, "int8", 99, 24, 3, ack, Deltas(40, (12, 12), 98, "float16"), "float16", 0.75),
         Piece(3, 1 << 20, 97),
         Credit(3, 1 << 20),
-        Ping(SESSION, 12.5, 160, 0.25, 50, "76 C", 76.5),
+        Ping(SESSION, 12.5, 160, 0.25, 50, "76 C", 76.5, 1.75e9),
         Pong(12.5),
         Goodbye("stopping", SESSION),
         Refuse("busy", "the hub is busy; try again", 0.5, rest=True),

@@ -40,6 +40,12 @@ class Notes:
     def describe(self):
         return {}
 
+    def address_of(self, peer):
+        return ""
+
+    def wall_s(self):
+        return 0.0
+
     def save(self, snapshot, *, last):
         pass
 

@@ -23,7 +23,8 @@ DEVICE = DeviceStatus(
     assigned_steps=8, why="period 1 s", bound="", step_s=0.1, talk_s=0.2, talk_share=0.2, period_s=1.0,
     push_codec="int8", bytes_up=1000, bytes_down=2000, round_trip_s=0.01, bandwidth_bytes_per_s=1_000_000,
     day_bytes=3000, bytes_per_day_max=None, day_left_bytes=None, rest_s=0.0, stalled_s=0.5, machine="aarch64",
-    software="edgeasync 0.1.0",
+    software="edgeasync 0.1.0", address="10.0.0.7", joined_s=3600.0, clock_offset_s=0.01, why_left="",
+    last_error="", last_error_s=None,
 )  # fmt: skip
 """A device that trains without trouble."""
 

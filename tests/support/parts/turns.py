@@ -38,6 +38,12 @@ class Shell:
         self.in_background += 1
         self.later.append(lambda: then(work()))
 
+    def address_of(self, peer):
+        return f"10.0.0.{peer[-1]}"
+
+    def wall_s(self):
+        return 1e9
+
     def report(self, report):
         pass
 

@@ -4,6 +4,7 @@ import itertools
 import math
 from typing import get_args
 
+import msgspec
 import pytest
 
 from edgeasync.core.device.bounds import LOCAL_STEPS_MAX
@@ -232,6 +233,20 @@ def test_a_welcome_resets_the_back_off():
     assert device.kinds == [CloseConnection, DeviceReport]
     device.until(Connect)
     assert device.now_s - since_s <= 0.1
+
+
+def test_a_ping_tells_the_clock_once_a_minute():
+    device = DeviceBench().training()
+    device.core.welcome = msgspec.structs.replace(device.core.welcome, heartbeat_s=20.0, lease_s=1e6)
+    clocks = []
+    for _ in range(7):
+        device.now_s = device.core._ping_at_s
+        for effect in device.core.tick(device.now_s, 7, 1e9 + device.now_s):
+            clocks += [effect.message.clock_s] if isinstance(effect, SendToHub) else []
+    assert [clock is not None for clock in clocks] == [True, False, False, True, False, False, True]
+    for strange in (math.nan, -1.0, 1e12):
+        device.core._clock_at_s = 0.0
+        assert device.core._ping(device.core.welcome, 0.0, 7, strange).clock_s is None
 
 
 def test_training_goes_on_while_the_hub_is_silent():

@@ -47,6 +47,30 @@ def test_exactly_the_silent_are_lost_at_the_deadline(hub_bench):
     assert hub.core.members.live_count == 0
 
 
+def test_the_status_says_since_when_a_device_is_here_and_why_it_left(hub_bench):
+    hub = hub_bench(limits={"strikes_max": 2, "quarantine_s": 30.0})
+
+    def shown(name="a"):
+        (device,) = [one for one in hub.core.status(hub.now_s)["devices"] if one["id"] == name]
+        return device["joined_s"], device["why_left"], device["last_error"], device["last_error_s"]
+
+    hub.hello("a", at_s=1.0)
+    hub.hello("a", session=hub.sessions["a"], at_s=3.0)
+    assert shown() == (2.0, "", "", None), "a reconnection is not a new start"
+    hub.tick(18.0)
+    assert shown() == (17.0, "nothing heard for 15.0 s", "", None)
+    hub.ping("a", at_s=20.0)
+    assert shown() == (0.0, "", "", None)
+    hub.leave("a", "paused", at_s=21.0)
+    assert shown()[1] == "paused by its program"
+    hub.hello("a", start=2, at_s=22.0)
+    assert shown() == (0.0, "", "", None)
+    hub.give(HubReceivedMalformed(hub.peers["a"], "nonsense"), 23.0)
+    assert shown()[1:] == ("", "nonsense", 0.0)
+    hub.give(HubReceivedMalformed(hub.peers["a"], "nonsense"), 24.0)
+    assert shown()[1:] == ("quarantined after 2 malformed messages", "nonsense", 0.0)
+
+
 TRAFFIC = {
     "ping": lambda hub: hub.ping(),
     "fetch": lambda hub: hub.fetch(),

@@ -350,7 +350,8 @@ def test_status_is_the_contract(hub_bench):
         "pushes_answered": 3, "updates_applied": 1, "duplicates": 1, "updates_rejected": {"future_version": 1},
         "weight_kept": 1.0, "loss": 0.5, "pace_percent": 100, "pace_reason": "", "assigned_steps": 16,
         "why": "fixed", "bound": "", "step_s": 0.25, "period_s": 4.0, "push_codec": "identity",
-        "stalled_s": 1.5, "machine": "", "software": "",
+        "stalled_s": 1.5, "machine": "", "software": "", "address": "", "joined_s": 3.5, "clock_offset_s": None,
+        "why_left": "", "last_error": "update rejected: future_version", "last_error_s": 1.5,
     }  # fmt: skip
     assert told["traffic"] == {
         "bytes_up": 0, "bytes_down": 0, "day_bytes": 0, "day_remaining_s": 86_396.5, "bytes_per_day_max": None,

@@ -1,6 +1,7 @@
 import pytest
 
 from edgeasync.core.hub.link import BANDWIDTH_MAX_BYTES_PER_S, LinkEstimate
+from edgeasync.protocol.messages import Ping
 
 
 def cycle(link, up, down, communication_s):
@@ -69,3 +70,13 @@ def test_the_window_is_kept_over_connections_and_made_anew_for_other_pieces():
     assert link.window(1 << 20, narrow=False) is window
     assert window.bytes == 1 << 18
     assert link.window(1 << 16, narrow=True).bytes == 1 << 16
+
+
+def test_a_clock_is_compared_half_a_round_trip_after_its_ping_was_sent():
+    link = LinkEstimate()
+    link.observe_clock(Ping(b"s" * 16, 1.0, 2), 1e9)
+    assert link.clock_offset_s is None
+    link.observe_clock(Ping(b"s" * 16, 1.0, 2, 0.5, clock_s=1e9 - 60.25), 1e9)
+    assert link.clock_offset_s == -60.0
+    link.observe_clock(Ping(b"s" * 16, 1.0, 2), 2e9)
+    assert link.clock_offset_s == -60.0
