@@ -220,7 +220,10 @@ class GraphGradient:
         data = [name for name in inputs if name != TARGET and name not in {p.name for p in spec.parameters}]
         self._x = tuple([InputForm.of(inputs[name]) for name in data])
         if not data or len({form.rows for form in self._x}) > 1:
-            raise GraphError(f"the graph's inputs {', '.join(data) or '(none)'} have no common batch size")
+            raise GraphError(
+                f"the graph's inputs {', '.join(data) or '(none)'} have no common batch size; export the model "
+                "again with the same first dimension for all inputs, and build its training graph again"
+            )
         self._y = InputForm.of(inputs[TARGET])
         self._loss, self._weight = np.zeros((), np.float32), np.zeros((), np.float32)
         self._binding = self._session.io_binding()
