@@ -3,6 +3,7 @@
 A dimension of a shape is an `int`, or `None` if it depends on the batch size.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,14 @@ FLOAT = np.dtype(np.float32)
 ONNXRUNTIME = "com.microsoft"
 """The domain of onnxruntime's own operators. Devices support some of them, but they have no
 gradient rules.
+"""
+
+
+RUN_MIN, RUN_MAX = 16, 128
+"""Lengths of the runs in which gradients are summed over rows.
+
+onnxruntime adds rows one by one, so that equal rows can lose a digit or two. With runs, errors are
+near those of torch, and a sum takes no longer.
 """
 
 
@@ -148,10 +157,34 @@ class Graph:
         axes += [extra + axis for axis, dim in enumerate(to) if dim == 1 and shape[extra + axis] != 1]
         if not axes:
             return value
+        if axes == list(range(len(axes))) and (runs := self._sum_runs(value, shape, len(axes))) is not None:
+            value, left = runs
+            total = self.op("ReduceSum", value, self.ints(*range(left)), keepdims=0)
+            return total if len(axes) == extra else self.op("Reshape", total, self.ints(*(dim or 0 for dim in to)))
         if len(axes) == extra:
             return self.op("ReduceSum", value, self.ints(*axes), keepdims=0)
         summed = self.op("ReduceSum", value, self.ints(*axes), keepdims=1)
         return self.op("Squeeze", summed, self.ints(*range(extra))) if extra else summed
+
+    def _sum_runs(self, value: str, shape: Shape, count: int) -> tuple[str, int] | None:
+        """Sum runs of rows, where the first `count` axes are the rows.
+
+        Returns the sums of the runs, and the number of axes that these have instead of `count`. A run
+        has a fixed length that divides the number of rows, or else it is the last of the axes. Returns
+        `None` if both are short.
+        """
+        kept, fixed = [dim for dim in shape[count:] if dim is not None], [dim for dim in shape[:count] if dim]
+        rows, last = math.prod(fixed), shape[count - 1]
+        if count + len(kept) < len(shape) or math.prod(kept) == 1 or (len(fixed) == count and rows <= RUN_MAX):
+            return None
+        run = max(size for size in range(1, RUN_MAX + 1) if rows % size == 0)
+        if run >= RUN_MIN:
+            if shape[1:count] != (run,):
+                value = self.op("Reshape", value, self.ints(-1, run, *kept))
+            return self.op("ReduceSum", value, self.ints(1), keepdims=0), 1
+        if count > 1 and (last is None or last >= RUN_MIN):
+            return self.op("ReduceSum", value, self.ints(count - 1), keepdims=0), count - 1
+        return None
 
 
 def needed(nodes: Iterable[Node], outputs: Iterable[str]) -> list[Node]:
