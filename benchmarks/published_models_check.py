@@ -16,7 +16,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +31,15 @@ from torch.utils import _pytree
 from benchmarks import published_models_onnx as in_torch
 from benchmarks.published_models_limits import ERROR_RATIO_MAX, EXACT, WRONG, WRONG_RATIO_MAX
 from benchmarks.published_models_make import Example, draw, example_of, make
+from benchmarks.published_models_sides import Follower, Recorder, deciding
 from edgeasync.autodiff.build import TrainingGraph, build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError, arguments
 
 BATCH, FLAGS_MAX = 4, 3
 
-INPUTS, INPUTS_MAX = 4, 16
-"""How many inputs are compared: the second number if our error exceeds its limit for the first.
-
-In float32, a few ReLUs and max-pools of a deep model may choose another side than in float64. A
-single one among millions changes gradients up to a thousand times as much as rounding does, for
-torch as well as for us. If it happens for about half of the inputs, medians are a matter of chance.
-"""
-
-MEDIAN, QUARTILE = 0.5, 0.25
-"""Shares of the inputs whose errors are compared: the median of few, the lower quartile of many."""
+INPUTS = 4
+"""How many inputs are compared. The medians of their errors count."""
 
 SIDES = ("ours", "torch")
 PROVIDERS = ["CPUExecutionProvider"]
@@ -165,25 +157,32 @@ class Oracle:
         self, module: Any, model: bytes, made: TrainingGraph, settings: GraphSettings, example: Example
     ) -> None:
         self._settings, self.module = settings, module
-        self._proto = in_torch.parse(model)
+        self.proto = in_torch.parse(model)
         self._names = {entry.name: entry.role for entry in made.spec.parameters}
         self._initial = made.spec.views(made.initial)
-        names = [entry.name for entry in self._proto.graph.output]
+        names = [entry.name for entry in self.proto.graph.output]
         self.output = prediction_of(made.model)
         plain = isinstance(module, nn.Module) and not _is_keras(module)
         self.own = plain and self.output in names and _accepts_float64(module, example)
         """Whether the module itself computes the output that is trained."""
         self._place = names.index(self.output) if self.own else 0
 
-    def __call__(self, feeds: Mapping[str, Array], target: Array, kind: torch.dtype) -> Gradients:
-        """Return the gradients of the parameters, computed in float32 or float64."""
+    def __call__(
+        self, feeds: Mapping[str, Array], target: Array, kind: torch.dtype, apply: in_torch.Apply | None = None
+    ) -> Gradients:
+        """Return the gradients of the parameters, computed in float32 or float64.
+
+        If `apply` is set, torch runs the file, and this function computes the operators.
+        """
         torch.set_default_dtype(kind)
         inputs = {
             name: torch.from_numpy(value).to(kind if value.dtype.kind == "f" else None)
             for name, value in feeds.items()
         }
         try:
-            return self._by_module(inputs, target, kind) if self.own else self._by_file(inputs, target, kind)
+            if self.own and apply is None:
+                return self._by_module(inputs, target, kind)
+            return self._by_file(inputs, target, kind, apply or in_torch.compute)
         finally:
             torch.set_default_dtype(torch.float32)
 
@@ -199,13 +198,15 @@ class Oracle:
             name: gradient.numpy() for name, gradient in zip(named, gradients, strict=True) if gradient is not None
         }
 
-    def _by_file(self, inputs: Mapping[str, Tensor], target: Array, kind: torch.dtype) -> Gradients:
+    def _by_file(
+        self, inputs: Mapping[str, Tensor], target: Array, kind: torch.dtype, apply: in_torch.Apply
+    ) -> Gradients:
         trained = [name for name, role in self._names.items() if role == "trained"]
         values = {name: torch.from_numpy(self._initial[name].copy()).to(kind) for name in trained}
         for value in values.values():
             value.requires_grad_()
         live = {name for name, role in self._names.items() if role == "statistic"}
-        scores = in_torch.run(self._proto, {**inputs, **values}, live, self.output)
+        scores = in_torch.run(self.proto, {**inputs, **values}, live, self.output, apply)
         gradients = torch.autograd.grad(loss_of(scores, target, self._settings), list(values.values()))
         return {name: gradient.numpy() for name, gradient in zip(trained, gradients, strict=True)}
 
@@ -234,7 +235,9 @@ def prediction_of(training: bytes) -> str:
     return str(notes["edgeasync.output"])
 
 
-def feeds_of(session: onnxruntime.InferenceSession, made: TrainingGraph, example: Example, seed: int) -> Gradients:
+def feeds_of(
+    session: onnxruntime.InferenceSession, made: TrainingGraph, example: Example, seed: int
+) -> tuple[Gradients, Array]:
     """Draw the inputs and the target of a training graph."""
     generator = np.random.Generator(np.random.PCG64(seed))
     notes = session.get_modelmeta().custom_metadata_map
@@ -253,55 +256,74 @@ def feeds_of(session: onnxruntime.InferenceSession, made: TrainingGraph, example
                 feeds[name] = generator.standard_normal(shape).astype(np.float32)
     sizes = [rows if not isinstance(size, int) else size for size in entries["target"].shape]
     if entries["target"].type == "tensor(int64)":
-        feeds["target"] = generator.integers(0, int(notes["edgeasync.classes"]), sizes)
-    elif "bce" in notes["edgeasync.loss"]:
-        feeds["target"] = generator.integers(0, 2, sizes).astype(np.float32)
-    else:
-        feeds["target"] = generator.standard_normal(sizes).astype(np.float32)
-    return feeds
+        return feeds, generator.integers(0, int(notes["edgeasync.classes"]), sizes)
+    if "bce" in notes["edgeasync.loss"]:
+        return feeds, generator.integers(0, 2, sizes).astype(np.float32)
+    return feeds, generator.standard_normal(sizes).astype(np.float32)
+
+
+class Errors:
+    """The errors of both sides for several inputs, of all gradients together and of each."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._totals: dict[str, list[float]] = {side: [] for side in SIDES}
+        self._parts: dict[str, dict[str, list[float]]] = {side: {name: [] for name in names} for side in SIDES}
+
+    def add(self, side: str, found: Mapping[str, Array | None], exact: Mapping[str, Array | None]) -> None:
+        """Add the errors for one input."""
+        total, each = errors_of(found, {name: exact.get(name) for name in self._parts[side]})
+        self._totals[side].append(total)
+        for name, error in each.items():
+            self._parts[side][name].append(error)
+
+    def medians(self) -> Outcome:
+        """Return the medians, their ratio, and the parameter with the largest ratio."""
+        floor = WRONG / WRONG_RATIO_MAX
+        by_name = {name: {side: self._parts[side][name] for side in SIDES} for name in self._parts["ours"]}
+        ratios = {name: _ratio(errors, floor) for name, errors in by_name.items()}
+        worst = max(ratios, key=lambda name: ratios[name])
+        return {
+            "error ratio": _ratio(self._totals),
+            "error": statistics.median(self._totals["ours"]),
+            "torch error": statistics.median(self._totals["torch"]),
+            "worst": worst,
+            "worst ratio": ratios[worst],
+            "worst error": statistics.median(by_name[worst]["ours"]),
+            "worst torch error": statistics.median(by_name[worst]["torch"]),
+        }
 
 
 def compare(oracle: Oracle, made: TrainingGraph, example: Example, seed: int) -> Outcome:
-    """Compare all gradients with torch's in float64, for several inputs."""
+    """Compare all gradients with torch's in float64, for several inputs.
+
+    If our error exceeds a limit, both sides are compared once more, on the same sides of all kinks.
+    """
     session, session_s = _timed(partial(onnxruntime.InferenceSession, made.model, _options(), PROVIDERS))
     trained = [entry.name for entry in made.spec.parameters if entry.role == "trained"]
     same = _matched(made, oracle.module) if oracle.own else {name: name for name in trained}
     own = [name for name in trained if name in same]
     steps: dict[str, list[float]] = {side: [] for side in SIDES}
-    totals: dict[str, list[float]] = {side: [] for side in SIDES}
-    parts: dict[str, dict[str, list[float]]] = {side: {name: [] for name in own} for side in SIDES}
-    missing = set[str]()
-    for number in count():
-        if number == INPUTS_MAX or (number == INPUTS and _ratio(totals, MEDIAN) <= ERROR_RATIO_MAX):
-            break
-        feeds = feeds_of(session, made, example, seed + number)
-        target = feeds.pop("target")
+    errors, missing = Errors(own), set[str]()
+    drawn = [feeds_of(session, made, example, seed + number) for number in range(INPUTS)]
+    for feeds, target in drawn:
         exact = oracle(feeds, target, torch.float64)
         missing.update(name for name, value in exact.items() if value.any() and name not in same.values())
         given = {**feeds, "target": target, **made.spec.views(made.initial)}
         results, ours_s = _timed(partial(session.run, [f"{name}.grad" for name in own], given))
         rounded, torch_s = _timed(partial(oracle, feeds, target, torch.float32))
+        expected = {name: exact.get(same[name]) for name in own}
         found = {"ours": dict(zip(own, results, strict=True)), "torch": {n: rounded.get(same[n]) for n in own}}
         for side, took_s in (("ours", ours_s), ("torch", torch_s)):
             steps[side].append(took_s)
-            total, each = errors_of(found[side], {name: exact.get(same[name]) for name in own})
-            totals[side].append(total)
-            for name, error in each.items():
-                parts[side][name].append(error)
-    floor, share = WRONG / WRONG_RATIO_MAX, MEDIAN if number == INPUTS else QUARTILE
-    ratios = {name: _ratio({side: parts[side][name] for side in SIDES}, share, floor) for name in own}
-    worst = max(own, key=lambda name: ratios[name])
-    return {
-        "inputs": number,
-        "median ratio": _ratio({side: totals[side][:INPUTS] for side in SIDES}, MEDIAN),
+            errors.add(side, found[side], expected)
+    told = errors.medians()
+    plain, told["distance"] = told["error ratio"], 0.0
+    if plain > ERROR_RATIO_MAX or told["worst ratio"] > WRONG_RATIO_MAX:
+        del session
+        told |= compare_on_same_sides(oracle, made, drawn, {name: same[name] for name in own})
+    return told | {
+        "plain ratio": plain,
         "oracle": "module" if oracle.own else "file",
-        "error ratio": _ratio(totals, share),
-        "error": float(np.quantile(totals["ours"], share)),
-        "torch error": float(np.quantile(totals["torch"], share)),
-        "worst": worst,
-        "worst ratio": ratios[worst],
-        "worst error": float(np.quantile(parts["ours"][worst], share)),
-        "worst torch error": float(np.quantile(parts["torch"][worst], share)),
         "unknown": [name for name in trained if name not in same],
         "missing": sorted(missing),
         "session s": session_s,
@@ -310,9 +332,42 @@ def compare(oracle: Oracle, made: TrainingGraph, example: Example, seed: int) ->
     }
 
 
-def _ratio(errors: Mapping[str, Sequence[float]], share: float, floor: float = EXACT / ERROR_RATIO_MAX) -> float:
-    """Return a quantile of our errors over that of torch's, or over `floor` if that is larger."""
-    ours, torch_ = [float(np.quantile(errors[side], share)) for side in SIDES]
+def compare_on_same_sides(
+    oracle: Oracle, made: TrainingGraph, drawn: Sequence[tuple[Gradients, Array]], same: Mapping[str, str]
+) -> Outcome:
+    """Compare gradients with those in float64 on the same sides of all kinks, for us and for torch.
+
+    `distance` is the largest distance of the values that decide on the sides from those in float64.
+    If torch's module is the oracle, it includes the distance of the module's gradients from the file's.
+    """
+    own, proto = list(same), onnx.load_model_from_string(made.model)
+    decides = deciding(oracle.proto, {name for node in proto.graph.node for name in node.output})
+    asked, outputs = [*dict.fromkeys(decides.values())], {entry.name for entry in proto.graph.output}
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in asked if name not in outputs)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), _options(), PROVIDERS)
+    errors, distance = Errors(own), 0.0
+    if oracle.own:
+        by_module = oracle(*drawn[0], torch.float64)
+        by_file = oracle(*drawn[0], torch.float64, in_torch.compute)
+        distance = errors_of(by_file, {name: by_module.get(same[name]) for name in own})[0]
+    for feeds, target in drawn:
+        given = {**feeds, "target": target, **made.spec.views(made.initial)}
+        results = session.run([*(f"{name}.grad" for name in own), *asked], given)
+        values = dict(zip(asked, map(torch.from_numpy, results[len(own) :]), strict=True))
+        seen = {name: values[real] for name, real in decides.items()}
+        recorder = Recorder()
+        rounded = oracle(feeds, target, torch.float32, recorder)
+        found = {"ours": (dict(zip(own, results, strict=False)), seen), "torch": (rounded, recorder.seen)}
+        for side, (gradients, chosen) in found.items():
+            follower = Follower(chosen)
+            errors.add(side, gradients, oracle(feeds, target, torch.float64, follower))
+            distance = max(distance, follower.distance)
+    return errors.medians() | {"distance": distance}
+
+
+def _ratio(errors: Mapping[str, Sequence[float]], floor: float = EXACT / ERROR_RATIO_MAX) -> float:
+    """Return the median of our errors over that of torch's, or over `floor` if that is larger."""
+    ours, torch_ = [float(np.median(errors[side])) for side in SIDES]
     return ours / max(torch_, floor)
 
 

@@ -14,3 +14,6 @@ WRONG = 1e-3
 
 WRONG_RATIO_MAX = 10.0
 """A parameter's error may be this many times that of torch in float32."""
+
+DISTANCE_MAX = 1e-3
+"""The values that decide on the sides of kinks may differ by this share from those in float64."""

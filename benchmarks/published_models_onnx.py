@@ -1,6 +1,6 @@
 """Runs an ONNX file in torch, whose autograd is the oracle for models without a torch module."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,23 @@ from edgeasync.autodiff.reading import stops_gradient
 
 Values = dict[str, Tensor]
 
+Apply = Callable[[onnx.NodeProto, Mapping[str, Any], Sequence[Tensor | None]], Any]
+"""Computes an operator from its node, attributes and inputs."""
 
-def run(model: onnx.ModelProto, values: Mapping[str, Tensor], live: set[str], output: str) -> Tensor:
+
+def compute(node: onnx.NodeProto, attributes: Mapping[str, Any], inputs: Sequence[Tensor | None]) -> Any:
+    """Compute an operator. Raises `KeyError` for an unknown one."""
+    return OPERATORS[node.op_type](attributes, *inputs)
+
+
+def run(
+    model: onnx.ModelProto, values: Mapping[str, Tensor], live: set[str], output: str, apply: Apply = compute
+) -> Tensor:
     """Compute a tensor of a model from its inputs and parameters.
 
     Constants are converted to the type of the floating-point `values`. Batch norms whose statistics
-    are in `live` use those of the batch. Raises `KeyError` for an unknown operator.
+    are in `live` use those of the batch. `apply` computes all other operators. Raises `KeyError` for
+    an unknown operator.
     """
     kind = next(value.dtype for value in values.values() if value.is_floating_point())
     have: Values = {entry.name: _tensor(entry, kind) for entry in model.graph.initializer}
@@ -46,7 +57,7 @@ def run(model: onnx.ModelProto, values: Mapping[str, Tensor], live: set[str], ou
                 eps=epsilon,
             )
             continue
-        made = OPERATORS[node.op_type](attributes, *inputs)
+        made = apply(node, attributes, inputs)
         made = made.detach() if stops_gradient(node) else made
         for name, value in zip(node.output, made if isinstance(made, tuple | list) else [made], strict=False):
             if name and name not in values:
