@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgeasync.cli.output import visible
+from edgeasync.core.hub.attention import duration
 from edgeasync.protocol.status import DeviceStatus
 
 SortKey = Literal["name", "state", "seen", "updates", "stale", "speed", "loss", "period", "talk", "traffic"]
@@ -73,9 +74,7 @@ def device_lines(device: DeviceStatus) -> Iterator[tuple[str, str]]:
     yield "state", state_words(device)
     if device.quarantine is not None:
         yield "quarantine", f"{device.quarantine.cause}; ends {device.quarantine.ends}"
-    yield "last seen", f"{device.last_seen_s:.1f} s ago"
-    if device.stalled_s:
-        yield "last step", f"{device.stalled_s:.1f} s ago"
+    yield from _presence(device)
     yield "machine", ", ".join(filter(None, (device.machine, device.software))) or "unknown"
     if device.temperature_c is not None:
         yield "temperature", f"{device.temperature_c:.0f} C"
@@ -98,6 +97,23 @@ def device_lines(device: DeviceStatus) -> Iterator[tuple[str, str]]:
     yield "traffic", f"{in_bytes(device.bytes_up)} up, {in_bytes(device.bytes_down)} down, {_day(device)}"
 
 
+def _presence(device: DeviceStatus) -> Iterator[tuple[str, str]]:
+    """Yield since when a device is connected and from where, or why it left, and its last error."""
+    if device.why_left:
+        yield "left", device.why_left
+    yield "last seen", f"{device.last_seen_s:.1f} s ago"
+    if device.joined_s is not None:
+        yield "joined", f"{duration(device.joined_s)} ago"
+    if device.stalled_s:
+        yield "last step", f"{device.stalled_s:.1f} s ago"
+    if device.last_error_s is not None:
+        yield "last error", f"{duration(device.last_error_s)} ago: {device.last_error}"
+    if device.address:
+        yield "address", device.address
+    if device.clock_offset_s is not None:
+        yield "clock", _clock(device.clock_offset_s)
+
+
 def state_words(device: DeviceStatus) -> str:
     """Return a device's state, and why it trains at a reduced pace if it does."""
     if device.pace_percent == 0:
@@ -105,6 +121,13 @@ def state_words(device: DeviceStatus) -> str:
     percent = f"{device.pace_percent} %" if device.pace_percent < 100 else ""
     slowed = ", ".join(filter(None, (percent, device.pace_reason)))
     return f"{device.state} at {slowed}" if slowed else str(device.state)
+
+
+def _clock(offset_s: float) -> str:
+    """Return by how much a device's clock differs from the hub's."""
+    if abs(offset_s) < 1.0:
+        return "as the hub's"
+    return f"{duration(abs(offset_s))} {'ahead of' if offset_s > 0.0 else 'behind'} the hub's"
 
 
 def _loss(device: DeviceStatus) -> str:

@@ -21,7 +21,17 @@ HISTORY_MAX = 2000
 """Maximum number of points of the history."""
 
 Reason = Literal[
-    "lost", "quarantined", "warned", "stuck", "paused", "losing", "slowed", "slow_link", "slow", "never_came"
+    "lost",
+    "quarantined",
+    "warned",
+    "stuck",
+    "hot",
+    "paused",
+    "losing",
+    "slowed",
+    "slow_link",
+    "slow",
+    "never_came",
 ]
 """Why a device needs attention, the most urgent reason first."""
 

@@ -71,6 +71,11 @@ class HubFeed:
         self._waiting: set[asyncio.Future[bytes]] = set()
         self._closed = False
 
+    @property
+    def number(self) -> int:
+        """The number of the newest update: read it when `whole` or `after` has returned."""
+        return self._feed.number
+
     async def whole(self) -> bytes:
         """Return a whole `FeedUpdate` as JSON. All callers share one encoding of each update."""
         return await self._ask(self._feed.whole)

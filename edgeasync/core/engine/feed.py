@@ -184,7 +184,7 @@ class Feed:
         if self._totals is None or now_s >= self._totals[0] + EVERY_S:
             counts = self._core.count_states() if self._view is None else self._rows.counts
             summary = HubSummary(**self._summary(now_s))
-            self._totals = now_s, FleetTotals(summary, {state: n for state, n in counts.items() if n})
+            self._totals = now_s, FleetTotals(summary, counts)
         return self._totals[1]
 
     def _wait(self, number: int, tell: Tell) -> None:
@@ -266,7 +266,8 @@ class Feed:
                 self._drafting = False
                 self._publish(described, view)
 
-        self._engine.outbox.show(publish)
+        # A step of its own, because the first update of a large fleet takes milliseconds to encode.
+        self._engine.outbox.show(partial(self._shell.after, 0.0, publish))
 
     def _summary(self, now_s: float) -> dict[str, Any]:
         """Return the fields of a `HubSummary`."""
@@ -326,7 +327,7 @@ class Feed:
             everything = {
                 "previous": 0,
                 "columns": COLUMNS,
-                "devices": raw_list([row.text for row in self._rows.rows.values()]),
+                "devices": raw_list(self._rows.rows.values()),
                 "gone": [],
                 "events": self._events.latest(EVENTS_SHOWN, 0, self._event),
                 "history": self._curve.since(0, self._point),
@@ -342,7 +343,7 @@ class Feed:
                 "number": self.number,
                 "time": view.time,
                 "summary": view.summary,
-                "counts": {state: count for state, count in self._rows.counts.items() if count},
+                "counts": self._rows.counts,
                 "attention": view.attention,
                 "attention_count": view.attention_count,
                 **changes,

@@ -15,18 +15,12 @@ from edgeasync.protocol.feed import ATTENTION_MAX, Attention
 from edgeasync.protocol.status import ActiveAlarm, DeviceStatus
 
 
-class Row(NamedTuple):
-    """What viewers know of a device: its state and its encoded row."""
-
-    state: str
-    text: bytes
-
-
 class Described(NamedTuple):
     """A device as described for the next update; `row` is `None` if the hub has forgotten it."""
 
     name: str
-    row: Row | None
+    state: str
+    row: bytes | None
 
 
 class FleetRows:
@@ -39,9 +33,11 @@ class FleetRows:
         self._core = core
         self._members = core.members
         self.zero_s = zero_s
-        self.rows: dict[str, Row] = {}
-        self.counts: Counter[str] = Counter()
-        """Number of published devices in each state."""
+        self.rows: dict[str, bytes] = {}
+        """The published row of each device, encoded."""
+        self._states: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
+        """Number of published devices in each state; "" counts those that are not published."""
         self._urgencies: dict[str, Urgency] = {}
         self._alarms: dict[str, ActiveAlarm] = {}
         self._usual = Usual(0.0, 0.0)
@@ -61,7 +57,7 @@ class FleetRows:
                 known.append(member)
             else:
                 self._urgencies.pop(name, None)
-                described.append(Described(name, None))
+                described.append(Described(name, "", None))
         return described + self.look(self._core.describe_devices(known, now_s), now_s)
 
     def look(self, devices: Iterable[DeviceStatus], now_s: float) -> list[Described]:
@@ -73,9 +69,14 @@ class FleetRows:
                 self._urgencies[device.id] = found[0]
             else:
                 self._urgencies.pop(device.id, None)
-            text = msgspec.json.encode(device_row(device, self.zero_s + now_s))
-            described.append(Described(device.id, Row(device.state, text)))
+            row = msgspec.json.encode(device_row(device, self.zero_s + now_s))
+            described.append(Described(device.id, device.state, row))
         return described
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of published devices in each state."""
+        return {state: count for state, count in self._counts.items() if state and count}
 
     @property
     def attention_count(self) -> int:
@@ -96,21 +97,28 @@ class FleetRows:
 
     def apply(self, described: Iterable[Described]) -> tuple[list[bytes], list[str]]:
         """Publish rows; return those that differ, and the names of forgotten devices."""
+        if not self.rows:  # faster than the loop below
+            known = [one for one in described if one.row is not None]
+            self.rows = {name: row for name, _, row in known if row is not None}
+            self._states = {name: state for name, state, _ in known}
+            self._counts = Counter(self._states.values())
+            return list(self.rows.values()), []
         changed: list[bytes] = []
         gone: list[str] = []
-        for name, new in described:
-            old = self.rows.get(name)
-            if new == old:
+        for name, state, row in described:
+            if self.rows.get(name) == row:
                 continue
-            if new is None:
+            before = self._states.pop(name, None)
+            if row is None:
                 del self.rows[name]
                 gone.append(name)
             else:
-                self.rows[name] = new
-                self.counts[new.state] += 1
-                changed.append(new.text)
-            if old is not None:
-                self.counts[old.state] -= 1
+                self.rows[name] = row
+                self._states[name] = state
+                changed.append(row)
+            if before != state:
+                self._counts[before or ""] -= 1
+                self._counts[state] += 1
         return changed, gone
 
 

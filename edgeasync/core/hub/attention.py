@@ -1,5 +1,6 @@
 """Find the devices that need an operator's attention, from a status."""
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, get_args
 
@@ -9,6 +10,9 @@ from edgeasync.protocol.feed import Attention, Reason
 from edgeasync.protocol.status import ActiveAlarm, DeviceStatus, HubStatus
 
 _ORDER: dict[str, int] = {reason: place for place, reason in enumerate(get_args(Reason))}
+
+_HOT = re.compile(r"\d+ C")
+"""The pace reason of a device that slows down because of its temperature."""
 
 STUCK_S = 60.0
 """A device that took no local step for this long since it joined is stuck."""
@@ -109,11 +113,17 @@ def _look(device: DeviceStatus, alarm: ActiveAlarm | None, usual: Usual) -> Iter
 
 def _pace(device: DeviceStatus) -> Iterator[_Finding]:
     """Yield why a device does not train at full pace."""
+    is_hot = _HOT.fullmatch(device.pace_reason) is not None
     if device.state == "paused" and device.pace_percent:
         words = f"no local step for {duration(device.stalled_s)}: its trainer hangs, or the board is overloaded"
         yield _Finding("stuck", device.stalled_s, words)
+    elif device.state == "paused" and is_hot:
+        yield _Finding("hot", 100.0, f"hot ({device.pace_reason}), so it is paused")
     elif device.state == "paused":
         yield _Finding("paused", 0.0, f"paused: {device.pace_reason}")
+    elif is_hot:
+        words = f"hot ({device.pace_reason}), so it trains at {device.pace_percent} % of the time"
+        yield _Finding("hot", 100.0 - device.pace_percent, words)
     elif device.pace_percent < 100:
         slowed = f"trains at {device.pace_percent} % of the time: {device.pace_reason}"
         yield _Finding("slowed", 100.0 - device.pace_percent, slowed)

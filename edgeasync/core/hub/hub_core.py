@@ -422,11 +422,12 @@ class HubCore:
             "traffic": self.budgets.describe(now_s),
         }
 
-    def count_states(self) -> Counter[str]:
+    def count_states(self) -> dict[str, int]:
         """Return the number of devices in each state, as the status shows it."""
         is_quarantined = self.policy_engine.is_quarantined
         members = self.members.members.values()
-        return Counter(["quarantined" if is_quarantined(member) else member.shown_state for member in members])
+        states = ["quarantined" if is_quarantined(member) else str(member.shown_state) for member in members]
+        return dict(Counter(states))
 
     def describe_devices(self, members: Iterable[Member], now_s: float) -> list[DeviceStatus]:
         """Return the devices' entries of the status."""

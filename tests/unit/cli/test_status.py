@@ -3,6 +3,7 @@
 import io
 from typing import get_args
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -129,6 +130,7 @@ def test_flags_that_are_wrong_are_answered():
 
 def test_one_device_with_all_that_is_known_of_it():
     slow = device("pi-9", examples_per_s=2.0, why="at least 4 steps", updates_rejected={"stale": 9})
+    slow = msgspec.structs.replace(slow, last_error="update rejected: stale", last_error_s=5.0)
     past = EndedAlarm("pi-9", "its updates are not finite", 30.0, 12.0)
     told = status([*fleet(5).devices, slow], alarms_past=[past], enrolled_unseen=["shed"])
     events = [
@@ -136,14 +138,20 @@ def test_one_device_with_all_that_is_known_of_it():
         for number, (name, one) in enumerate([("joined", "pi-9")] * 11 + [("lost", "pi-9"), ("joined", "pi-0")])
     ]
     text = joined(shown(told, view=View(device="pi-9"), events=events))
-    assert text.count(" joined ") == 9, "of the ten latest events of the device"
+    assert text.count(" joined 1970") == 9, "of the ten latest events of the device"
     assert text.rstrip().endswith("lost 1970-01-01T00:00:00+00:00 the 11th")
     for words in (
         "device pi-9", "9 of 19 updates rejected: 9 stale; slow: 2 examples/s, the median is 50 times that",
         "state training", "machine aarch64, edgeasync 0.1.0", "next update 8 steps: at least 4 steps",
+        "joined 60 min ago", "address 10.0.0.7", "clock as the hub's",
+        "last error 5 s ago: update rejected: stale",
         "past alarm 30.00 s ago, for 12.00 s: its updates are not finite", "temperature 50 C",
     ):  # fmt: skip
         assert words in text
+    gone = device("pi-9", state="left", why_left="its agent was stopped", joined_s=None, clock_offset_s=-7200.0)
+    text = joined(shown(status([gone]), view=View(device="pi-9")))
+    assert "left its agent was stopped" in text
+    assert "clock 2 h behind the hub's" in text
     assert "has not connected in this run" in joined(shown(told, view=View(device="shed")))
     with pytest.raises(ConfigError, match="--device pi-8: the hub knows no such device; did you mean pi-"):
         shown(told, view=View(device="pi-8"))

@@ -35,7 +35,7 @@ async def test_viewers_follow_a_hub_until_it_ends(tmp_path, network):
         assert details.device.joined_s is not None
         assert await feed.device("nobody") is None
         assert sum(feed.counters().counts.values()) == 1
-        waiting = asyncio.create_task(feed.after(hub.feed._feed.number))
+        waiting = asyncio.create_task(feed.after(feed.number))
         await asyncio.sleep(0)
         hub.request_stop()
         with pytest.raises(FeedClosedError):

@@ -253,6 +253,7 @@ def test_nothing_is_shown_before_it_is_durable():
     assert fleet.told == []
     fleet.log.move()
     fleet.bench.engine.outbox.release()
+    fleet.source.run(3.0)
     assert fleet.read().number == 1
 
 
@@ -273,6 +274,7 @@ def test_while_the_hub_cannot_write_viewers_see_why_and_the_last_durable_state()
     engine.halted = False
     fleet.log.move()
     engine.outbox.release()
+    fleet.source.run(fleet.source.time_s)
     fleet.ping(0)
     number = fleet.feed.number
     assert [row.state for row in fleet.after(number).devices] == ["training"]

@@ -14,9 +14,10 @@ FAULTS = {
     "quarantined": {"state": "quarantined", "quarantine": Quarantine("an operator's order", "by release")},
     "warned": {},
     "stuck": {"state": "joining", "stalled_s": 100.0, "examples_per_s": 0.0},
-    "paused": {"state": "paused", "pace_percent": 0, "pace_reason": "81 C"},
+    "hot": {"state": "paused", "pace_percent": 0, "pace_reason": "81 C"},
+    "paused": {"state": "paused", "pace_percent": 0, "pace_reason": "quiet hours"},
     "losing": {"updates_rejected": {"stale": 10}},
-    "slowed": {"pace_percent": 50, "pace_reason": "76 C"},
+    "slowed": {"pace_percent": 50, "pace_reason": "low voltage"},
     "slow_link": {"talk_s": 4.0, "talk_share": 0.8},
     "slow": {"examples_per_s": 5.0},
 }
@@ -25,9 +26,10 @@ WORDS = {
     "quarantined": "quarantined: an operator's order; ends by release",
     "warned": "warned for 90 s: labels; to exclude it: edgeasync device quarantine warned",
     "stuck": "joining for 100 s without a local step: read its agent's log",
-    "paused": "paused: 81 C",
+    "hot": "hot (81 C), so it is paused",
+    "paused": "paused: quiet hours",
     "losing": "10 of 20 updates rejected: 10 stale",
-    "slowed": "trains at 50 % of the time: 76 C",
+    "slowed": "trains at 50 % of the time: low voltage",
     "slow_link": "slow link: an exchange takes 4 s, 20 times the median",
     "slow": "slow: 5 examples/s, the median is 20 times that",
     "never_came": "its key may join, but it has not connected in this run",
@@ -60,6 +62,11 @@ def test_every_fault_is_found_the_most_urgent_first(healthy):
 def test_a_fleet_of_three_has_its_faults_found_too(fault):
     (found,) = find_attention(fleet(3, [fault]))
     assert (found.device, found.reason, found.words) == (fault, fault, WORDS[fault])
+
+
+def test_a_device_that_slows_down_because_it_is_hot_is_called_hot():
+    (found,) = find_attention(status([device("warm", pace_percent=50, pace_reason="76 C")]))
+    assert (found.reason, found.words) == ("hot", "hot (76 C), so it trains at 50 % of the time")
 
 
 def test_a_device_has_one_line_with_all_its_reasons():
