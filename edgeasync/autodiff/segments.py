@@ -157,13 +157,17 @@ class _Forward:
         return chosen
 
     def _valleys(self) -> list[int]:
-        """Return places at which fewer bytes are alive than before and after, in order."""
+        """Return places at which fewer bytes are alive than before, and no more than after, in order.
+
+        Of places with the same bytes, only the first counts, and places before the data do not.
+        Otherwise, they would take the place of cuts between the last layers of a deep model.
+        """
         sizes = {place: sum(self._bytes[name] for name in names) for place, names in self.alive.items()}
         row = [*sizes.items()]
         highest = math.inf
         around = [highest, *[size for _, size in row], highest]
         low = [place for (place, size), before, after in zip(row, around, around[2:], strict=False)
-               if size <= before and size <= after]  # fmt: skip
+               if 0 < size < before and size <= after]  # fmt: skip
         return sorted(sorted(low, key=sizes.__getitem__)[:PLACES_MAX])
 
 

@@ -1,5 +1,6 @@
 """Training graphs that compute their layers twice: the same gradients, with one layer in memory at a time."""
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -7,9 +8,11 @@ import onnx
 import onnxruntime
 import pytest
 
+from edgeasync.autodiff import segments
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from tests.support.models.gradients import forward, numbers
+from tests.support.models.language_models import language_model
 from tests.unit.autodiff.test_recompute import peak_bytes
 
 WIDTH, TOKENS = 8, 6
@@ -113,6 +116,18 @@ def test_another_layer_needs_only_the_memory_of_its_input():
     four, eight = [peak_bytes(build(transformer(layers), recompute=True)) for layers in (4, 8)]
     more = peak_bytes(build(transformer(8), recompute=False)) - peak_bytes(build(transformer(4), recompute=False))
     assert eight - four < 0.3 * more
+
+
+def test_the_last_layers_of_a_deep_model_are_computed_again_too(monkeypatch):
+    """Their cuts are not crowded out by the many places with the same bytes in the layers before."""
+    depth = 8
+    monkeypatch.setattr(segments, "PLACES_MAX", segments.PLACES_MAX * depth // 40)
+    content = language_model(layers=depth, vocabulary=80, tokens=8).SerializeToString()
+    settings = GraphSettings(recompute=True, base="int8", lora="2:*.q_proj,*.v_proj")
+    model = build_training_graph(content, settings).model
+    names = " ".join(node.name for node in onnx.load_model_from_string(model).graph.node)
+    again = {int(layer) for layer in re.findall(r"again/model\.layers\.(\d+)", names)}
+    assert again >= {*range(depth - 1)}
 
 
 def test_onnxruntime_keeps_the_second_computation(tmp_path):
