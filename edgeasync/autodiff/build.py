@@ -18,7 +18,7 @@ from edgeasync.autodiff.losses import TARGET, add_loss, target_type
 from edgeasync.autodiff.outputs import choose_output
 from edgeasync.autodiff.probing import open_in_place
 from edgeasync.autodiff.producers import producer_of
-from edgeasync.autodiff.quantize import find_weights, quantize, quantize_file
+from edgeasync.autodiff.quantize import Weights, find_weights, quantize, quantize_file
 from edgeasync.autodiff.quantized_weights import dequantize_late, simplify
 from edgeasync.autodiff.selection import Selection, select
 from edgeasync.autodiff.settings import NEXT_ERROR, GraphSettings, follow
@@ -95,10 +95,21 @@ def _build(model: bytes, settings: GraphSettings) -> TrainingGraph:
 
 
 def _build_read(model: bytes, settings: GraphSettings) -> TrainingGraph:
-    found = published.read(model)
+    made, weights = _build_with_any_batch(model, settings)
+    if weights is None:
+        return made
+    return msgspec.structs.replace(made, forward=quantize_file(model, weights))
+
+
+def _build_with_any_batch(model: bytes, settings: GraphSettings) -> tuple[TrainingGraph, Weights | None]:
+    """Build with a dynamic batch size or, if only this can be trained, with the fixed one of the file.
+
+    Return also the frozen weights that the training graph stores quantized.
+    """
     try:
-        return _build_published(found, settings, model)
+        return _build_published(published.read(model), settings)
     except GraphError as error:
+        found = published.read(model)  # again, because the first one has been changed
         if found.fixed is None:
             raise
         said = f"the batch size stays as in the file, because only a fixed one can be trained: {error}"
@@ -106,13 +117,14 @@ def _build_read(model: bytes, settings: GraphSettings) -> TrainingGraph:
             found, model=found.fixed, notes=found.notes[1:], warnings=(said, *found.warnings)
         )
         try:
-            return _build_published(kept, settings, model)
+            return _build_published(kept, settings)
         except GraphError:
             raise error from None  # fixing the batch size does not help
 
 
-def _build_published(found: published.Published, settings: GraphSettings, model: bytes) -> TrainingGraph:
-    proto, notes = found.model, [*found.notes]
+def _build_published(found: published.Published, settings: GraphSettings) -> tuple[TrainingGraph, Weights | None]:
+    proto, notes, warnings = found.model, [*found.notes], found.warnings
+    del found  # otherwise, the values before quantization would stay in memory
     reading.widen_inputs(proto)
     chosen = choose_output(proto, settings.output)
     notes += [chosen.remark] if chosen.remark else []
@@ -148,13 +160,12 @@ def _build_published(found: published.Published, settings: GraphSettings, model:
             f"not trained, because frozen in torch: {', '.join(selection.frozen)}; to train them, name them in "
             "train"
         )
-    warnings = (*found.warnings, *_warnings(proto, prepared, selection, settings))
+    warnings = (*warnings, *_warnings(proto, prepared, selection, settings))
     made = _assemble(prepared, settings, selection)
     prepared.constants.clear()  # the run needs the memory
     prepared.parameters.clear()
     _check_run(made, prepared, sample)
-    quantized = None if weights is None else quantize_file(model, weights)
-    return msgspec.structs.replace(made, warnings=warnings, notes=(*notes, *made.notes), forward=quantized)
+    return msgspec.structs.replace(made, warnings=warnings, notes=(*notes, *made.notes)), weights
 
 
 def _check_devices(model: onnx.ModelProto, prepared: ForwardGraph) -> None:

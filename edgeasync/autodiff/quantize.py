@@ -29,8 +29,10 @@ INT4 = helper.tensor_dtype_to_np_dtype(TensorProto.INT4)
 OPSETS: dict[Base, int] = {"int8": 13, "int4": 21}
 """The first opset in which DequantizeLinear supports the type with several scales."""
 
-LARGE_BYTES = 1 << 16
-"""Size from which tensors are not passed to onnx's converter of opsets, which would copy them."""
+LARGE_VALUES = 1 << 14
+"""Number of values from which tensors are not passed to onnx's converter of opsets, which would copy
+them.
+"""
 
 
 class WeightAxes(NamedTuple):
@@ -120,34 +122,42 @@ def _layout(node: Node, position: int, rank: int) -> WeightAxes | None:
 
 
 def quantize(model: onnx.ModelProto, weights: Weights) -> onnx.ModelProto:
-    """Return a model in which a DequantizeLinear computes each of the weights. `model` changes, too.
+    """Return a new model in which a DequantizeLinear computes each of the weights. `model` changes, too.
 
-    Weights that the model does not store as float32 initializers are skipped. Raises `GraphError`
-    if the model cannot be converted to the opset that the type needs.
+    protobuf frees the values of a model only as a whole. So the new model shares none with `model`,
+    and the caller should drop `model`. Weights that the model does not store as float32 initializers
+    are skipped. Raises `GraphError` if the model cannot be converted to the opset that the type
+    needs.
     """
-    model = _raise_opset(model, OPSETS[weights.base])
-    graph, nodes, scales, replaced = model.graph, list[onnx.NodeProto](), list[TensorProto](), set[str]()
-    turned = _transposed(graph)
-    for entry in graph.initializer:
+    turned, stored = _transposed(model.graph), [*model.graph.initializer]
+    made = _light_copy(model, OPSETS[weights.base])
+    graph, small = made.graph, {entry.name: entry for entry in made.graph.initializer}
+    kept, scales, nodes, replaced = list[TensorProto](), list[TensorProto](), list[onnx.NodeProto](), set[str]()
+    for entry in stored:
         uses, name = weights.axes.get(entry.name), entry.name
-        if uses is not None and entry.data_type == TensorProto.FLOAT:
-            results = [result for result, origin in turned.items() if origin == name]
-            added, scale = _quantized(entry, uses, weights.base, results)
-            nodes += added
-            scales.append(scale)
-            replaced.update([name, *results])
-    graph.initializer.extend(scales)
+        converted = small.pop(name, entry)
+        if uses is None or entry.data_type != TensorProto.FLOAT:
+            kept.append(converted)
+            continue
+        results = [result for result, origin in turned.items() if origin == name]
+        values, scale, added = _quantized(entry, uses, weights.base, results)
+        kept.append(values)
+        scales.append(scale)
+        nodes += added
+        replaced.update([name, *results])
+    del graph.initializer[:]
+    graph.initializer.extend([*kept, *small.values(), *scales])
     inputs = [entry for entry in graph.input if entry.name not in replaced]  # older files list initializers
     del graph.input[:]
     graph.input.extend(inputs)
     reading.replace_nodes(graph, [*nodes, *[node for node in graph.node if replaced.isdisjoint(node.output)]])
-    return model
+    return made
 
 
 def _quantized(
     entry: TensorProto, uses: set[WeightAxes], base: Base, turned: list[str]
-) -> tuple[list[onnx.NodeProto], TensorProto]:
-    """Replace an initializer by quantized values. Return the nodes and the scales to add.
+) -> tuple[TensorProto, TensorProto, list[onnx.NodeProto]]:
+    """Quantize an initializer. Return the values, the scales, and the nodes that read them.
 
     `turned` names the results of Transpose nodes that read the weight. The transposition precedes
     the DequantizeLinear, because onnxruntime 1.20 cannot load the opposite. If every node reads the
@@ -164,7 +174,8 @@ def _quantized(
         axis, size = inputs, {"block_size": BLOCK}
     values, scale = quantize_blocks(value, axis) if size else quantize_channels(value, axis)
     stored, scales = f"{name}_quantized", f"{name}_scale"
-    entry.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values), stored))
+    value_tensor = numpy_helper.from_array(np.ascontiguousarray(values), stored)
+    scale_tensor = numpy_helper.from_array(scale, scales)
 
     def dequantized(values: str, result: str, axis: int) -> onnx.NodeProto:
         attributes: dict[str, Any] = {"axis": axis, **size}
@@ -172,13 +183,13 @@ def _quantized(
         return helper.make_node("DequantizeLinear", [values, scales], [result], node, **attributes)
 
     if always_turned:
-        return [dequantized(stored, each, axis) for each in turned], numpy_helper.from_array(scale, scales)
+        return value_tensor, scale_tensor, [dequantized(stored, each, axis) for each in turned]
     nodes = [dequantized(stored, name, axis)]
     if turned:
         made = f"{name}_transposed"
         nodes.append(helper.make_node("Transpose", [stored], [made], made, perm=[1, 0]))
         nodes += [dequantized(made, each, 1 - axis) for each in turned]
-    return nodes, numpy_helper.from_array(scale, scales)
+    return value_tensor, scale_tensor, nodes
 
 
 def _preference(layout: WeightAxes) -> tuple[bool, int, bool]:
@@ -224,14 +235,19 @@ def quantize_blocks(value: Array, axis: int) -> tuple[Array, Array]:
     return np.rint(value / wide).clip(-8, 7).astype(INT4), scale
 
 
-def _raise_opset(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """Convert a model to an opset, if its own is older. Raises `GraphError`."""
-    if reading.opset_of(model) >= opset:
-        return model
-    large = [entry for entry in model.graph.initializer if entry.ByteSize() >= LARGE_BYTES]
-    small = [entry for entry in model.graph.initializer if entry.ByteSize() < LARGE_BYTES]
+def _light_copy(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Return a copy of a model without its large initializers, converted if its opset is older.
+
+    The initializers are removed from `model`, too. Raises `GraphError`.
+    """
+    large = [entry for entry in model.graph.initializer if math.prod(entry.dims) >= LARGE_VALUES]
+    small = [entry for entry in model.graph.initializer if math.prod(entry.dims) < LARGE_VALUES]
     del model.graph.initializer[:]
     model.graph.initializer.extend(small)
+    if reading.opset_of(model) >= opset:
+        copied = onnx.ModelProto()
+        copied.CopyFrom(model)
+        return copied
     known = {entry.name for entry in model.graph.input}
     added = [
         helper.make_tensor_value_info(entry.name, entry.data_type, entry.dims)
@@ -250,6 +266,5 @@ def _raise_opset(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     inputs = [entry for entry in converted.graph.input if entry.name not in names]
     del converted.graph.input[:]
     converted.graph.input.extend(inputs)
-    converted.graph.initializer.extend(large)
     converted.ir_version = max(converted.ir_version, IR_VERSION)
     return converted
