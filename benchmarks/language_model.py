@@ -120,7 +120,8 @@ def build(file: Path, base: str, folder: Path) -> tuple[ParameterSpec, int, floa
     out, began = folder / "whole.onnx", time.monotonic()
     flags = ["--lora", f"{RANK}:*.q_proj,*.v_proj", "--recompute", "--out", str(out)]
     flags += [] if base == "float32" else ["--base", base]
-    process = subprocess.Popen([sys.executable, "-m", "edgeasync", "model", "build", str(file), *flags])
+    command = [sys.executable, "-m", "edgeasync", "model", "build", str(file), *flags]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # our own output may be JSON
     _, status, used = os.wait4(process.pid, 0)  # its own processes are counted, too
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
