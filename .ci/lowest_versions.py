@@ -5,6 +5,6 @@ from pathlib import Path
 
 project = tomllib.loads(Path("pyproject.toml").read_text("utf-8"))["project"]
 extras = project["optional-dependencies"]
-for requirement in [*project["dependencies"], *extras["hub"], *extras["zstd"]]:
+for requirement in [*project["dependencies"], *extras["hub"], *extras["web"], *extras["zstd"]]:
     if not requirement.startswith("edgeasync["):
         print(requirement.replace(">=", "=="))

@@ -242,6 +242,7 @@ HOLDS = {
     "torch": "modules of torch",
     "sdk": "the Python API",
     "ops": "doctor, services, runs",
+    "web": "page, metrics",
     "runtime": "hub, agent, peer",
     "graphs": "model files",
     "net": "all of ZeroMQ",

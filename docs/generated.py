@@ -23,6 +23,7 @@ from edgeasync.cli.settings_flags import GroupedCommand
 from edgeasync.policies.catalogue import Kind, catalogue
 from edgeasync.sdk.service import Service
 from edgeasync.setting_keys import SettingKey, keys_of, meanings_of, tables_of, to_toml
+from edgeasync.web.metric_tables import DEVICE_METRICS, HUB_METRICS
 
 MARK = re.compile(r"^<!-- generated: (\w+)(?: (\S+))? -->$", re.MULTILINE)
 
@@ -364,12 +365,25 @@ def _code(text: str) -> str:
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
+# -- metrics ----------------------------------------------------------------------------------------------------
+
+
+def metrics() -> str:
+    """Return a table of the metrics of a hub and of its devices."""
+    rows = [
+        [f"`{row.shown_name}`", row.kind, f"`{row.label}`" if row.label else "", row.words + "."]
+        for row in HUB_METRICS + DEVICE_METRICS
+    ]
+    return table(["metric", "kind", "label", "meaning"], rows)
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "policies": policies,
     "python": python,
     "error_classes": error_classes,
     "error_messages": error_messages,
+    "metrics": metrics,
 }
 
 PARTS: dict[str, Callable[[str], str]] = {"output": output, "settings": settings}

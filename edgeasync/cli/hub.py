@@ -2,9 +2,9 @@
 
 import contextlib
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
@@ -13,7 +13,7 @@ from edgeasync.cli.mistakes import check_settings_file
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.outputs import HubCheck, HubProgress, HubTotals
 from edgeasync.cli.serving import serve
-from edgeasync.cli.settings_flags import Flags, apply_flags, model_of, named_by_flag
+from edgeasync.cli.settings_flags import METRICS_FLAGS, PAGE_FLAGS, Flags, apply_flags, model_of, named_by_flag
 from edgeasync.cli.under_systemd import find_notifier
 from edgeasync.config import convert, expanded, read_toml
 from edgeasync.core.hub.effects import HubReport
@@ -31,6 +31,11 @@ from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_record import read_record
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
 from edgeasync.runtime.hub_start import make_hub
+from edgeasync.runtime.page_settings import MetricsSection, PageSection, is_local
+from edgeasync.web.beside import HubWithPage, prepare_page
+
+if TYPE_CHECKING:
+    from edgeasync.web.server import PagePlan
 
 PROGRESS_S = 10.0
 
@@ -57,15 +62,18 @@ def _all_settings(config: Path | None, start: Start) -> HubSettings:
     check_settings_file(config, {".onnx": "--model"})
     settings = _settings(config, start) if start.resume is None else _resumed(start.resume, config, start)
     section = apply_flags(settings.hub, start.said["hub"])
+    page = apply_flags(settings.page, start.said["page"], PAGE_FLAGS)
+    metrics = apply_flags(settings.metrics, start.said["metrics"], METRICS_FLAGS)
     if start.resume is not None:
         _check_opened(section, start)
+        _check_page_opened(page, metrics, start)
     checkpoint = apply_flags(settings.checkpoint, start.said["checkpoint"])
     goes_back = start.said["checkpoint"] and checkpoint.recovery != "latest"
     if goes_back and not RunFolder(expanded(section.run)).has_checkpoint:
         raise StorageError(
             f"{section.run}: contains no checkpoint to resume from; correct --run, or remove --recovery"
         )
-    return msgspec.structs.replace(settings, hub=section, checkpoint=checkpoint)
+    return msgspec.structs.replace(settings, hub=section, checkpoint=checkpoint, page=page, metrics=metrics)
 
 
 def check_hub(config: Path | None, start: Start, printer: Printer) -> None:
@@ -122,10 +130,20 @@ def run_hub(config: Path | None, start: Start, printer: Printer) -> None:
         if not report.device_id:
             notifier.status(f"{report.event} {report.detail}")
 
+    def on_open(urls: Mapping[str, str], plan: "PagePlan") -> None:
+        if "page" in urls:
+            printer.event("page", detail=f"{urls['page']}; the tokens are in {plan.tokens.folder}")
+        if "metrics" in urls:
+            printer.event("metrics", detail=f"{urls['metrics']}/metrics")
+
     allow_many_files()
     prepare_for_service()
+    plan = prepare_page(settings)
     hub = make_hub(settings, on_report, load=load_for_command, trust_code=start.trust_code)
-    reason = serve(hub, PROGRESS_S, _progress_of(hub, notifier, printer), hub.model_file.parent, notifier=notifier)
+    served = hub if plan is None else HubWithPage(hub, plan, on_open)
+    reason = serve(
+        served, PROGRESS_S, _progress_of(hub, notifier, printer), hub.model_file.parent, notifier=notifier
+    )
     _print_end(hub, reason, printer)
 
 
@@ -213,6 +231,23 @@ def _check_opened(section: HubSection, start: Start) -> None:
     if missing:
         raise AddressError(
             f"{start.resume}: the settings of this run decide who can connect to the hub; "
+            f"to confirm them, add {' '.join(missing)}"
+        )
+
+
+def _check_page_opened(page: PageSection, metrics: MetricsSection, start: Start) -> None:
+    """Raise `AddressError` if a resumed run's settings serve a page beyond this machine that no flag confirms."""
+    binds = {"page": page.bind, "metrics": metrics.bind}
+    missing = [
+        f"--{table} {bind}"
+        for table, bind in binds.items()
+        if bind is not None and not is_local(bind) and "bind" not in start.said[table]
+    ]
+    if missing and page.insecure and "insecure" not in start.said["page"]:
+        missing.append("--page-insecure")
+    if missing:
+        raise AddressError(
+            f"{start.resume}: the settings of this run serve its page beyond this machine; "
             f"to confirm them, add {' '.join(missing)}"
         )
 

@@ -102,8 +102,8 @@ def _advice(flag: str, ctx: Any) -> str:
     from edgeasync.config import find_near, find_tables  # noqa: PLC0415
 
     key = flag.lstrip("-").replace("-", "_")
-    flags = {name: option.name for option in ctx.command.params for name in option.opts if name.startswith("--")}
-    if named := [name for name, parameter in flags.items() if parameter == key]:
+    flags = [name for option in ctx.command.params for name in option.opts if name.startswith("--")]
+    if named := [one.name for one in getattr(ctx.command, "flags", ()) if one.key.name == key]:
         return f"use {named[0]}"
     tables = []
     if ctx.command.name in _SETTINGS:

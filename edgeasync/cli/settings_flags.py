@@ -7,6 +7,7 @@ does not import modules of a hub.
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
@@ -24,10 +25,14 @@ Flags = dict[str, dict[str, Any]]
 """Values from flags by table path and key, such as `{"agent": {"threads": 2}}`."""
 
 TITLES = (
-    *("Arguments", "Model", "Connection", "Identity", "Run"),
+    *("Arguments", "Model", "Connection", "Identity", "Run", "Page and metrics"),
     *("Averaging", "Training", "Limits", "Heat and power", "Options"),
 )
 """The groups of options, in the order of the help."""
+
+
+_ADDRESS_END = re.compile(r":(\d+|\*)$")
+"""Matches the port of an address, which distinguishes a flag's value from the next argument."""
 
 
 class FlagTable(NamedTuple):
@@ -35,7 +40,8 @@ class FlagTable(NamedTuple):
 
     If `keys` is set, only these keys become flags; otherwise, all keys except subtables. The help
     lists a flag under the group of its field (`Section.GROUPS`), or else under `group`. `names`
-    contains the flags whose names differ from their keys.
+    contains the flags whose names differ from their keys. `alone` contains the values of flags that
+    may be used without a value.
     """
 
     path: str
@@ -43,6 +49,7 @@ class FlagTable(NamedTuple):
     group: str
     keys: tuple[str, ...] | None = None
     names: Mapping[str, str] = {}
+    alone: Mapping[str, str] = {}
 
 
 class _Flag(NamedTuple):
@@ -52,6 +59,11 @@ class _Flag(NamedTuple):
     kind: types.Type
     name: str
     group: str
+
+    @property
+    def parameter(self) -> str:
+        """The name of the command's parameter, which differs between tables with the same key."""
+        return self.name.removeprefix("--").replace("-", "_")
 
 
 class GroupedCommand(TyperCommand):
@@ -63,7 +75,19 @@ class GroupedCommand(TyperCommand):
         """Set the help of the flags. Slow, because descriptions are read from source code."""
         parameters: dict[str, Any] = {parameter.name or "": parameter for parameter in self.params}
         for flag in self.flags:
-            parameters[flag.key.name].help = _help(flag)
+            parameters[flag.parameter].help = _help(flag)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. A flag in `FlagTable.alone` without an address gets its default value."""
+        alone = {
+            flag.name: flag.table.alone[flag.key.name] for flag in self.flags if flag.key.name in flag.table.alone
+        }
+        said: list[str] = []
+        for argument, following in pairwise([*args, ""]):
+            said.append(argument)
+            if argument in alone and not _ADDRESS_END.search(following):
+                said.append(alone[argument])
+        return super().parse_args(ctx, said)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments, and each group of options under its title."""
@@ -89,7 +113,7 @@ def with_flags(name: str | None, function: Callable[..., None], tables: Sequence
     def run(context: typer.Context, **given: Any) -> None:
         said: Flags = {table.path: {} for table in tables}
         for flag in flags:
-            value = given.pop(flag.key.name)
+            value = given.pop(flag.parameter)
             if value is not None and value != []:
                 said[flag.table.path][flag.key.name] = _read(value, flag.kind)
         context.obj = said
@@ -108,8 +132,11 @@ def with_flags(name: str | None, function: Callable[..., None], tables: Sequence
     return command
 
 
-def apply_flags(section: Table, said: Mapping[str, Any]) -> Table:
-    """Return a settings table with flags applied. Raises `ConfigError`, which names the flag."""
+def apply_flags(section: Table, said: Mapping[str, Any], names: Mapping[str, str] = {}) -> Table:
+    """Return a settings table with flags applied. Raises `ConfigError`, which names the flag.
+
+    `names` contains the flags whose names differ from their keys.
+    """
     if not said:
         return section
     replaced = {other for key, other in section.INSTEAD.items() if key in said and other not in said}
@@ -117,7 +144,7 @@ def apply_flags(section: Table, said: Mapping[str, Any]) -> Table:
     try:
         return convert(table | dict(said), type(section), where="flags")
     except ConfigError as error:
-        raise named_by_flag(error, said) from error
+        raise named_by_flag(error, said, names) from error
 
 
 def model_of(table: object, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,13 +161,17 @@ def model_of(table: object, said: Mapping[str, Any]) -> dict[str, Any]:
 
 def named_by_flag(error: ConfigError, said: Mapping[str, Any], names: Mapping[str, str] = {}) -> ConfigError:
     """Return an error whose message names flags instead of the keys that these flags set."""
+
+    def name(key: str) -> str:
+        return names.get(key) or flag_of(key)
+
     key, stop, what = str(error).removeprefix("flags: ").partition(": ")
     first = key.partition("[")[0].rpartition(".")[2]
     if stop and first in said:
-        return type(error)(f"{names.get(first) or flag_of(first)}: {what}")
+        return type(error)(f"{name(first)}: {what}")
 
     def as_flags(found: re.Match[str]) -> str:
-        return re.sub(r"\w+", lambda word: flag_of(word[0]) if word[0] in said else word[0], found[0])
+        return re.sub(r"\w+", lambda word: name(word[0]) if word[0] in said else word[0], found[0])
 
     # An error about a whole table starts with keys, all of which are replaced. In the rest of the
     # message, a word without an underscore may be ordinary text, so only words with underscores are
@@ -193,7 +224,7 @@ def _parameter(flag: _Flag) -> inspect.Parameter:
         show_default=False,
     )
     return inspect.Parameter(
-        flag.key.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+        flag.parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
 
 
@@ -217,6 +248,10 @@ def _metavar(flag: _Flag) -> str:
         return "SECONDS"
     if isinstance(flag.kind, types.IntType | types.FloatType):
         return "NUMBER"
+    if flag.key.name in flag.table.alone:
+        return "[HOST:PORT]"
+    if flag.name == PAGE_FLAGS["hosts"]:
+        return "NAME"
     return "PATTERN" if _takes_many(flag.kind) and not isinstance(flag.kind, types.UnionType) else "TEXT"
 
 
@@ -239,6 +274,10 @@ def _read(value: Any, kind: types.Type) -> Any:
 MODEL_FLAGS = ("file", "loss", "train", "freeze", "output", "target", "recompute", "lora", "base")
 """Keys of a `[model]` table of the kind `onnx` that become flags."""
 
+PAGE_FLAGS = {"bind": "--page"} | {key: f"--page-{key}" for key in ("certificate", "key", "hosts", "insecure")}
+METRICS_FLAGS = {"bind": "--metrics", "devices": "--metrics-devices"}
+"""Maps the keys of `[page]` and `[metrics]` to their flags."""
+
 DOCTOR_FLAGS = ("data", "device_id", "state", "provider", "hub", "insecure", "enrol", "hub_key")
 """Keys of `[agent]` that become flags of `edgeasync doctor`."""
 
@@ -252,9 +291,17 @@ def _model_table(keys: tuple[str, ...] = MODEL_FLAGS) -> FlagTable:
 def _hub_tables() -> list[FlagTable]:
     from edgeasync.core.hub.settings import CheckpointSettings  # noqa: PLC0415
     from edgeasync.runtime.hub_settings import HubSection  # noqa: PLC0415 - a device imports nothing of a hub
+    from edgeasync.runtime.page_settings import (  # noqa: PLC0415
+        METRICS_BIND,
+        PAGE_BIND,
+        MetricsSection,
+        PageSection,
+    )
 
     recovery = FlagTable("checkpoint", CheckpointSettings, "Run", ("recovery",))
-    return [_model_table(), FlagTable("hub", HubSection, "Run"), recovery]
+    page = FlagTable("page", PageSection, "Page and metrics", names=PAGE_FLAGS, alone={"bind": PAGE_BIND})
+    metrics = FlagTable("metrics", MetricsSection, page.group, names=METRICS_FLAGS, alone={"bind": METRICS_BIND})
+    return [_model_table(), FlagTable("hub", HubSection, "Run"), recovery, page, metrics]
 
 
 def _agent_tables() -> list[FlagTable]:

@@ -327,8 +327,8 @@ class HubKeys:
             refused = any(one.key == key and one.refused for one in kept)
             kept = [*[one for one in kept if one.key != key], Pending(key, address, now_s, refused)]
             while len(waiting := [one for one in kept if not one.refused]) > PENDING_MAX:
-                of_network = Counter(_network(one.address) for one in waiting)
-                evicted = max(waiting, key=lambda one: (of_network[_network(one.address)], -one.seen_s))
+                of_network = Counter(network_of(one.address) for one in waiting)
+                evicted = max(waiting, key=lambda one: (of_network[network_of(one.address)], -one.seen_s))
                 kept.remove(evicted)
             self._write_pending(kept)
 
@@ -437,7 +437,7 @@ def _spent(tokens: list[IssuedToken], now_s: float) -> list[IssuedToken]:
     return [msgspec.structs.replace(one, used=one.used or one.until_s < now_s) for one in tokens]
 
 
-def _network(address: str) -> str:
+def network_of(address: str) -> str:
     """Return the network of an address.
 
     For an IPv6 address, this is its /64, because one machine may own all addresses of a /64.

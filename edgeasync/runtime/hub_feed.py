@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from edgeasync.durable.keys import HubKeys, fingerprint
 from edgeasync.errors import StorageError
 from edgeasync.host.file_watch import Stamp, stamp_of
 from edgeasync.protocol.feed import PendingKey
+from edgeasync.protocol.status import DeviceStatus
 
 
 class FeedClosedError(Exception):
@@ -67,6 +68,7 @@ class HubFeed:
     """
 
     def __init__(self, engine: HubEngine, source: FeedSource) -> None:
+        self._engine, self._source = engine, source
         self._feed = Feed(engine, source)
         self._waiting: set[asyncio.Future[bytes]] = set()
         self._closed = False
@@ -95,6 +97,13 @@ class HubFeed:
         """Return totals of the fleet, which may be a second old."""
         self._check()
         return self._feed.totals()
+
+    def describe(self, names: Iterable[str]) -> list[DeviceStatus]:
+        """Return the status of devices. It need not be durable. Unknown names are skipped."""
+        self._check()
+        members = self._engine.core.members.members
+        known = [members[name] for name in names if name in members]
+        return self._engine.core.describe_devices(known, self._source.now_s())
 
     def close(self) -> None:
         """End all waits."""

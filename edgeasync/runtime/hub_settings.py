@@ -31,6 +31,7 @@ from edgeasync.policies.frequency import AdaptiveFrequency
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol.codecs import ELEMENTWISE
 from edgeasync.protocol.messages import Frozen, OtherFrozen
+from edgeasync.runtime.page_settings import MetricsSection, PageSection
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import LocalTraining
 
@@ -124,6 +125,10 @@ class RunSettings(Section, frozen=True):
     """How long the hub waits for a device's next message before the device's lease expires."""
     limits: Limits = Limits()
     """Limits on the messages, devices and connections that the hub accepts."""
+    page: PageSection = PageSection()
+    """The page in the browser that shows the fleet. It needs the extra `web`."""
+    metrics: MetricsSection = MetricsSection()
+    """Metrics for Prometheus. They need the extra `web`."""
 
     def __post_init__(self) -> None:
         check_day(self.limits, self.liveness)

@@ -25,6 +25,7 @@ from edgeasync.sdk.observer import Observer
 from edgeasync.sdk.plan import as_path, make_hub, plan_run
 from edgeasync.sdk.service import CALL_S, Service
 from edgeasync.sdk.stop import Stop
+from edgeasync.web.beside import run_with_page
 
 _ELSEWHERE = {key: f"use settings={{'hub': {{'{key}': ...}}}}" for key in HubSection.__struct_fields__} | {
     table: f"use settings={{'{table}': {{...}}}}" for table in RunSettings.__struct_fields__
@@ -49,6 +50,7 @@ class Hub(Service):
       "warn" only logs a warning (docs/train/join.md). If the hub's model has no frozen arrays,
       devices are compared with the first device that joined.
     - `settings`: other keys of a hub's settings file, as tables: `{"hub": {"knocking": True}}`.
+      `{"page": {"bind": "127.0.0.1:8555"}}` serves the page in the browser.
     - All other arguments are the same as for `train`.
 
     `with`, `start` and `wait` raise the hub's errors.
@@ -109,6 +111,7 @@ class Hub(Service):
         self._hub: HubRuntime | None = None
         self._told: Callbacks | None = None
         self._observer: Observer | None = None
+        self._urls: Mapping[str, str] = {}
         self._finishing = ""
         self._over = False
         self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Queue[Event]]] = []
@@ -118,6 +121,11 @@ class Hub(Service):
     def address(self) -> str:
         """The address that the hub listens on."""
         return self._bind if self._hub is None else self._hub.address
+
+    @property
+    def page(self) -> str | None:
+        """The URL of the page, or of the metrics without a page; `None` without both."""
+        return self._urls.get("page", self._urls.get("metrics"))
 
     def status(self) -> dict[str, Any]:
         """Return the output of `edgeasync status --json` as a dict (docs/reference/json.md).
@@ -225,7 +233,7 @@ class Hub(Service):
             elif self._stopping:
                 self._hub.request_stop()  # so that `run` returns at once
             try:
-                found = await self._hub.run()
+                found = await run_with_page(self._hub, plan.sections, self._note_page)
                 reason = observer.reason or found
             finally:
                 observer.end(reason)
@@ -233,6 +241,9 @@ class Hub(Service):
                 for _, awaited in self._awaited:
                     awaited.set_exception(EdgeAsyncError(f"the hub has ended: {reason}"))
         return reason
+
+    def _note_page(self, urls: Mapping[str, str], _: object) -> None:
+        self._urls = urls
 
     def _request_stop(self) -> None:
         if self._hub is not None:

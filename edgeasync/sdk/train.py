@@ -37,6 +37,7 @@ from edgeasync.sdk.stop import Stop
 from edgeasync.sdk.workers.base import Workers, examples_of, run_together
 from edgeasync.sdk.workers.engines import Engine, make_workers
 from edgeasync.temporary import TemporaryFolder
+from edgeasync.web.beside import run_with_page
 
 LOG = logging.getLogger("edgeasync.train")
 
@@ -238,7 +239,7 @@ async def _serve(
 
             async def serve() -> None:
                 nonlocal reason
-                found = await hub.run()
+                found = await run_with_page(hub, plan.sections, _log_page)
                 reason = observer.reason or found
                 workers.stop()
                 listening.set()
@@ -251,6 +252,10 @@ async def _serve(
     finally:
         observer.end(reason)
     return await asyncio.to_thread(_result, plan, hub, observer, reason)
+
+
+def _log_page(urls: Mapping[str, str], _: object) -> None:
+    LOG.info("the hub serves %s", ", ".join(urls.values()))
 
 
 def _result(plan: HubPlan, hub: HubRuntime, observer: Observer, reason: str) -> Run:

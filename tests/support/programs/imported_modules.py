@@ -1,6 +1,8 @@
 """What a process has imported when it ends."""
 
-HEAVY = ["matplotlib", "onnx", "pandas", "scipy", "sklearn", "torch"]
+HEAVY = [
+    *("matplotlib", "onnx", "pandas", "prometheus_client", "scipy", "sklearn", "starlette", "torch", "uvicorn"),
+]
 
 REPORT_MODULES = """
 import os, sys

@@ -39,6 +39,42 @@ def test_every_key_that_fits_on_a_line_is_a_flag_of_the_same_name(command):
     assert {f"--{key.replace('_', '-')}" for key in keys} <= options_of(command)
 
 
+def said_to_hub(monkeypatch, *arguments):
+    found = []
+    monkeypatch.setattr("edgeasync.cli.hub.run_hub", lambda config, start, _: found.append((config, start.said)))
+    done = CliRunner().invoke(app, ["hub", *arguments])
+    assert done.exit_code == 0, done.output
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file", "page"),
+    [
+        (["--page"], None, "127.0.0.1:8555"),
+        (["--page", "hub.toml"], "hub.toml", "127.0.0.1:8555"),
+        (["hub.toml", "--page", "*:80", "--json"], "hub.toml", "*:80"),
+        (["--page=[::1]:*", "hub.toml"], "hub.toml", "[::1]:*"),
+        (["--page", "--json", "hub.toml"], "hub.toml", "127.0.0.1:8555"),
+    ],
+)
+def test_an_address_after_a_flag_is_its_value_and_anything_else_is_not(monkeypatch, arguments, file, page):
+    config, said = said_to_hub(monkeypatch, *arguments)
+    assert (config and str(config), said["page"]) == (file, {"bind": page})
+
+
+def test_flags_of_the_page_and_the_hub_with_the_same_key_are_told_apart(monkeypatch):
+    flags = ["--bind", "tcp://127.0.0.1:1", "--page", "--page-hosts", "a", "--page-hosts", "b", "--page-insecure"]
+    _, said = said_to_hub(monkeypatch, *flags, "--metrics", "127.0.0.1:1", "--no-insecure")
+    assert said["hub"] == {"bind": "tcp://127.0.0.1:1", "insecure": False}
+    assert said["page"] == {"bind": "127.0.0.1:8555", "hosts": ["a", "b"], "insecure": True}
+    assert said["metrics"] == {"bind": "127.0.0.1:1"}
+
+
+def test_a_mistake_in_a_flag_of_the_page_names_the_flag():
+    done = CliRunner().invoke(app, ["hub", "--model", "x.onnx", "--page", "nowhere:0"])
+    assert "--page is 'nowhere:0', which is not an address" in str(done.exception)
+
+
 @pytest.mark.parametrize("command", sorted(FLAGS))
 def test_help_fits_and_says_what_each_flag_means(command):
     """No flag without words, no sentence that is cut, no link, nothing wider than a terminal."""
