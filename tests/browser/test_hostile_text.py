@@ -31,7 +31,7 @@ def test_text_of_devices_is_shown_harmlessly_in_every_panel(size, serve, visit):
     fleet = MadeFleet(6)
     for text in HOSTILE.values():
         fleet.add(text, machine=text, software=text, why=text, pace_percent=0, state="paused", pace_reason=text)
-        fleet.errors[text] = text
+        fleet.change(text, last_error=text, last_error_s=1.0)
         fleet.report("alarm", text, text)
         fleet.report(text, text, text)
     fleet.unseen = list(HOSTILE.values())

@@ -153,7 +153,7 @@ def test_a_link_to_a_device_opens_it(server, visit, fleet):
     lost = next(one for one in find_attention(fleet.status()) if one.reason == "lost")
     page = visit(f"{server.url}#device={lost.device}")
     expect(page.locator("#device .notice")).to_have_text(lost.words)
-    assert facts(page)["last error"] == "lost: no message for 15 s"
+    assert facts(page)["left"] == "no message for 15 s"
     expect(page.locator("#device ol .event").first).to_have_text("lost")
 
 

@@ -95,7 +95,7 @@ export class DeviceView {
   show({ device, attention, events, time }) {
     this.say(attention?.words ?? "");
     this.showActions(device);
-    const groups = device ? describe(device, this.fleet.devices.get(device.id)?.row, time) : [];
+    const groups = device ? describe(device, time) : [];
     // Groups keep their elements while their names stay, so that a selection of text survives an update.
     const names = groups.map(([name]) => name);
     fill(
@@ -142,11 +142,10 @@ export class DeviceView {
 /**
  * Return all that is known about a device, as groups of names and values.
  * @param {any} d its DeviceStatus
- * @param {any} row its DeviceRow, if the feed has it
  * @param {number} time the hub's time
  * @returns {[string, [string, string][]][]}
  */
-function describe(d, row, time) {
+function describe(d, time) {
   const rejected = Object.entries(d.updates_rejected)
     .map(([reason, times]) => `${count(Number(times))} ${reason}`)
     .sort();
@@ -157,13 +156,11 @@ function describe(d, row, time) {
       [
         ["state", joined(", ", d.state, pace, d.pace_reason)],
         ["quarantine", d.quarantine && `${d.quarantine.cause}; ends ${d.quarantine.ends}`],
-        ["last error", row?.last_error],
+        ["left", d.why_left],
         ["last seen", `${duration(d.last_seen_s)} ago`],
         ["last step", d.stalled_s > 0 && `${duration(d.stalled_s)} ago`],
-        [
-          "joined",
-          row?.joined_at && `${clock(row.joined_at)}, ${duration(Math.max(time - row.joined_at, 0))} ago`,
-        ],
+        ["joined", d.joined_s !== null && `${clock(time - d.joined_s)}, ${duration(d.joined_s)} ago`],
+        ["last error", d.last_error_s !== null && `${duration(d.last_error_s)} ago: ${d.last_error}`],
         ["temperature", d.temperature_c !== null && `${Math.round(d.temperature_c)} °C`],
       ],
     ],
@@ -205,7 +202,7 @@ function describe(d, row, time) {
     [
       "Link",
       [
-        ["address", row?.address],
+        ["address", d.address],
         ["round trip", d.round_trip_s ? seconds(d.round_trip_s) : "not measured yet"],
         ["rate", d.bandwidth_bytes_per_s ? `${bytes(d.bandwidth_bytes_per_s)}/s` : "not measured yet"],
         ["codec", d.push_codec],
@@ -221,7 +218,7 @@ function describe(d, row, time) {
       [
         ["machine", d.machine || "unknown"],
         ["software", d.software && `edgeasync ${d.software}`],
-        ["clock", typeof row?.clock_offset_s === "number" && offset(row.clock_offset_s)],
+        ["clock", d.clock_offset_s !== null && offset(d.clock_offset_s)],
       ],
     ],
   ];
@@ -229,6 +226,6 @@ function describe(d, row, time) {
 }
 
 function offset(value) {
-  if (Math.abs(value) < 1) return "agrees with the hub's";
+  if (Math.abs(value) < 1) return "as the hub's";
   return `${duration(Math.abs(value))} ${value > 0 ? "ahead of" : "behind"} the hub's`;
 }

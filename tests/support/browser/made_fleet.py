@@ -5,6 +5,7 @@ import random
 import msgspec
 
 from edgeasync.core.hub.attention import find_attention
+from edgeasync.core.hub.device_status import device_row
 from edgeasync.protocol.feed import (
     ATTENTION_MAX,
     EVENTS_SHOWN,
@@ -66,7 +67,6 @@ class MadeFleet:
         self.denied = {}
         self.pending = None
         self.unseen = []
-        self.errors = {}
         self.seen = {}
         self.devices = {}
         self.changed = set()
@@ -164,16 +164,18 @@ class MadeFleet:
 
     def status(self):
         """Return the hub's status."""
-        devices = [
-            msgspec.structs.replace(
-                device, last_seen_s=self.time - self.seen[name], stalled_s=self._stalled_s(device)
-            )
-            for name, device in self.devices.items()
-        ]
+        devices = [self._now(device) for device in self.devices.values()]
         return HubStatus(**msgspec.structs.asdict(self._summary()), devices=devices)
 
-    def _stalled_s(self, device):
-        return self.time - self.seen[device.id] if device.state == "joining" else device.stalled_s
+    def _now(self, device):
+        """Return a device as it is now."""
+        silent_s = self.time - self.seen[device.id]
+        return msgspec.structs.replace(
+            device,
+            last_seen_s=silent_s,
+            joined_s=self.time - START + 4000.0,
+            stalled_s=silent_s if device.state == "joining" else device.stalled_s,
+        )
 
     def _name(self, place, count):
         return f"{PLACES[place % len(PLACES)]}-{place // len(PLACES) + 1 if count > 3 else place + 1}"
@@ -182,25 +184,26 @@ class MadeFleet:
         """Let every 40th device be lost, the next one slow, and so on."""
         name, kind = device.id, place % 40 if len(self.devices) > 3 else (21 if place == 2 else 1)
         changes = {
-            20: {"state": "lost"},
+            20: {"state": "lost", "why_left": "no message for 15 s"},
             21: {"examples_per_s": device.examples_per_s / 20.0, "machine": "Raspberry Pi Zero 2 W"},
             22: {"pace_percent": 40, "pace_reason": "78 C is above 75 C", "temperature_c": 78.0},
             23: {"talk_share": 0.8, "talk_s": 2.4, "period_s": 3.0},
             24: {"state": "paused", "pace_percent": 0, "pace_reason": "on battery, 12 % left"},
             25: {"state": "joining", "updates_applied": 0, "loss": None, "examples_per_s": 0.0, "period_s": 0.0},
             26: {"state": "quarantined", "quarantine": EXCLUDED},
-            27: {"state": "left", "examples_per_s": 0.0},
+            27: {"state": "left", "examples_per_s": 0.0, "why_left": "stopped by a signal"},
             28: {"loss": 8.37},
-            29: {"updates_rejected": {"stale": 210, "norm": 3}},
+            29: {
+                "updates_rejected": {"stale": 210, "norm": 3},
+                "last_error": "stale: 9 versions",
+                "last_error_s": 4.0,
+            },
         }.get(kind, {})
         self.change(name, **changes)
         if kind in (20, 25):
             self.seen[name] = self.time - self.draw.uniform(100.0, 9000.0)
         if kind == 20:
             self.report("lost", name, "the hub received nothing for 15 s")
-            self.errors[name] = "lost: no message for 15 s"
-        if kind == 27:
-            self.errors[name] = "stopped by a signal"
         if kind == 28:
             cause = "the model does not fit its data (loss 8.37, the fleet's 0.0525): check labels and inputs"
             self.alarms.append(ActiveAlarm(name, cause, "alert", 92.0, []))
@@ -238,19 +241,6 @@ class MadeFleet:
         if evaluated:
             self.report("evaluated", "", f"version {self.version}: loss {loss * 1.2:.4g}")
 
-    def _row(self, name):
-        device = self.devices[name]
-        fields = {field: getattr(device, field) for field in DeviceRow.__struct_fields__ if hasattr(device, field)}
-        more = {
-            "last_seen": int(self.seen[name]),
-            "joined_at": int(START) - 4000,
-            "clock_offset_s": 0.02,
-            "address": f"192.168.1.{len(name)}",
-            "last_error": self.errors.get(name, ""),
-            "updates_rejected": sum(device.updates_rejected.values()),
-        }
-        return DeviceRow(**fields | more)
-
     def _update(self, previous, names, events, history):
         status = self.status()
         attention = find_attention(status)
@@ -267,7 +257,7 @@ class MadeFleet:
             attention=attention[:ATTENTION_MAX],
             attention_count=len(attention),
             columns=[] if previous else list(DeviceRow.__struct_fields__),
-            devices=[self._row(name) for name in names],
+            devices=[device_row(self._now(self.devices[name]), self.time) for name in names],
             gone=self.gone,
             events=events,
             history=history,
@@ -354,6 +344,12 @@ def fields_of(name):
         "stalled_s": 0.0,
         "machine": "x86_64",
         "software": "0.1.0",
+        "address": "192.168.1.20",
+        "joined_s": 0.0,
+        "clock_offset_s": 0.02,
+        "why_left": "",
+        "last_error": "",
+        "last_error_s": None,
     }
 
 
