@@ -22,7 +22,7 @@ UNFIT = 2
 INTERRUPTED = 130
 """A shell's exit code for a command that Ctrl-C ended."""
 
-CONDITIONAL = ("gpu", "published_models")
+CONDITIONAL = ("gpu", "page", "published_models")
 """Benchmarks that may exit with `UNFIT`, because they need hardware or packages of their own."""
 
 BOUND = ": bound over measured"

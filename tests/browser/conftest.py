@@ -41,11 +41,13 @@ def visit(browser):
     """Open pages. At the end of the test, none may have logged an error or thrown an exception."""
     with contextlib.ExitStack() as stack:
 
-        def open_page(url, *, size=DESKTOP, scheme="light", errors=(), live=True):
+        def open_page(url, *, size=DESKTOP, scheme="light", errors=(), live=True, clock=False):
             context = browser.new_context(viewport=size, color_scheme=scheme)
             stack.callback(context.close)
             context.set_default_timeout(1e3 * PATIENCE_S)
             page = context.new_page()
+            if clock:
+                page.clock.install()
             found = []
             page.on("pageerror", lambda error: found.append(str(error)))
             page.on("console", lambda line: line.type in ("error", "warning") and found.append(line.text))

@@ -15,6 +15,11 @@ def enter(page, token):
     page.get_by_role("button", name="Continue").click()
 
 
+def version(page):
+    """Return the place where the page shows the model's version."""
+    return page.locator("#figures > div", has_text="version").locator("dd").first
+
+
 def test_a_page_without_a_token_asks_until_it_has_the_right_one(serve, visit, fleet):
     server = serve(fleet, token="viewer-token")
     page = visit(server.url, live=False, errors=REFUSED)
@@ -63,7 +68,7 @@ def test_a_page_says_that_its_hub_is_gone_and_returns_with_it(serve, visit, flee
     expect(page.locator("#place")).to_contain_text(other.lineage)
     expect(page.get_by_role("grid")).to_have_attribute("aria-rowcount", "4")
     server.tick()
-    expect(page.locator("#figures > div", has_text="version").locator("dd").first).to_have_text(str(other.version))
+    expect(version(page)).to_have_text(str(other.version))
 
 
 def test_an_order_to_a_hub_that_is_gone_says_so(serve, visit, fleet):
@@ -81,8 +86,38 @@ def test_updates_that_do_not_follow_each_other_lead_to_a_whole_one(server, visit
     page = visit(server.url, errors=("Error: update 3 follows 2, but this page has 1",))
     fleet.tick()  # the page misses this one
     server.tick()
-    expect(page.locator("#figures > div", has_text="version").locator("dd").first).to_have_text(str(fleet.version))
+    expect(version(page)).to_have_text(str(fleet.version))
     expect(page.locator("#connection")).to_have_text("live")
+
+
+def test_a_connection_on_which_nothing_arrives_is_replaced(server, visit, fleet):
+    page = visit(server.url, clock=True)
+    fleet.tick()
+    page.clock.fast_forward(14_000)
+    expect(page.locator("#connection")).to_have_text("live")
+    page.clock.fast_forward(2_000)
+    page.clock.run_for(2_000)
+    expect(version(page)).to_have_text(str(fleet.version))
+    expect(page.locator("#connection")).to_have_text("live")
+
+
+def test_a_hidden_page_stops_following_after_a_minute_until_it_is_visible(server, visit):
+    page = visit(server.url, clock=True)
+    hide = "isHidden => { Object.defineProperty(document, 'hidden', { configurable: true, value: isHidden }); }"
+    page.evaluate(hide, True)
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    for _ in range(5):
+        page.clock.fast_forward(11_000)
+        server.tick()
+        expect(version(page)).to_have_text(str(server.fleet.version))
+    page.clock.fast_forward(6_000)
+    expect(page.locator("#connection")).to_contain_text("paused while hidden")
+    while server.viewers:
+        server.tick()
+    page.evaluate(hide, False)
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(page.locator("#connection")).to_have_text("live")
+    assert server.viewers == 1
 
 
 def test_a_closed_page_costs_the_hub_nothing(server, page, fleet):
