@@ -50,6 +50,7 @@ REPETITIONS = {
     "devices that join at once": Repetitions(200, 300, 2000),
     "thousands of updates of a converged fleet": Repetitions(1, 3, 20),
     "hubs that are put back": Repetitions(1, 3, 20),
+    "fleets with faults": Repetitions(0, 0, 3),
     "fleets that stay calm": Repetitions(1, 1, 10),
 }
 

@@ -87,10 +87,14 @@ class Bench:
 
     def push_all(self):
         """Let every device push: the last one makes a version, and all are answered."""
+        self.push(self.peers)
+
+    def push(self, peers):
+        """Let these devices push for the first time."""
         length = self.engine.model.spec.length
         payload = bytes(4 * length)
         checksum = wire.checksum(payload)
-        for peer in self.peers:
+        for peer in peers:
             base = ModelVersion(LINEAGE, 0)
             self.say(
                 peer,

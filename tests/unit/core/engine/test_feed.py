@@ -171,12 +171,23 @@ def test_a_change_of_state_comes_before_older_changes_in_a_large_fleet():
 def test_a_fold_and_a_departure_change_the_rows():
     fleet = Fleet(4)
     fleet.whole()
-    fleet.bench.push_all()
-    assert {row.updates_applied for row in fleet.after(1).devices} == {1}
-    peer = fleet.bench.peers[0]
-    fleet.bench.say(peer, Goodbye("stopping", fleet.bench.sessions[peer]), at_s=2.0)
-    (left,) = fleet.after(2).devices
+    *others, last = fleet.bench.peers
+    fleet.bench.push(others)
+    assert [(row.state, row.updates_applied) for row in fleet.after(1).devices] == 3 * [("training", 0)]
+    fleet.bench.push([last])
+    rows = {row.id: row.updates_applied for row in fleet.after(2).devices}
+    assert rows == {f"device-{peer.hex()}": 1 for peer in fleet.bench.peers}
+    fleet.bench.say(last, Goodbye("stopping", fleet.bench.sessions[last]), at_s=3.0)
+    (left,) = fleet.after(3).devices
     assert (left.state, left.last_error) == ("left", "its agent was stopped")
+
+
+def test_an_update_that_is_dropped_later_changes_its_devices_row():
+    fleet = Fleet(2)
+    fleet.bench.push(fleet.bench.peers[:1])
+    fleet.whole()
+    fleet.core.policy_engine.drop_updates(f"device-{fleet.bench.peers[0].hex()}", "rolled_back")
+    assert [row.updates_rejected for row in fleet.after(1).devices] == [1]
 
 
 def test_a_forgotten_device_is_gone():
