@@ -13,12 +13,14 @@ from edgeasync.durable.checkpoint import Manifest
 from edgeasync.durable.disk import Disk
 from edgeasync.durable.history_writer import HistoryWriter
 from edgeasync.durable.journal import SEGMENT_BYTES_MAX, JournalWriter
+from edgeasync.durable.past_curve import read_past_curve
 from edgeasync.durable.recovery import MakeCore, OnEntry, Rules, recover
 from edgeasync.durable.run_folder import RunFolder
 from edgeasync.errors import StorageError
 from edgeasync.parameters import Vector
 from edgeasync.policies.policy import check_recordable
 from edgeasync.protocol.codecs import FLOAT16, SixteenBits
+from edgeasync.protocol.feed import HistoryPoint
 from edgeasync.protocol.messages import ModelVersion
 from edgeasync.version import VERSION
 
@@ -34,9 +36,9 @@ class HubRun:
 
     `journal` writes all later entries. `now_s` is the time of the core's clock at the recovered
     state. `entries` is the number of replayed entries. `checkpoint` is the name of the checkpoint
-    from which the run was resumed, or empty. `remarks` contains warnings. `history` is `None` if
-    the run records no rows. With `trust_code`, plugins that are named only in the folder are
-    imported.
+    from which the run was resumed, or empty. `remarks` contains warnings. `past` is the learning
+    curve before this start. `history` is `None` if the run records no rows. With `trust_code`,
+    plugins that are named only in the folder are imported.
     """
 
     core: HubCore
@@ -61,6 +63,7 @@ class HubRun:
         self.entries = 0
         self.checkpoint = ""
         self.remarks: list[str] = []
+        self.past: list[HistoryPoint] = []
         self.history = HistoryWriter(disk, history_rows_max) if history_rows_max else None
         self._rules = rules
         self._trust_code = trust_code
@@ -118,6 +121,7 @@ class HubRun:
             self.sessions = found.sessions
             self.now_s, self.entries, self.checkpoint = found.now_s, found.entries, found.checkpoint
             self.remarks, self._last = found.remarks, found.last
+            self.past = read_past_curve(self._folder.disk)
         try:
             if found is None or found.branches:
                 self.save(capture(self.core, self.model, self.publisher, self._last, self.now_s), created_s)

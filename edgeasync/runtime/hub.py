@@ -338,6 +338,7 @@ class HubRuntime:
         if run.checkpoint:
             detail = f"version {run.core.version}, from {run.checkpoint} and {run.entries} journal entries"
             self.report(HubReport("resumed", detail=detail))
+            self._engine.status_answers.learning_curve.load(run.past, run.now_s)
             self._engine.resume(secrets.token_hex(8), self._now_s())
         elif run.core.version:
             self.report(HubReport("resumed", detail=f"version {run.core.version}, from {self.model_file} only"))

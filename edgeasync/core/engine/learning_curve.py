@@ -1,7 +1,7 @@
 """The progress of training over time, in a limited number of points. Part of `HubEngine`."""
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -38,6 +38,16 @@ class LearningCurve:
         self.points: list[Numbered] = []
         self.last = 0
         """The number of the newest point."""
+
+    def load(self, points: Iterable[HistoryPoint], now_s: float) -> None:
+        """Begin with points from before the hub's start; their times are those of the core's clock.
+
+        This clock does not advance while the hub is down, so these points have no gaps.
+        """
+        zero_s = self._wall_s() - now_s
+        for point in points:
+            self.last += 1
+            self.points.append(Numbered(self.last, replace(point, time=round(zero_s + point.time, 3))))
 
     def observe(self, now_s: float) -> None:
         """Add a point if one is due; call this after every event."""

@@ -4,7 +4,7 @@ import pytest
 
 from edgeasync.core.engine.learning_curve import LearningCurve
 from edgeasync.core.hub.events import Evaluated
-from edgeasync.protocol.feed import HISTORY_MAX
+from edgeasync.protocol.feed import HISTORY_MAX, HistoryPoint
 from tests.support.parts.statuses import empty_core
 
 
@@ -49,3 +49,10 @@ def test_many_points_are_thinned_but_no_evaluation_is_lost(core):
     assert sum(point.evaluation_loss is not None for point in points) == evaluations
     numbers = [one.number for one in curve.points]
     assert numbers == sorted(numbers)
+
+
+def test_points_from_before_the_start_come_first_and_end_at_the_start(core):
+    curve = LearningCurve(core, lambda: 1e9)
+    curve.load([HistoryPoint(time_s, 1, 1, 0.5, None, None) for time_s in (40.0, 100.0)], 100.0)
+    curve.observe(101.0)
+    assert [point.time for point in curve.since(0, curve.last)] == [1e9 - 60.0, 1e9, 1e9]
