@@ -1,7 +1,7 @@
 """Train a language model's adapters on one device's text, and measure it on the device's later text.
 
-Run as `python examples/small_lm/device.py reference tcp://127.0.0.1:5555 texts`, beside the hub of
-`fleet.py`. Prints one line of JSON at the end.
+Run as `python examples/small_lm/device.py reference tcp://127.0.0.1:5555 texts`, beside `hub.py`.
+Prints one line of JSON at the end.
 """
 
 import argparse
@@ -13,8 +13,10 @@ from pathlib import Path
 from edgeasync import Agent
 from edgeasync.callbacks import Event, ExchangeEvent
 
-TIMEOUT_S = 60.0
-"""Time without an answer of the hub after which the device ends."""
+TIMEOUT_S = 900.0
+"""Time without an answer of the hub after which the device ends. A hub that builds a large model
+needs minutes before its first answer.
+"""
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """Fine-tune a language model on four devices with different texts, by LoRA adapters on a frozen base.
 
-Run as `python examples/small_lm/fleet.py lm.onnx texts`, after `make_model.py` and `texts.py`. Every
-device is a process of its own. With `--personal`, each device keeps its own matrices B. The same
-command continues a run that was interrupted.
+Run as `python examples/small_lm/fleet.py lm.onnx texts`, after `make_model.py` and `texts.py`. The hub
+and every device are processes of their own. Further arguments are those of `hub.py`, such as
+`--personal`, with which each device keeps its own matrices B. The same command continues a run that
+was interrupted.
 """
 
 import argparse
@@ -13,51 +14,62 @@ import time
 from pathlib import Path
 from typing import Any
 
-from edgeasync import Adam, Hub, Stop
-from edgeasync.callbacks import Progress
-from edgeasync.lora import LoRA
+from edgeasync import fetch_status
+from edgeasync.errors import HubUnreachableError
 
-DEVICE = Path(__file__).with_name("device.py")
 KILLED = "characters"
 """The device that `--kill` ends and starts again."""
 
+Process = subprocess.Popen[str]
 
-def start(name: str, hub: Hub, texts: Path, run: Path) -> subprocess.Popen[str]:
-    """Start the process of a device."""
-    command = [sys.executable, str(DEVICE), name, hub.address, str(texts), "--state", str(run / f"device-{name}")]
+
+def start(program: str, *arguments: object) -> Process:
+    """Start a program of this folder."""
+    command = [sys.executable, str(Path(__file__).with_name(program)), *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603
 
 
-def train(arguments: argparse.Namespace, names: list[str]) -> list[dict[str, Any]]:
+def wait_for_update(number: int, hub: Process, address: str) -> None:
+    """Wait until the hub has applied this number of updates, or has ended."""
+    while hub.poll() is None:
+        try:
+            if fetch_status(address)["updates_applied"] >= number:
+                return
+        except HubUnreachableError:
+            pass  # it builds the model
+        time.sleep(0.1)
+
+
+def kill(process: Process, name: str) -> None:
+    """End a process as a power cut does."""
+    process.kill()
+    process.communicate()
+    print(f"{name}: killed and started again", flush=True)
+
+
+def train(arguments: argparse.Namespace, for_hub: list[str]) -> list[dict[str, Any]]:
     """Run the hub and its devices, and return what the devices measured."""
-    run: Path = arguments.run
-    hub = Hub(
-        arguments.model,
-        run=run / "hub",
-        bind="tcp://127.0.0.1:*",
-        base=arguments.base,
-        lora=LoRA(rank=arguments.rank, targets=arguments.targets),
-        train=["*norm.weight"],
-        recompute=True,
-        local=["*lora_B*"] if arguments.personal else [],
-        batch_size=1,
-        optimizer=Adam(learning_rate=arguments.learning_rate),
-        keep_optimizer_state=True,
-        until=Stop(updates=arguments.updates),
-        callbacks=[Progress()],
-    )
-    with hub:
-        devices = {name: start(name, hub, arguments.texts, run) for name in names}
-        if arguments.kill:
-            hub.wait_for(len(names))
-            while not hub.status()["updates_applied"]:
-                time.sleep(0.1)
-            devices[KILLED].kill()
-            devices[KILLED].communicate()
-            print(f"{KILLED}: killed and started again", flush=True)
-            devices[KILLED] = start(KILLED, hub, arguments.texts, run)
-        printed = {name: process.communicate()[0] for name, process in devices.items()}
-    if failed := [name for name, process in devices.items() if process.returncode]:
+    run, texts, address = arguments.run, arguments.texts, arguments.bind
+
+    def start_hub() -> Process:
+        return start("hub.py", arguments.model, "--run", run, "--bind", address, *for_hub)
+
+    def start_device(name: str) -> Process:
+        return start("device.py", name, address, texts, "--state", run / f"device-{name}")
+
+    hub = start_hub()
+    names = sorted(path.stem.removesuffix("-later") for path in texts.glob("*-later.npz"))
+    devices = {name: start_device(name) for name in names}
+    if arguments.kill:
+        wait_for_update(1, hub, address)
+        kill(devices[KILLED], KILLED)
+        devices[KILLED] = start_device(KILLED)
+        wait_for_update(5, hub, address)
+        kill(hub, "hub")
+        hub = start_hub()
+    printed = {name: process.communicate()[0] for name, process in devices.items()}
+    hub.wait()
+    if failed := [name for name, process in {"hub": hub, **devices}.items() if process.returncode]:
         sys.exit(f"{', '.join(failed)} failed; the messages are above")
     return [json.loads(lines) for lines in printed.values()]
 
@@ -68,16 +80,9 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="ONNX file that make_model.py has written")
     parser.add_argument("texts", type=Path, help="folder that texts.py has written")
     parser.add_argument("--run", type=Path, default=Path("runs/small-lm"))
-    parser.add_argument("--base", default="int4", choices=["float32", "int8", "int4"])
-    parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--targets", default="*.q_proj,*.v_proj", help="layers that get adapters")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--updates", type=int, default=80, help="of all devices together")
-    parser.add_argument("--personal", action="store_true", help="each device keeps its own matrices B")
-    parser.add_argument("--kill", action="store_true", help="kill a device on the way, and start it again")
-    arguments = parser.parse_args()
-    names = sorted(path.stem.removesuffix("-later") for path in arguments.texts.glob("*-later.npz"))
-    measured = train(arguments, names)
+    parser.add_argument("--bind", default="tcp://127.0.0.1:5555", metavar="ADDRESS", help="of the hub")
+    parser.add_argument("--kill", action="store_true", help="kill a device and the hub, and start them again")
+    measured = train(*parser.parse_known_args())
     print(f"{'device':<12} {'before':>8} {'after':>8} {'s a step':>9} {'peak MiB':>9} {'kB an exchange':>15}")
     for found in measured:
         print(

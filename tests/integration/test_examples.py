@@ -139,10 +139,11 @@ def test_devices_fine_tune_a_language_model_on_their_own_texts(start, tmp_path):
     output(start("small_lm/texts.py", "texts", "--tokens", 32, "--vocabulary", 300, "--characters", 20_000))
     for kind in ([], ["--personal"]):
         flags = ["--run", f"run{len(kind)}", "--updates", 300, "--learning-rate", 0.01, "--kill", *kind]
+        flags += ["--bind", free_address()]
         shown = output(start("small_lm/fleet.py", "lm.onnx", "texts", *flags), quiet=False, limit_s=WHOLE_S)
         rows = re.findall(r"^(characters|docstrings|reference|source-code) +(\d+) +(\d+) ", shown, re.MULTILINE)
         assert len(rows) == 4
-        assert "characters: killed and started again" in shown
+        assert all(f"{name}: killed and started again" in shown for name in ("characters", "hub"))
         for name, before, after in rows:
             assert int(after) < int(before), name
 
