@@ -11,7 +11,7 @@ from edgeasync.cli.options import Json, one_of
 from edgeasync.cli.output import Printer, print_table
 from edgeasync.cli.outputs import KeyLine
 from edgeasync.config import expanded, whole_address
-from edgeasync.durable.allow_list import NAME, Allowed, Key, read_key
+from edgeasync.durable.allow_list import Allowed, Key, check_name, read_key
 from edgeasync.durable.keys import OWNER, TOKEN_S, TOKEN_S_MAX, HubKeys
 from edgeasync.durable.keys import fingerprint as fingerprint_of
 from edgeasync.errors import ConfigError
@@ -82,7 +82,7 @@ def enrol(
     valid_s = TOKEN_S if valid_hours is None else 3600.0 * valid_hours
     if not 0.0 < valid_s <= TOKEN_S_MAX:
         raise ConfigError(f"--valid-hours {valid_hours:g}: must be above 0 and at most {TOKEN_S_MAX / 3600:.0f}")
-    folder, name, chosen = open_folder(keys), _checked_name(name), one_of("--role", role, ROLES)
+    folder, name, chosen = open_folder(keys), check_name(name), one_of("--role", role, ROLES)
     if valid_hours is not None and (key is not None or chosen == "operator"):
         raise ConfigError("--valid-hours applies to tokens only; remove it, or remove --key and --role operator")
     addresses = _checked_addresses(address)
@@ -144,7 +144,7 @@ def revoke(
     """Revoke a key. A running hub closes its connection within a second."""
     printer = Printer(json=json)
     folder = open_folder(keys)
-    tokens = folder.revoke(_checked_name(name))
+    tokens = folder.revoke(check_name(name))
     if (entry := folder.read_allow_list().entries.get(name)) is not None:
         _print_entry(entry, printer)
         return
@@ -194,7 +194,7 @@ def accept(
     json: Json = False,
 ) -> None:
     """Admit a pending key."""
-    _print_entry(open_folder(keys).accept(fingerprint, _checked_name(name)), Printer(json=json))
+    _print_entry(open_folder(keys).accept(fingerprint, check_name(name)), Printer(json=json))
 
 
 @app.command("refuse")
@@ -223,15 +223,6 @@ def _checked_addresses(given: list[str] | None) -> list[str]:
     for address in addresses:
         check_connect(address, insecure=True, name="--address")
     return list(map(whole_address, addresses))
-
-
-def _checked_name(name: str) -> str:
-    if not NAME.match(name):
-        raise ConfigError(
-            f"invalid name {name!r}: start with a letter or digit, then use up to 63 letters, digits, '.', '_' or "
-            "'-'; the key of NAME is also valid for NAME/0, NAME/1 and so on"
-        )
-    return name
 
 
 def _checked_key(key: str) -> Key:

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import msgspec
 
 from edgeasync.durable.secret_files import read_secret
-from edgeasync.errors import StorageError
+from edgeasync.errors import ConfigError, StorageError
 
 Key = bytes
 """A public key: 32 bytes."""
@@ -28,6 +28,16 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 _TOLD_MAX = 8
 """Maximum number of invalid lines that an error message lists."""
+
+
+def check_name(name: str) -> str:
+    """Return the name of a key; raises `ConfigError` if it is invalid."""
+    if not NAME.match(name):
+        raise ConfigError(
+            f"invalid name {name!r}: start with a letter or digit, then use up to 63 letters, digits, '.', '_' or "
+            "'-'; the key of NAME is also valid for NAME/0, NAME/1 and so on"
+        )
+    return name
 
 
 _FIELD = 2**255 - 19

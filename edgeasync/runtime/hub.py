@@ -48,16 +48,13 @@ from edgeasync.runtime.hosted_model import HostedModel
 from edgeasync.runtime.hub_evaluation import HubEvaluation
 from edgeasync.runtime.hub_feed import FeedSource, HubFeed
 from edgeasync.runtime.hub_files import HubFiles
-from edgeasync.runtime.hub_settings import RunSettings
+from edgeasync.runtime.hub_settings import MANY_NAMES, RunSettings
 from edgeasync.runtime.hub_threads import CLOSE_S, HubThreads
 from edgeasync.runtime.kept_off import KeptOff
+from edgeasync.runtime.local_orders import LocalOrders
 from edgeasync.runtime.memory import Part, most_memory
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.float16_casts import Float16Casts
-
-MANY_NAMES = (
-    "without keys one machine may join under many names, and policy.trust = 'open' cannot prevent that; set keys"
-)
 
 PROGRESS_S = 5.0
 """Seconds between two progress reports of a hub that replays a long journal."""
@@ -108,10 +105,8 @@ class HubRuntime:
         refuse_modules_in(run)
         model.check(settings, evaluator)
         self._settings, self._model = settings, model
-        self._record = record
-        self._on_report = on_report or (lambda _: None)
-        self._on_best = on_best or (lambda *_: None)
-        self._observe = observe
+        self._record, self._observe = record, observe
+        self._on_report, self._on_best = on_report or (lambda _: None), on_best or (lambda *_: None)
         self._ending = Completion("Hub")
         self._opened = False
         self._asked: Literal["", "stopping", "finished"] = ""
@@ -168,6 +163,11 @@ class HubRuntime:
         """What viewers of the fleet see; raises `EdgeAsyncError` until `recovered` is true."""
         assert self.core is not None
         return HubFeed(self._engine, FeedSource(self._now_s, self.after, self.describe, self._network.keys))
+
+    @cached_property
+    def orders(self) -> LocalOrders:
+        """Orders from this process. Use it on the event loop."""
+        return LocalOrders(self.receive)
 
     @property
     def address(self) -> str:
@@ -416,7 +416,8 @@ class HubRuntime:
 
     def send(self, peer: Peer, header: bytes, payload: wire.Buffer | None) -> None:
         """Send a message without waiting. If it cannot be sent, drop it."""
-        self._network.send(peer, header, payload)
+        if not self.orders.accepts(peer, header):
+            self._network.send(peer, header, payload)
 
     def run_in_background(self, work: Callable[[], Result], then: Callable[[Result], None]) -> None:
         """Run `work` in the fold thread, then call `then` on the event loop."""

@@ -35,6 +35,11 @@ from edgeasync.runtime.page_settings import MetricsSection, PageSection
 from edgeasync.training.numpy_models import Model
 from edgeasync.training.plan import LocalTraining
 
+MANY_NAMES = (
+    "without keys one machine may join under many names, and policy.trust = 'open' cannot prevent that; set keys"
+)
+"""The warning of a hub that admits anybody."""
+
 
 class HubSection(Section, frozen=True):
     """`[hub]`: the hub's address, its run's folder, its keys and the end of training.

@@ -11,6 +11,7 @@ from starlette.routing import Route
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_feed import FeedClosedError
 from edgeasync.web.access import PageAccess, RequestRefusedError, Role
+from edgeasync.web.api import PageApi
 from edgeasync.web.files import PageFiles
 from edgeasync.web.guard import error_response
 from edgeasync.web.metrics import CONTENT_TYPE, HubMetrics
@@ -22,11 +23,17 @@ class PageApp:
     """Answers requests about a hub. Without `files`, it serves only metrics and probes."""
 
     def __init__(
-        self, hub: HubRuntime, access: PageAccess, metrics: HubMetrics, files: PageFiles | None = None
+        self,
+        hub: HubRuntime,
+        access: PageAccess,
+        metrics: HubMetrics,
+        api: PageApi,
+        files: PageFiles | None = None,
     ) -> None:
         self._hub = hub
         self._access = access
         self._metrics = metrics
+        self._api = api
         self._files = files
 
     def routes(self) -> list[Route]:
@@ -36,18 +43,31 @@ class PageApp:
             Route("/readyz", self._readyz),
             self._route("/metrics", self._answer_metrics),
         ]
-        if self._files is not None:
-            routes.append(Route("/{path:path}", self._answer_file))
-        return routes
+        if self._files is None:
+            return routes
+        api, device, key = self._api, "/api/devices/{name:path}", "/api/pending/{fingerprint}"
+        return [
+            *routes,
+            self._route("/api/feed", api.feed),
+            self._route("/api/models/newest", api.newest_model),
+            self._route("/api/models/best", api.best_model),
+            self._order(f"{device}/quarantine", api.quarantine),
+            self._order(f"{device}/release", api.release),
+            self._order(f"{key}/accept", api.accept_key),
+            self._order(f"{key}/refuse", api.refuse_key),
+            self._route(device, api.device),
+            Route("/{path:path}", self._answer_file),
+        ]
 
     def make(self) -> Starlette:
         """Return the ASGI application."""
         handlers = {RequestRefusedError: self._refuse, HTTPException: self._refuse}
         return Starlette(routes=self.routes(), exception_handlers=handlers)
 
-    def _route(
-        self, path: str, answer: Answer, *, needs: Role = "viewer", methods: tuple[str, ...] = ("GET",)
-    ) -> Route:
+    def _order(self, path: str, answer: Answer) -> Route:
+        return self._route(path, answer, needs="operator", method="POST")
+
+    def _route(self, path: str, answer: Answer, *, needs: Role = "viewer", method: str = "GET") -> Route:
         """Return a route whose requests need a token and a hub that has read its run's folder."""
 
         async def checked(request: Request) -> Response:
@@ -61,7 +81,7 @@ class PageApp:
             except FeedClosedError:
                 raise RequestRefusedError(503, "the hub is ending; start it again", "busy") from None
 
-        return Route(path, checked, methods=methods)
+        return Route(path, checked, methods=[method])
 
     async def _healthz(self, _: Request) -> Response:
         return PlainTextResponse("ok\n")

@@ -10,11 +10,13 @@ import msgspec
 
 from edgeasync.config import expanded
 from edgeasync.durable.files import make_folder
+from edgeasync.durable.keys import HubKeys
 from edgeasync.errors import AddressError, StorageError
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_settings import RunSettings
 from edgeasync.runtime.page_settings import is_local, split_address
 from edgeasync.web.access import PageAccess
+from edgeasync.web.api import PageApi
 from edgeasync.web.app import PageApp
 from edgeasync.web.files import PageFiles
 from edgeasync.web.guard import PageGuard
@@ -25,13 +27,14 @@ from edgeasync.web.tokens import PageTokens
 
 
 class PagePlan(msgspec.Struct, frozen=True):
-    """Checked settings of a page: the addresses by table, the certificate and the tokens."""
+    """Checked settings of a page: the addresses by table, the certificate, the tokens and the hub's keys."""
 
     binds: dict[str, str]
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
     tls: ssl.SSLContext | None
     tokens: PageTokens
+    keys: HubKeys | None
 
 
 def plan_page(settings: RunSettings) -> PagePlan:
@@ -50,7 +53,9 @@ def plan_page(settings: RunSettings) -> PagePlan:
                 "insecure of [page] (--page-insecure)"
             )
     tls = load_tls(page)
-    return PagePlan(binds, page.hosts, metrics.devices, tls, PageTokens.open(_folder_of_tokens(settings)))
+    tokens = PageTokens.open(_folder_of_tokens(settings))
+    keys = None if settings.hub.keys is None else HubKeys(expanded(settings.hub.keys))
+    return PagePlan(binds, page.hosts, metrics.devices, tls, tokens, keys)
 
 
 def _folder_of_tokens(settings: RunSettings) -> Path:
@@ -75,7 +80,8 @@ class PageServer:
         self.plan = plan
         refused = self._refused = Counter[str]()
         self._rates = Rates()
-        self._metrics = HubMetrics(hub, plan.devices, viewers=lambda: 0, refused=lambda: refused)
+        api = self._api = PageApi(hub, plan.keys)
+        self._metrics = HubMetrics(hub, plan.devices, viewers=lambda: api.viewers, refused=lambda: refused)
         self._listeners: dict[str, PageListener] = {}
 
     async def open(self) -> None:
@@ -97,7 +103,7 @@ class PageServer:
         access = PageAccess(
             host, plan.hosts, plan.tokens, self._refused, open_reading=is_local(bind) and not plan.hosts
         )
-        app = PageApp(self._hub, access, self._metrics, files).make()
+        app = PageApp(self._hub, access, self._metrics, self._api, files).make()
         guard = PageGuard(app, access, lambda address: self._rates.take(address, now_s()))
         return PageListener(bind, table, guard, tls=plan.tls, rates=self._rates, refused=self._refused)
 

@@ -152,9 +152,9 @@ class Expel(msgspec.Struct, frozen=True, gc=False):
 
 
 ReportName = Literal[
-    "alarm", "awake", "calm", "evaluated", "excluded", "finished", "joined", "left", "listening", "lost",
-    "not_writing", "paused", "plateau", "quarantined", "reconnected", "rejoined", "released", "replaying",
-    "resting", "resumed", "revoked", "stopping", "training", "warm", "warning", "writing",
+    "admitted", "alarm", "awake", "calm", "evaluated", "excluded", "finished", "joined", "left", "listening",
+    "lost", "not_writing", "paused", "plateau", "quarantined", "reconnected", "refused", "rejoined", "released",
+    "replaying", "resting", "resumed", "revoked", "stopping", "training", "warm", "warning", "writing",
 ]  # fmt: skip
 
 

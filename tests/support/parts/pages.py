@@ -40,22 +40,22 @@ class PageClient:
             sent.setdefault("Authorization", f"Bearer {token}")
         lines = "".join(f"{name}: {value}\r\n" for name, value in sent.items())
         length = "" if body is None else f"Content-Length: {len(body)}\r\n"
-        return self.say(f"{method} {path} HTTP/1.1\r\n{lines}{length}\r\n".encode() + (body or b""))
+        return self.say(f"{method} {path} HTTP/1.1\r\n{lines}{length}\r\n".encode() + (body or b""), method)
 
-    def say(self, content):
+    def say(self, content, method="GET"):
         """Send bytes on a connection of its own, and return the first answer."""
         with self.connect() as connection:
             connection.sendall(content)
-            return read_answer(connection)
+            return read_answer(connection, method)
 
     def connect(self):
         connection = socket.create_connection((self.url.hostname, self.url.port), PATIENCE_S)
         return connection if self._tls is None else self._tls.wrap_socket(connection, server_hostname="localhost")
 
 
-def read_answer(connection):
+def read_answer(connection, method="GET"):
     """Return the next answer on a connection."""
-    answer = http.client.HTTPResponse(connection)
+    answer = http.client.HTTPResponse(connection, method=method)
     answer.begin()
     headers = {name.lower(): value for name, value in answer.getheaders()}
     return Answer(answer.status, headers, answer.read())
