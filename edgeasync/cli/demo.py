@@ -12,6 +12,7 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
@@ -33,6 +34,7 @@ from edgeasync.errors import ConfigError, EdgeAsyncError, StorageError
 from edgeasync.net.status import fetch_status
 from edgeasync.ops.trained import newest_model
 from edgeasync.protocol.status import read_status
+from edgeasync.web.beside import check_packages
 
 SLOWNESS = (1, 1, 3, 10)
 """Factors by which the agents are slower than the first agent. The sequence repeats if there are
@@ -61,6 +63,9 @@ INTERRUPTED = 130
 
 PIXELS = 8
 
+PAGE = "127.0.0.1:*"
+"""The address of the page: any free port, because another hub may use the usual one."""
+
 FORWARD_FILE = "digits-cnn.onnx"
 TRAINED_FILE = "trained.onnx"
 
@@ -86,14 +91,19 @@ lease_s = 1.5
 """
 
 
-def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, printer: Printer) -> None:
-    """Run the demo and print its result; with `--json` the result is the last line."""
+def run_demo(*, devices: int, seconds: float, seed: int, run: Path | None, page: bool, printer: Printer) -> None:
+    """Run the demo and print its result; with `--json` the result is the last line.
+
+    If `page` is true, the hub serves its page, and the demo prints the URL.
+    """
+    if page:
+        check_packages()
     started_s = time.monotonic()
     folder = run or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     parts, held_out = split_digits(devices, seed)
     _write(folder, parts, seed)
     show = Show(printer, devices)
-    demo = Demo(folder, devices, seconds, show)
+    demo = Demo(folder, devices, seconds, show, ["--page", PAGE] if page else [])
     try:
         with show:
             status = asyncio.run(demo.run())
@@ -227,10 +237,11 @@ class Show:
 
 
 class Demo:
-    """The processes of the demo."""
+    """The processes of the demo. `hub_flags` are more flags of the hub."""
 
-    def __init__(self, folder: Path, devices: int, seconds: float, show: Show) -> None:
+    def __init__(self, folder: Path, devices: int, seconds: float, show: Show, hub_flags: Sequence[str]) -> None:
         self._folder = folder
+        self._hub_flags = hub_flags
         self._devices = devices
         self._seconds = seconds
         self._show = show
@@ -258,7 +269,7 @@ class Demo:
 
         for signal_number in ending_signals():
             loop.add_signal_handler(signal_number, interrupt)
-        hub = await self._spawn("hub", str(self._folder / "hub.toml"), "--json", out=True)
+        hub = await self._spawn("hub", str(self._folder / "hub.toml"), "--json", *self._hub_flags, out=True)
         following = asyncio.create_task(self._follow(hub))
         try:
             await self._await_hub(hub, loop.time() + START_S)
@@ -332,7 +343,7 @@ class Demo:
             name, device, detail = event["event"], event.get("device", ""), event.get("detail", "")
             if name == "listening":
                 self._address = detail
-            if name in ("joined", "rejoined", "lost", "left", "warning", "alarm", "calm"):
+            if name in ("page", "joined", "rejoined", "lost", "left", "warning", "alarm", "calm"):
                 self._show.event(name, device=device, detail=detail)
             if name == "lost":
                 self._lost.setdefault(device, asyncio.Event()).set()

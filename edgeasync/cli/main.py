@@ -199,6 +199,7 @@ def demo(
         int, typer.Option(min=0, max=2**32 - 1, help="Seed of the data split and the initial model.")
     ] = 0,
     run: Annotated[Path | None, typer.Option(help="Folder of the run [default: a new folder in runs/].")] = None,
+    page: Annotated[bool, typer.Option("--page", help="Serve a page in the browser, and print its URL.")] = False,
     json: Json = False,
 ) -> None:
     """Train on handwritten digits with a hub and unequal agents on this machine.
@@ -207,7 +208,7 @@ def demo(
     """
     from edgeasync.cli.demo import run_demo
 
-    run_demo(devices=devices, seconds=seconds, seed=seed, run=run, printer=Printer(json=json))
+    run_demo(devices=devices, seconds=seconds, seed=seed, run=run, page=page, printer=Printer(json=json))
 
 
 @app.command()

@@ -16,6 +16,16 @@ PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 OnOpen = Callable[[Mapping[str, str], "PagePlan"], None]
 
 
+def check_packages() -> None:
+    """Raise `ConfigError` if the extra `web` is missing."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"the hub's page and metrics need {' and '.join(missing)}: pip install 'edgeasync[web]', or remove "
+            "bind of [page] and [metrics] (--page, --metrics)"
+        )
+
+
 def prepare_page(settings: RunSettings) -> "PagePlan | None":
     """Check the settings of a page, and create missing tokens; return `None` if there is neither page nor metrics.
 
@@ -23,12 +33,7 @@ def prepare_page(settings: RunSettings) -> "PagePlan | None":
     """
     if settings.page.bind is None and settings.metrics.bind is None:
         return None
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"the hub's page and metrics need {' and '.join(missing)}: pip install 'edgeasync[web]', or remove "
-            "bind of [page] and [metrics] (--page, --metrics)"
-        )
+    check_packages()
     from edgeasync.web.server import plan_page  # noqa: PLC0415 - needs the extra
 
     return plan_page(settings)
