@@ -6,11 +6,12 @@ import json
 import msgspec
 import pytest
 
+from edgeasync.core.hub.settings import StopCondition
 from edgeasync.durable.keys import HubKeys, KeyPair, fingerprint
 from edgeasync.errors import EdgeAsyncError
 from edgeasync.protocol.feed import DeviceDetails, FeedUpdate
 from edgeasync.runtime.hub_feed import FeedClosedError, FeedSource
-from tests.support.parts.hubs import make_agent, make_hub
+from tests.support.parts.hubs import make_agent, make_hub, serve
 from tests.support.programs.processes import PATIENCE_S
 
 
@@ -45,6 +46,21 @@ async def test_viewers_follow_a_hub_until_it_ends(tmp_path, network):
             feed.counters()
         agent.request_stop()
         await tasks[1]
+
+
+@pytest.mark.asyncio
+async def test_after_a_restart_viewers_see_the_curve_from_before(tmp_path, network):
+    assert await serve(make_hub(tmp_path, network, stop=StopCondition(updates=5)), make_agent(network))
+    hub = make_hub(tmp_path, network)
+    resumed = asyncio.Event()
+    hub._on_report = lambda report: resumed.set() if report.event == "resumed" else None
+    serving = asyncio.create_task(hub.run())
+    async with asyncio.timeout(PATIENCE_S):
+        await resumed.wait()
+        update = msgspec.json.decode(await hub.feed.whole(), type=FeedUpdate)
+        hub.request_stop()
+        await serving
+    assert [(point.version, point.loss) for point in update.history][:5] == [(one, 1.0) for one in range(1, 6)]
 
 
 def test_pending_keys_are_read_again_only_if_the_file_changes(tmp_path, monkeypatch):
