@@ -138,7 +138,9 @@ class FeedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     time: float
     """when the hub made the update"""
     summary: HubSummary
-    """the [status](#edgeasync-status) without the devices"""
+    """the [status](#edgeasync-status) without the devices, with at most 100 `alarms` and 100
+    `enrolled_unseen`
+    """
     counts: dict[str, int]
     """number of devices in each state"""
     attention: list[Attention]

@@ -41,8 +41,8 @@ KEPT_UPDATES = 10
 CLOCK_S = 2.0
 """If the hub's wall clock is set by more than this, all devices are described again."""
 
-ALARMS_MAX = 100
-"""Maximum number of alarms in an update."""
+LISTED_MAX = 100
+"""Maximum number of alarms, and of devices that never came, in the summary of an update."""
 
 EVENTS_OF_DEVICE = 50
 """Maximum number of events in the details of a device."""
@@ -254,7 +254,7 @@ class Feed:
         unseen = summary["enrolled_unseen"]
         view = _View(
             time=round(self._rows.zero_s + now_s, 3),
-            summary=summary,
+            summary={**summary, **{key: summary[key][:LISTED_MAX] for key in ("alarms", "enrolled_unseen")}},
             attention=attention + never_came(unseen[: ATTENTION_MAX - len(attention)]),
             attention_count=self._rows.attention_count + len(unseen),
             pending=self._shell.pending_keys(),
@@ -272,8 +272,7 @@ class Feed:
     def _summary(self, now_s: float) -> dict[str, Any]:
         """Return the fields of a `HubSummary`."""
         sample = self._members.sample(self._core.version)
-        summary = self._core.describe(sample, now_s) | self._shell.describe()
-        return {**summary, "alarms": summary["alarms"][:ALARMS_MAX]}
+        return self._core.describe(sample, now_s) | self._shell.describe()
 
     # -- updates ---------------------------------------------------------------------------------------------
 
