@@ -2,9 +2,9 @@
 
 Run as `python -m benchmarks.feed`. A real hub with a journal serves 10,000 devices, which are
 simulated in its event loop. They ping every 5 s and push every 30 s. In alternate rounds, nobody
-watches, or 50 viewers follow the feed over TCP and one client requests the totals once a second.
-Processor times are those of the hub's process in all threads. The exit code is 1 if a bound is
-missed.
+watches, or 50 viewers follow the page's feed over HTTP and one client scrapes `/metrics` once a
+second. Processor times are those of the hub's process in all threads. The exit code is 1 if a bound
+is missed.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 
 from benchmarks.feed_fleet import LookedAtFeed, Received, serve_crowd, watch_feed
+from benchmarks.hub_process import Looked, run_control
 from benchmarks.processes import Child, Children, resident_bytes
 from benchmarks.report import Form, Results, benchmark, show_progress
 
@@ -56,10 +57,12 @@ class Rounds:
     resident_mb: list[float] = field(default_factory=list)
     feed_percent: list[float] = field(default_factory=list)
     slowest_step_ms: list[float] = field(default_factory=list)
+    idle_p99_ms: list[float] = field(default_factory=list)
 
-    def measure(self, hub: Child, effort: Effort) -> None:
-        """Measure a round."""
+    def measure(self, hub: Child, control: Child, effort: Effort) -> None:
+        """Measure a round; `control` is an idle loop, which shows the machine's own lag."""
         time.sleep(effort.settle_s)
+        control.ask()
         before: LookedAtFeed = hub.ask()
         begun_s = time.monotonic()
         time.sleep(effort.seconds)
@@ -70,6 +73,8 @@ class Rounds:
         self.lag_max_ms.append(after.hub.lag_max_ms)
         self.feed_percent.append(100.0 * after.feed_s / passed_s)
         self.slowest_step_ms.append(after.slowest_step_ms)
+        idle: Looked = control.ask()
+        self.idle_p99_ms.append(idle.lag_p99_ms)
         self.resident_mb.append(resident_bytes(hub.process.pid) / 1e6)
 
     def columns(self) -> dict[str, float]:
@@ -78,6 +83,7 @@ class Rounds:
             "CPU, % of a core": statistics.median(self.cpu_percent),
             "loop lag p99, ms": statistics.median(self.lag_p99_ms),
             "slowest lag, ms": max(self.lag_max_ms),
+            "idle loop p99, ms": statistics.median(self.idle_p99_ms),
             "resident, MB": statistics.median(self.resident_mb),
             "feed without sending, % of a core": statistics.median(self.feed_percent),
             "slowest step of the feed, ms": max(self.slowest_step_ms),
@@ -90,15 +96,16 @@ def measure(effort: Effort, results: Results) -> None:
     with tempfile.TemporaryDirectory() as run, Children("benchmarks.feed_fleet") as children:
         show_progress(f"{effort.devices:,} devices join")
         hub = children.start(serve_crowd, effort.devices, run)
+        control = children.start(run_control)
         port = hub.hear(JOIN_S)
         for number in range(effort.rounds):
             show_progress(f"round {number + 1} of {effort.rounds}")
-            closed.measure(hub, effort)
+            closed.measure(hub, control, effort)
             viewers = children.start(watch_feed, port, effort.viewers)
             viewers.hear()
             begun: Received = viewers.ask()
             begun_s = time.monotonic()
-            watched.measure(hub, effort)
+            watched.measure(hub, control, effort)
             ended: Received = viewers.ask()
             passed_s = time.monotonic() - begun_s
             viewers.kill()

@@ -11,7 +11,6 @@ from multiprocessing.connection import Connection
 from random import Random
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from benchmarks.hub_process import ADDRESS, NEVER, Looked, allow_many_files, make_spec, run_probed
@@ -35,8 +34,10 @@ from edgeasync.protocol.messages import (
 )
 from edgeasync.runtime.hosted_model import HostedModel
 from edgeasync.runtime.hub import HubRuntime
-from edgeasync.runtime.hub_feed import FeedClosedError, FeedSource, HubFeed
+from edgeasync.runtime.hub_feed import FeedSource, HubFeed
 from edgeasync.runtime.hub_settings import HubSection, RunSettings
+from edgeasync.runtime.page_settings import PageSection
+from edgeasync.web.server import PageServer, plan_page
 
 LENGTH = 256
 """Values of the model: 1 KB."""
@@ -51,8 +52,9 @@ STEP_S = 0.004
 JOINING_MAX = 100
 """How many devices join before the loop handles other events."""
 
-FEED, SCRAPE = b"F", b"S"
-"""What a client of the feed's socket sends first."""
+
+CONNECT_S = 0.05
+"""Time between two connections of viewers, because the page limits the rate of an address."""
 
 
 class SimulatedDevices:
@@ -180,7 +182,7 @@ def serve_crowd(count: int, run: str, pipe: "Connection[Any, None]") -> None:
     prepare_for_service()
     settings = RunSettings(
         hub=HubSection(bind=ADDRESS, run=FilePath(run)), policy=Policy(), codec=FLOAT32, checkpoint=NEVER,
-        limits=Limits(devices_max=count),
+        limits=Limits(devices_max=count), page=PageSection(bind="127.0.0.1:*"),
     )  # fmt: skip
     listening = asyncio.Event()
 
@@ -196,8 +198,9 @@ def serve_crowd(count: int, run: str, pipe: "Connection[Any, None]") -> None:
         serving = asyncio.create_task(hub.run())
         await listening.wait()
         await hub.devices.join()
-        server = await asyncio.start_server(partial(_answer, hub), "127.0.0.1", 0)
-        pipe.send(server.sockets[0].getsockname()[1])
+        server = PageServer(hub, plan_page(settings))
+        await server.open()
+        pipe.send(int(server.urls["page"].rpartition(":")[2]))
         await asyncio.gather(serving, hub.devices.run())
 
     def describe(looked: Looked) -> LookedAtFeed:
@@ -206,25 +209,6 @@ def serve_crowd(count: int, run: str, pipe: "Connection[Any, None]") -> None:
         return LookedAtFeed(looked, total_s, 1e3 * slowest_s)
 
     run_probed(work, pipe, describe)
-
-
-async def _answer(hub: HubRuntime, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Send a client of the feed's socket what it asks for."""
-    try:
-        if await reader.readexactly(1) == SCRAPE:
-            writer.write(msgspec.json.encode(hub.feed.counters()))
-            return
-        text = await hub.feed.whole()
-        while True:
-            number = hub.feed.number
-            writer.write(text)
-            writer.write(b"\n")
-            await writer.drain()
-            text = await hub.feed.after(number)
-    except (FeedClosedError, OSError, asyncio.IncompleteReadError):
-        return
-    finally:
-        writer.close()
 
 
 @dataclass(frozen=True)
@@ -245,9 +229,10 @@ def watch_feed(port: int, viewers: int, pipe: "Connection[Any, None]") -> None:
     updates, nbytes, scrapes, scraped_s = [0] * viewers, 0, 0, 0.0
     for number in range(viewers):
         connection = socket.create_connection(("127.0.0.1", port))
-        connection.sendall(FEED)
+        connection.sendall(_request("/api/feed", port))
         connection.setblocking(False)
         selector.register(connection, selectors.EVENT_READ, number)
+        time.sleep(CONNECT_S)
     selector.register(pipe.fileno(), selectors.EVENT_READ, None)
     told = False
     while True:
@@ -257,7 +242,8 @@ def watch_feed(port: int, viewers: int, pipe: "Connection[Any, None]") -> None:
                 pipe.send(Received(sum(updates), nbytes, scrapes))
                 continue
             content = key.fileobj.recv(1 << 20)  # type: ignore[union-attr]
-            updates[key.data] += content.count(b"\n")
+            # A chunk of HTTP ends with "\r\n", and a line of the feed with "}\n".
+            updates[key.data] += content.count(b"}\n")
             nbytes += len(content)
         if not told and all(updates):
             told = True
@@ -269,5 +255,9 @@ def watch_feed(port: int, viewers: int, pipe: "Connection[Any, None]") -> None:
 
 def _scrape(port: int) -> bytes:
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(SCRAPE)
+        connection.sendall(_request("/metrics", port, "Connection: close\r\n"))
         return b"".join(iter(partial(connection.recv, 1 << 20), b""))
+
+
+def _request(path: str, port: int, more: str = "") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{more}\r\n".encode()
