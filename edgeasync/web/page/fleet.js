@@ -27,7 +27,7 @@ export class Device {
     if (!this.searched) {
       const { id, state, machine, software, address, last_error: error } = this.row;
       this.searched =
-        `${id}\n${state}\n${this.reason}\n${machine}\n${software}\n${address}\n${error}`.toLowerCase();
+        `${id}\n${state}\n${this.reason.replaceAll("_", " ")}\n${machine}\n${software}\n${address}\n${error}`.toLowerCase();
     }
     return this.searched;
   }
@@ -118,7 +118,7 @@ export class Fleet {
     const device = this.devices.get(id);
     if (!device) return;
     device.urgency = urgency;
-    device.reason = reason.replaceAll("_", " ");
+    device.reason = reason;
     device.searched = "";
   }
 

@@ -100,7 +100,7 @@ const COLUMNS = [
 
 function age(value) {
   if (value < 120) return `${Math.round(value)} s`;
-  if (value < 7200) return `${Math.round(value / 60)} min`;
+  if (value < 5400) return `${Math.round(value / 60)} min`;
   return value < 172_800 ? `${Math.round(value / 3600)} h` : `${Math.round(value / 86_400)} d`;
 }
 
@@ -281,7 +281,8 @@ export class Table {
     write(words, values.state + pace);
     if (words.dataset.state !== values.state) words.dataset.state = values.state;
     const shownReason = reason === values.state ? "" : reason;
-    write(tag, shownReason);
+    write(tag, shownReason.replaceAll("_", " "));
+    if (tag.dataset.reason !== shownReason) tag.dataset.reason = shownReason;
     if (tag.hidden !== !shownReason) tag.hidden = !shownReason;
     for (let place = 2; place < COLUMNS.length; place += 1)
       write(cells[place], COLUMNS[place].text(values, this.fleet));
