@@ -29,6 +29,7 @@ def test_a_ping_without_a_pace_is_one_at_full_pace():
         {"pace_percent": 101}, {"pace_percent": -1}, {"pace_reason": "x" * 33}, {"pace_reason": "\x1b[2J"},
         {"pace_reason": "hot\n"}, {"pace_reason": "81 °C"}, {"pace_reason": "\u202egnp"},
         {"temperature_c": math.nan}, {"temperature_c": math.inf}, {"temperature_c": -300.0},
+        {"clock_s": math.nan}, {"clock_s": math.inf}, {"clock_s": -1.0}, {"clock_s": 1e12},
     ],
 )  # fmt: skip
 def test_a_pace_that_is_none_is_malformed(wrong):
