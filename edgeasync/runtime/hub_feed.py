@@ -108,6 +108,7 @@ class HubFeed:
     def close(self) -> None:
         """End all waits."""
         self._closed = True
+        self._feed.close()
         for future in [*self._waiting]:
             if not future.done():
                 future.set_exception(FeedClosedError())

@@ -187,6 +187,11 @@ class Feed:
             self._totals = now_s, FleetTotals(summary, counts)
         return self._totals[1]
 
+    def close(self) -> None:
+        """Stop; nobody who waits is answered."""
+        self._waiting.clear()
+        self._forget()
+
     def _wait(self, number: int, tell: Tell) -> None:
         self._waiting.append(_Waiting(number, tell))
         if not self.active:

@@ -151,6 +151,15 @@ def test_nothing_is_recorded_while_nobody_waits():
     assert fleet.whole().counts == {"joining": 1, "training": 1}
 
 
+def test_a_closed_feed_describes_nothing_more():
+    fleet = Fleet(3 * SLICE)
+    fleet.feed.whole(fleet.told.append)
+    fleet.feed.close()
+    fleet.described.clear()
+    fleet.source.run(10.0)
+    assert (fleet.told, fleet.described, fleet.core.members.changes) == ([], [], None)
+
+
 def test_a_change_of_state_comes_before_older_changes_in_a_large_fleet():
     fleet = Fleet(CHANGES_MAX + 20)
     fleet.whole()
