@@ -1,5 +1,6 @@
 """Inserts LoRA adapters into a forward model, and merges trained ones into its weights."""
 
+import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -88,7 +89,16 @@ def adapt(model: bytes, lora: LoRA, train: Iterable[str] = ()) -> AdaptedModel:
     count = sum(value.size for value in arrays.values())
     place = f"{len(chosen)} of {len(layers)} layers: {told}"
     note = f"trains LoRA adapters of rank {lora.rank} and alpha {lora.alpha:g}, {count} parameters, in {place}"
+    narrow = {layer.name: width for layer in chosen if (width := _width(layer)) < lora.rank}
+    if narrow:
+        said = ", ".join(without_numbers(narrow))
+        note += f"; rank {max(narrow.values())} would suffice for those with fewer inputs or outputs: {said}"
     return AdaptedModel(proto.SerializeToString(), exact, tuple(arrays), note)
+
+
+def _width(layer: StoredLayer) -> int:
+    """Return the rank of any change of a layer's weight, at most."""
+    return min(layer.shape[0], math.prod(layer.shape[1:]))
 
 
 def _is_same(made: LoRA, lora: LoRA) -> bool:

@@ -134,6 +134,8 @@ def _build_published(found: published.Published, settings: GraphSettings) -> tup
     if weights is not None:
         proto = quantize(proto, weights)
         notes.append(f"{len(weights.axes)} frozen weights are stored in {weights.base}")
+    elif settings.base is not None:
+        notes.append(f"the frozen weights are quantized already, so base {settings.base!r} does not change them")
     loss = find_loss(settings.loss)
     sample: Shape
     if isinstance(loss, OnnxLoss):

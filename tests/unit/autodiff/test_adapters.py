@@ -179,6 +179,11 @@ def test_train_adds_parameters_and_everything_else_is_frozen():
     assert not built.warnings
 
 
+def test_a_rank_that_no_layer_needs_is_noted():
+    (note,) = build(model(), lora="6:fc,q").notes
+    assert note.endswith("; rank 5 would suffice for those with fewer inputs or outputs: q")
+
+
 def test_a_weight_in_float16_is_merged_in_float32():
     text = "w = Cast<to=1>(fc.weight)\nturned = Transpose(w)\ny = MatMul(x, turned)"
     content = written(text, {"fc.weight": numbers((3, 4)).astype(np.float16)}, (4,))

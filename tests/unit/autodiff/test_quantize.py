@@ -129,6 +129,13 @@ def test_an_exported_model_has_the_quantized_base(base):
     assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()  # onnxruntime may round activations
 
 
+def test_a_base_of_another_type_is_noted_and_kept():
+    built = build_training_graph(model(), GraphSettings(base="int8", loss="mse", lora="2:w*"))
+    again = build_training_graph(built.forward, GraphSettings(base="int4", loss="mse", lora="2:w*"))
+    assert again.model == built.model
+    assert "the frozen weights are quantized already, so base 'int4' does not change them" in again.notes
+
+
 @pytest.mark.parametrize("base", ["int8", "int4"])
 def test_layers_with_adapters_keep_their_names(base):
     built = build_training_graph(model(), GraphSettings(base=base, loss="mse", lora="2:w*"))
