@@ -19,6 +19,7 @@ from edgeasync import SGD, Agent, Run
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.data import load
+from tests.support.programs.command_line import run_command
 from tests.support.programs.processes import free_address, until
 from tests.support.size import repetitions
 
@@ -146,6 +147,15 @@ def test_devices_fine_tune_a_language_model_on_their_own_texts(start, tmp_path):
         assert all(f"{name}: killed and started again" in shown for name in ("characters", "hub"))
         for name, before, after in rows:
             assert int(after) < int(before), name
+
+
+def test_a_table_shows_on_which_boards_a_graph_fits(start, tmp_path):
+    make_language_model(
+        start, layers=1, hidden=16, intermediate=24, heads=4, key_value_heads=2, vocabulary=32, tokens=8
+    )
+    assert run_command(tmp_path, "model", "build", "lm.onnx", "--out", "graph.onnx").returncode == 0
+    *_, row = output(start("small_lm/fits.py", "graph.onnx", "--batch-size", 1)).splitlines()
+    assert re.fullmatch(r"\| `graph\.onnx` \| 1 \| \d\d\d? (\| yes ){5}\|", row), row
 
 
 def lines_of(name):
