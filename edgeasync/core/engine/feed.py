@@ -259,7 +259,7 @@ class Feed:
         unseen = summary["enrolled_unseen"]
         view = _View(
             time=round(self._rows.zero_s + now_s, 3),
-            summary={**summary, **{key: summary[key][:LISTED_MAX] for key in ("alarms", "enrolled_unseen")}},
+            summary=_shortened(summary),
             attention=attention + never_came(unseen[: ATTENTION_MAX - len(attention)]),
             attention_count=self._rows.attention_count + len(unseen),
             pending=self._shell.pending_keys(),
@@ -289,12 +289,12 @@ class Feed:
         now_s, time = self._shell.now_s(), round(self._shell.wall_s(), 3)
         if self._view is not None:
             summary = self._view.summary | self._shell.describe()
-            self._publish([], self._view._replace(time=time, summary=summary))
+            self._publish([], self._view._replace(time=time, summary=_shortened(summary)))
             return
         status = msgspec.json.decode(self._engine.status_answers.shown, type=dict[str, Any])
         described = self._rows.look(msgspec.convert(status.pop("devices"), list[DeviceStatus]), now_s)
         self._unknown = True
-        summary, pending = status | self._shell.describe(), self._shell.pending_keys()
+        summary, pending = _shortened(status | self._shell.describe()), self._shell.pending_keys()
         attention = self._rows.attention(now_s)
         self._publish(described, _View(time, summary, attention, self._rows.attention_count, pending, 0))
 
@@ -354,6 +354,11 @@ class Feed:
                 "pending": view.pending,
             }
         )
+
+
+def _shortened(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return a summary with at most `LISTED_MAX` entries in its long lists."""
+    return {**summary, **{key: summary[key][:LISTED_MAX] for key in ("alarms", "enrolled_unseen")}}
 
 
 class _Devices(msgspec.Struct):
