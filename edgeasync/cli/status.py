@@ -196,7 +196,7 @@ def _one_device(
     lines = [("device", name), *(("attention", one.words) for one in attention if one.device == name)]
     if name in devices:
         lines += device_lines(devices[name])
-    elif name not in status.enrolled_unseen:
+    elif name not in (*status.enrolled_unseen, *status.refused):
         advice = suggest(name, devices) or "list the hub's devices with 'edgeasync status --all'"
         raise ConfigError(f"--device {name}: the hub knows no such device; {advice}")
     lines += [

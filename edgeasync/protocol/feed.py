@@ -31,6 +31,7 @@ Reason = Literal[
     "slowed",
     "slow_link",
     "slow",
+    "refused",
     "never_came",
 ]
 """Why a device needs attention, the most urgent reason first."""

@@ -274,6 +274,8 @@ class HubSummary(msgspec.Struct, frozen=True, kw_only=True):
     """refused messages"""
     messages_ignored: int
     """messages that arrived after training had ended"""
+    refused: dict[str, str]
+    """devices that the hub has refused to admit during the last ten minutes, with the reason"""
     cadence: CadenceStatus
     """time between exchanges"""
     fleet: FleetStatus

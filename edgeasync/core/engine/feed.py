@@ -16,7 +16,7 @@ import msgspec
 from edgeasync.core.engine.feed_rows import Described, FleetRows, alarms_of_devices, usual_now
 from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.recent_events import raw_list
-from edgeasync.core.hub.attention import look_at, never_came
+from edgeasync.core.hub.attention import absent_devices, look_at
 from edgeasync.core.hub.changes import Changes
 from edgeasync.protocol.feed import ATTENTION_MAX, EVENTS_SHOWN, Attention, DeviceRow, PendingKey
 from edgeasync.protocol.status import DeviceStatus, HubSummary
@@ -160,11 +160,12 @@ class Feed:
         if device is not None:
             found = look_at(device, alarms_of_devices(self._core, now_s).get(name), usual_now(self._core))
             attention = None if found is None else found[1]
-        elif name in self._shell.describe()["enrolled_unseen"]:
-            (attention,) = never_came([name])
         else:
-            tell(b"")
-            return
+            refused, unseen = self._absent(self._summary(now_s))
+            if name not in refused and name not in unseen:
+                tell(b"")
+                return
+            attention = next(one for one in absent_devices(refused, unseen) if one.device == name)
         text = msgspec.json.encode(
             {
                 "time": round(self._shell.wall_s(), 3),
@@ -256,12 +257,13 @@ class Feed:
         now_s = self._shell.now_s()
         summary = self._summary(now_s)
         attention = self._rows.attention(now_s)
-        unseen = summary["enrolled_unseen"]
+        refused, unseen = self._absent(summary)
+        attention += absent_devices(refused, unseen[:ATTENTION_MAX])
         view = _View(
             time=round(self._rows.zero_s + now_s, 3),
             summary=_shortened(summary),
-            attention=attention + never_came(unseen[: ATTENTION_MAX - len(attention)]),
-            attention_count=self._rows.attention_count + len(unseen),
+            attention=attention[:ATTENTION_MAX],
+            attention_count=self._rows.attention_count + len(refused) + len(unseen),
             pending=self._shell.pending_keys(),
             point=self._curve.last,
         )
@@ -278,6 +280,11 @@ class Feed:
         """Return the fields of a `HubSummary`."""
         sample = self._members.sample(self._core.version)
         return self._core.describe(sample, now_s) | self._shell.describe()
+
+    def _absent(self, summary: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
+        """Return the refused devices, and the others that never came."""
+        refused: dict[str, str] = summary["refused"]
+        return refused, [name for name in summary["enrolled_unseen"] if name not in refused]
 
     # -- updates ---------------------------------------------------------------------------------------------
 

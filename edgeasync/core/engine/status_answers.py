@@ -162,4 +162,4 @@ def _own(status: Mapping[str, Any], sender: Sender) -> dict[str, Any]:
         key: [alarm for alarm in status[key] if not alarm["device"] or sender.speaks_for(alarm["device"])]
         for key in ("alarms", "alarms_past")
     }
-    return {**status, **alarms, "denied": {}, "enrolled_unseen": []}
+    return {**status, **alarms, "denied": {}, "enrolled_unseen": [], "refused": {}}

@@ -32,6 +32,10 @@ _WHY_LEFT = {
 }
 """What the reasons of a device's `Goodbye` mean."""
 
+REFUSED_MAX = 100
+REFUSED_S = 600.0
+"""The number of refused devices to remember, and for how long after their last attempt."""
+
 
 class Admission:
     """Moves members between their states. `HubCore` creates it.
@@ -59,6 +63,8 @@ class Admission:
         self._strangers = Strangers(settings.limits.strikes_max, settings.limits.quarantine_s)
         self._arrivals = Arrivals(members, settings.limits.devices_max)
         self._warned: dict[str, str] = {}
+        self._refused: dict[str, tuple[str, float]] = {}
+        """Why devices that are not members were refused, and when, the latest last."""
 
     def expire(self, now_s: float) -> list[HubEffect]:
         """Expire the leases of members that have not sent a message for too long."""
@@ -109,6 +115,25 @@ class Admission:
             effects += self.warn_once(member.device_id, f"{difference}; it may train because hub.frozen = 'warn'")
         self._handshake.frozen_arrays.note(hello)
         return [*effects, SendToDevice(peer, self._handshake.welcome(member))]
+
+    def note_refused(self, device_id: str, sentence: str, now_s: float) -> None:
+        """Record, for users, that a device's `Hello` was refused."""
+        if (member := self._members.members.get(device_id)) is not None:
+            member.notes.note_error(sentence, now_s)
+            return
+        self._refused.pop(device_id, None)
+        self._refused[device_id] = sentence, now_s
+        if len(self._refused) > REFUSED_MAX:
+            del self._refused[next(iter(self._refused))]
+
+    def refused(self, now_s: float) -> dict[str, str]:
+        """Return the devices that were refused lately and have not joined since, and why."""
+        members = self._members.members
+        return {
+            device_id: sentence
+            for device_id, (sentence, at_s) in self._refused.items()
+            if device_id not in members and now_s < at_s + REFUSED_S
+        }
 
     def warn_once(self, device_id: str, sentence: str) -> list[HubEffect]:
         """Warn about a device's model, unless the last warning about this device was the same."""

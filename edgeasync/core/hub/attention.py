@@ -1,7 +1,7 @@
 """Find the devices that need an operator's attention, from a status."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, get_args
 
 from edgeasync.core.hub.member import LIVE
@@ -56,13 +56,16 @@ def find_attention(status: HubStatus) -> list[Attention]:
     usual = usual_of((device.examples_per_s, device.talk_s) for device in here)
     looked = [look_at(device, alarms.get(device.id), usual) for device in status.devices]
     found = sorted([one for one in looked if one is not None], key=lambda one: (one[0], one[1].device))
-    return [one for _, one in found] + never_came(status.enrolled_unseen)
+    return [one for _, one in found] + absent_devices(status.refused, status.enrolled_unseen)
 
 
-def never_came(names: Iterable[str]) -> list[Attention]:
-    """Return entries for devices whose key may join, but that have not joined."""
+def absent_devices(refused: Mapping[str, str], unseen: Iterable[str]) -> list[Attention]:
+    """Return entries for refused devices, and for devices whose key may join, but that never came."""
     words = "its key may join, but it has not connected in this run"
-    return [Attention(name, "never_came", words) for name in names]
+    return [
+        *[Attention(name, "refused", f"refused: {sentence}") for name, sentence in refused.items()],
+        *[Attention(name, "never_came", words) for name in unseen if name not in refused],
+    ]
 
 
 def look_at(device: DeviceStatus, alarm: ActiveAlarm | None, usual: Usual) -> tuple[Urgency, Attention] | None:

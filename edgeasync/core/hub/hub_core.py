@@ -334,7 +334,9 @@ class HubCore:
         self.messages_refused += 1
         effects: list[HubEffect] = [Discard(event.handle)] if isinstance(event, PushArrived) else []
         effects.append(SendToDevice(event.peer, refusal.refuse))
-        if refusal.refuse.code != "busy" and (refused := self.members.by_peer(event.peer)) is not None:
+        if isinstance(event, HubReceived) and isinstance(event.message, Hello):
+            self.admission.note_refused(event.message.device_id, str(refusal), now_s)
+        elif refusal.refuse.code != "busy" and (refused := self.members.by_peer(event.peer)) is not None:
             refused.notes.note_error(str(refusal), now_s)
         if refusal.refuse.code in ("sequence", "malformed"):
             effects += self.admission.strike(event.peer, str(refusal), now_s, event.key)
@@ -416,6 +418,7 @@ class HubCore:
             "messages_accepted": dict(sorted(self.messages_accepted.items())),
             "messages_refused": self.messages_refused,
             "messages_ignored": self.messages_ignored,
+            "refused": self.admission.refused(now_s),
             **self.policy_engine.describe(measurements),
             "alarms": self.policy_engine.divergence.active_alarms(now_s),
             "alarms_past": self.policy_engine.divergence.ended_alarms(now_s),

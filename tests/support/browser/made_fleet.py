@@ -300,6 +300,7 @@ class MadeFleet:
             disk_trouble=self.disk_trouble,
             denied=self.denied,
             enrolled_unseen=self.unseen,
+            refused={},
             journal=None,
         )
 

@@ -230,8 +230,14 @@ def test_devices_that_never_came_need_attention():
     first = fleet.whole()
     assert [(one.device, one.reason) for one in first.attention] == [("pi-7", "never_came")]
     assert first.attention_count == 1
-    fleet.source.unseen = [f"pi-{number}" for number in range(1, 250)]
+    fleet.core.admission.note_refused("pi-7", "another model", 0.0)
     update = fleet.after(1)
+    assert [(one.device, one.words) for one in update.attention] == [("pi-7", "refused: another model")]
+    fleet.feed.device("pi-7", fleet.told.append)
+    assert msgspec.json.decode(fleet.told[-1], type=DeviceDetails).attention.reason == "refused"
+    fleet.core.admission._refused.clear()
+    fleet.source.unseen = [f"pi-{number}" for number in range(1, 250)]
+    update = fleet.after(2)
     assert (len(update.attention), len(update.summary.enrolled_unseen), update.attention_count) == (100, 100, 249)
     assert len(fleet.feed.totals().summary.enrolled_unseen) == 249
     fleet.feed.device("pi-7", fleet.told.append)

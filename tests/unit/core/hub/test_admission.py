@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from edgeasync.core.hub.admission import REFUSED_MAX
 from edgeasync.core.hub.effects import Assign, Broadcast, Fold, HubReport
 from edgeasync.core.hub.events import Heard, HubReceived, HubReceivedMalformed, HubStopRequested
 from edgeasync.core.hub.settings import CheckpointSettings
@@ -69,6 +70,28 @@ def test_the_status_says_since_when_a_device_is_here_and_why_it_left(hub_bench):
     assert shown()[1:] == ("", "nonsense", 0.0)
     hub.give(HubReceivedMalformed(hub.peers["a"], "nonsense"), 24.0)
     assert shown()[1:] == ("quarantined after 2 malformed messages", "nonsense", 0.0)
+
+
+def test_who_is_refused_is_shown_until_it_joins_or_gives_up(hub_bench):
+    hub = hub_bench(limits={"devices_max": 1})
+    hub.hello("a", at_s=1.0)
+    hub.hello("b", at_s=2.0)
+    told = hub.core.status(3.0)
+    assert [*told["refused"]] == ["b"]
+    assert told["refused"]["b"].startswith("the hub is full")
+    hub.leave("a", at_s=4.0)
+    hub.hello("b", at_s=5.0)
+    assert hub.core.status(5.0)["refused"] == {}
+    hub.hello("c", at_s=6.0)
+    assert [*hub.core.status(605.0)["refused"]] == ["c"]
+    assert hub.core.status(606.0)["refused"] == {}
+    hub.hello("b", state=7, at_s=7.0)
+    assert [*hub.core.status(8.0)["refused"]] == ["c"]
+    (shown,) = hub.core.status(8.0)["devices"]
+    assert shown["last_error"].startswith("a device named b is already connected"), "a member has it as its error"
+    for number in range(2 * REFUSED_MAX):
+        hub.hello(f"d{number}", at_s=9.0)
+    assert [*hub.core.status(9.0)["refused"]] == [f"d{number}" for number in range(REFUSED_MAX, 2 * REFUSED_MAX)]
 
 
 TRAFFIC = {

@@ -32,6 +32,7 @@ WORDS = {
     "slowed": "trains at 50 % of the time: low voltage",
     "slow_link": "slow link: an exchange takes 4 s, 20 times the median",
     "slow": "slow: 5 examples/s, the median is 20 times that",
+    "refused": "refused: another model",
     "never_came": "its key may join, but it has not connected in this run",
 }
 
@@ -40,9 +41,10 @@ def fleet(healthy, faults=(), **changes):
     """Return the status of a fleet, its devices named after their faults."""
     alarms = [alarm("warned", "labels")] if "warned" in faults else []
     unseen = ["never_came"] if "never_came" in faults else []
+    refused = {"refused": "another model"} if "refused" in faults else {}
     devices = [device(f"pi-{number}") for number in range(healthy)]
     devices += [device(name, **FAULTS[name]) for name in faults if name in FAULTS]
-    return status(devices, alarms=alarms, enrolled_unseen=unseen, **changes)
+    return status(devices, alarms=alarms, enrolled_unseen=unseen, refused=refused, **changes)
 
 
 @pytest.mark.parametrize("healthy", [3, 30, 3000])
@@ -58,7 +60,7 @@ def test_every_fault_is_found_the_most_urgent_first(healthy):
     assert {one.device: one.words for one in found} == WORDS
 
 
-@pytest.mark.parametrize("fault", [*FAULTS, "never_came"])
+@pytest.mark.parametrize("fault", [*FAULTS, "refused", "never_came"])
 def test_a_fleet_of_three_has_its_faults_found_too(fault):
     (found,) = find_attention(fleet(3, [fault]))
     assert (found.device, found.reason, found.words) == (fault, fault, WORDS[fault])

@@ -368,7 +368,7 @@ def test_status_is_the_contract(hub_bench):
         "messages_accepted": {"fetch": 1, "hello": 1, "push": 3, "statusrequest": 1},
         "fleet": {"staleness_mean": 0.0, "agreement": None, "loss": 0.5, "loss_variance": 0.25},
         "learning_rate_factor": 1.0, "rollbacks": 0, "alarms": [], "alarms_past": [], "evaluation": None,
-        "best": None,
+        "best": None, "refused": {},
     }  # fmt: skip
 
 

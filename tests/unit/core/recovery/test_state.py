@@ -336,7 +336,8 @@ def plain(effects):
 UNORDERED = {"_by_session", "_by_peer", "_by_key", "_leases", "voters", "shared", "waiters"}
 """Tables that are only looked up in, or sorted before they are walked."""
 
-EXCLUDED = {"link", "codec_push", "coarse", "_strangers", "_make_session", "changes", "generation", "notes"}
+EXCLUDED = {"link", "codec_push", "coarse", "_strangers", "_make_session"}
+EXCLUDED |= {"changes", "generation", "notes", "_refused"}  # only for those who look
 EXCLUDED |= {"messages_accepted", "messages_refused", "messages_ignored"}
 EXCLUDED |= {"_kept", "_peak"}
 EXCLUDED |= {"_ballots"}  # which are counted when somebody asks; `Waiting.check` compares them
