@@ -83,6 +83,21 @@ def test_lone_surrogates_break_nothing(page):
     assert page.evaluate("async text => (await import('/dom.js')).deviceHref(text)", lone) == "#device=%EF%BF%BDx"
 
 
+NUMBERS = [
+    (0.0, "0"),
+    (0.00024, "2.4e-4"),
+    (1e-9, "1e-9"),
+    (0.05, "0.05"),
+    (2.3456, "2.35"),
+    (123456.0, "123,456"),
+]
+
+
+@pytest.mark.parametrize(("value", "shown"), NUMBERS)
+def test_numbers_have_three_significant_digits(value, shown, page):
+    assert page.evaluate("async value => (await import('/text.js')).significant(value)", value) == shown
+
+
 @pytest.mark.parametrize(
     "value", [0.0, 0.25, 42.0, 119.0, 150.0, 600.0, 7199.0, 9000.0, 170_000.0, 200_000.0, 864_001.0]
 )

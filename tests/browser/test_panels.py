@@ -250,3 +250,9 @@ def test_a_chosen_theme_is_kept(server, visit):
     assert dark == page.evaluate(background) != light
     page.get_by_role("button", name="light and dark").click()
     assert page.evaluate(background) == light
+
+
+def test_a_logarithmic_axis_has_labels_at_round_numbers_only(page):
+    script = "async values => (await import('/chart.js')).fewDecades(null, values)"
+    assert page.evaluate(script, [0.000145, 0.001, 0.005, 0.01, 10.0]) == [None, 0.001, None, 0.01, 10.0]
+    assert page.evaluate(script, [0.07, 0.1, 0.2, 0.3, 0.5, 1.0]) == [None, 0.1, 0.2, None, 0.5, 1.0]

@@ -209,9 +209,15 @@ function clockLabels(_, times) {
 }
 
 /** Of the lines of a logarithmic scale, keep the powers of ten; with few of them, 2 and 5 times these. */
-function fewDecades(_, values) {
+export function fewDecades(_, values) {
   const leading = values[values.length - 1] / values[0] < 50 ? "125" : "1";
-  return values.map((value) => (leading.includes(value.toExponential(0)[0]) ? value : null));
+  return values.map((value) => {
+    const digits = value
+      .toPrecision(6)
+      .replace(/[.]|e.*/g, "")
+      .replace(/^0+|0+$/g, ""); // 0.0500000: 5
+    return digits.length === 1 && leading.includes(digits) ? value : null;
+  });
 }
 
 /** Return the value of a custom property as a colour that a canvas understands. */

@@ -157,7 +157,7 @@ function describe(d, time) {
         ["state", joined(", ", d.state, pace, d.pace_reason)],
         ["quarantine", d.quarantine && `${d.quarantine.cause}; ends ${d.quarantine.ends}`],
         ["left", d.why_left],
-        ["last seen", `${duration(d.last_seen_s)} ago`],
+        ["last seen", `${d.last_seen_s < 10 ? `${d.last_seen_s.toFixed(1)} s` : duration(d.last_seen_s)} ago`],
         ["last step", d.stalled_s > 0 && `${duration(d.stalled_s)} ago`],
         ["joined", d.joined_s !== null && `${clock(time - d.joined_s)}, ${duration(d.joined_s)} ago`],
         ["last error", d.last_error_s !== null && `${duration(d.last_error_s)} ago: ${d.last_error}`],
@@ -180,7 +180,7 @@ function describe(d, time) {
         ["rejected", rejected.join(", ")],
         [
           "clipping",
-          d.weight_kept !== null && d.weight_kept < 1 && `${percent(d.weight_kept)} of their length counted`,
+          d.weight_kept !== null && d.weight_kept < 0.995 && `${percent(d.weight_kept)} of their length counted`,
         ],
         ["last update", `${count(d.local_steps)} steps, staleness ${count(d.staleness)}`],
         [
@@ -217,7 +217,7 @@ function describe(d, time) {
       "Machine",
       [
         ["machine", d.machine || "unknown"],
-        ["software", d.software && `edgeasync ${d.software}`],
+        ["software", d.software],
         ["clock", d.clock_offset_s !== null && offset(d.clock_offset_s)],
       ],
     ],

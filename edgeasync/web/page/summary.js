@@ -100,7 +100,9 @@ function findFigures({ summary, counts }) {
     figures.push([
       isLoss ? "evaluation" : "accuracy",
       shown(evaluation),
-      best ? `best ${shown(best)} at version ${count(best.version)}` : `of version ${count(evaluation.version)}`,
+      !best || best.version === evaluation.version
+        ? `of version ${count(evaluation.version)}`
+        : `best ${shown(best)} at ${count(best.version)}`,
     ]);
   }
   const bound = BOUNDS[cadence.bound] ?? cadence.bound;

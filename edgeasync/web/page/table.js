@@ -277,7 +277,8 @@ export class Table {
       row.setAttribute("aria-selected", String(isActive));
     }
     write(link, COLUMNS[0].text(values, this.fleet));
-    const pace = values.state === "training" && values.pace_percent < 100 ? ` ${values.pace_percent} %` : "";
+    const pace =
+      !reason && values.state === "training" && values.pace_percent < 100 ? ` ${values.pace_percent} %` : "";
     write(words, values.state + pace);
     if (words.dataset.state !== values.state) words.dataset.state = values.state;
     const shownReason = reason === values.state ? "" : reason;

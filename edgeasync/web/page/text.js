@@ -27,6 +27,7 @@ export function short(text, length = 300) {
 export function significant(value, digits = 3) {
   if (!Number.isFinite(value)) return String(value);
   if (Math.abs(value) >= 10 ** digits) return count(Math.round(value));
+  if (value && Math.abs(value) < 1e-3) return value.toExponential(digits - 1).replace(/\.?0*e/, "e");
   return String(Number(value.toPrecision(digits)));
 }
 

@@ -344,7 +344,7 @@ def fields_of(name):
         "rest_s": 0.0,
         "stalled_s": 0.0,
         "machine": "x86_64",
-        "software": "0.1.0",
+        "software": "edgeasync 0.1.0",
         "address": "192.168.1.20",
         "joined_s": 0.0,
         "clock_offset_s": 0.02,
