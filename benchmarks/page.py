@@ -1,8 +1,8 @@
 """Measure how fast a hub's page in the browser paints, reacts and updates.
 
 Run as `python -m benchmarks.page`. Debian's chromium, driven by Playwright, shows made fleets of 3,
-300 and 10,000 devices, a tenth of which changes every second. The exit code is 1 if a bound is
-exceeded.
+300 and 10,000 devices, a tenth of which changes every second. Then the hub of three agents is
+killed and resumed while the page is open. The exit code is 1 if a bound is exceeded.
 """
 
 import argparse
@@ -10,7 +10,9 @@ import contextlib
 import shutil
 import statistics
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +22,11 @@ from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
 from benchmarks.report import UNFIT, Form, Results, benchmark, show_progress
 from tests.support.browser.made_fleet import MadeFleet
 from tests.support.browser.page_server import PageServer
+from tests.support.programs.processes import Commands, free_address
 
 PAINT_MS_MAX = 1000.0
 REACTION_MS_MAX = 100.0
+RETURN_S_MAX = 3.0
 FRAME_MS = 16.0
 """Reactions within this time are not measured more precisely: the next frame shows them."""
 
@@ -75,17 +79,22 @@ FRAMES = """
 
 @dataclass(frozen=True)
 class Effort:
-    """How many devices to show, how often to load the page, and how often to repeat each reaction."""
+    """How many devices to show, how often to load the page, to repeat each reaction and to kill a hub.
+
+    `gone_s` is how long a killed hub is gone. After 8 s, the page retries as rarely as it ever does.
+    """
 
     counts: tuple[int, ...]
     loads: int
     repeats: int
+    kills: int
+    gone_s: float
 
 
 EFFORTS = {
-    Form.FULL: Effort((3, 300, 10_000), 7, 12),
-    Form.SHORT: Effort((3, 300, 10_000), 3, 4),
-    Form.QUICK: Effort((3,), 1, 1),
+    Form.FULL: Effort((3, 300, 10_000), 7, 12, 10, 8.0),
+    Form.SHORT: Effort((3, 300, 10_000), 3, 4, 4, 8.0),
+    Form.QUICK: Effort((3,), 1, 1, 1, 0.0),
 }
 
 
@@ -188,7 +197,31 @@ def measure(browser: Browser, count: int, effort: Effort) -> dict[str, float]:
     return columns
 
 
-@benchmark("Speed of a hub's page in the browser.")
+def measure_returns(browser: Browser, effort: Effort) -> dict[str, float]:
+    """Kill and resume a hub several times; return how soon the page is alive after the hub listens."""
+    with tempfile.TemporaryDirectory() as folder, Commands(folder) as commands:
+        flags = ("--bind", free_address(), "--page", free_address().removeprefix("tcp://"))
+        settings = commands.settings()
+        hub, address = commands.hub(settings, *flags)
+        for number in range(3):
+            commands.agent(address, f"device-{number}")
+        page = browser.new_page()
+        page.goto(hub.wait_for("page")["detail"].partition(";")[0])
+        live, returns = page.locator("#connection[data-state=live]"), []
+        live.wait_for()
+        for _ in range(effort.kills):
+            hub.kill()
+            page.locator("#connection[data-state=disconnected]").wait_for()
+            time.sleep(effort.gone_s)
+            hub, _ = commands.hub(settings, *flags)
+            listens_s = time.monotonic()
+            live.wait_for()
+            returns.append(time.monotonic() - listens_s)
+        page.close()
+    return {"median, s": statistics.median(returns), "longest, s": max(returns)}
+
+
+@benchmark("Speed of a hub's page in the browser.", parts=("fleets", "kills"))
 def main(arguments: argparse.Namespace, results: Results) -> None:
     """Measure each fleet."""
     path = shutil.which("chromium")
@@ -198,13 +231,18 @@ def main(arguments: argparse.Namespace, results: Results) -> None:
     effort = EFFORTS[arguments.form]
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        for count in effort.counts:
+        for count in effort.counts if "fleets" in arguments.part else ():
             show_progress(f"{count} devices")
             columns = measure(browser, count, effort)
             results.add("devices", f"{count:,}", columns, digits=1)
             slowest = max(value for name, value in columns.items() if name in REACTIONS)
             results.bound(f"{count:,} devices, first paint", columns["first paint, ms"], PAINT_MS_MAX)
             results.bound(f"{count:,} devices, slowest reaction", slowest, REACTION_MS_MAX)
+        if "kills" in arguments.part:
+            show_progress("kills")
+            returns = measure_returns(browser, effort)
+            results.add("alive after the hub listens again", "page", returns)
+            results.bound("page alive after a kill", returns["longest, s"], RETURN_S_MAX)
         browser.close()
 
 
