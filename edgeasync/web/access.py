@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
-from edgeasync.web.tokens import PageTokens
+from edgeasync.web.tokens import OPERATOR_FILE, VIEWER_FILE, PageTokens
 
 Role = Literal["anybody", "viewer", "operator"]
 
@@ -48,10 +48,11 @@ class PageAccess:
         self._open_reading = open_reading
         self.refused = refused
 
-    def check_site(self, headers: Mapping[str, str], local: str) -> None:
+    def check_site(self, headers: Mapping[str, str], local: str, path: str = "/api") -> None:
         """Raise `RequestRefusedError` unless the request is addressed to this page, and from it.
 
-        `local` is the address of this machine to which the client has connected.
+        `local` is the address of this machine to which the client has connected. Other sites may
+        only contain links to the page itself.
         """
         host = headers.get("host", "").lower()
         found = _HOST.match(host)
@@ -64,7 +65,8 @@ class PageAccess:
             )
         origin = headers.get("origin")
         foreign = origin is not None and origin.lower().partition("://")[2] != host
-        if foreign or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        is_link = path == "/" and headers.get("sec-fetch-mode") == "navigate"
+        if foreign or not (is_link or headers.get("sec-fetch-site", "none") in ("none", "same-origin")):
             raise RequestRefusedError(403, "another web site sent this request; open the page itself", "origin")
 
     def check_url(self, raw_path: bytes, query: bytes) -> None:
@@ -85,17 +87,18 @@ class PageAccess:
         if needed == "anybody" or (said is None and needed == "viewer" and self._open_reading):
             return
         scheme, _, token = (said or "").partition(" ")
-        folder = self._tokens.folder
         if scheme.lower() != "bearer" or not self._tokens.is_known(token.strip()):
+            file = OPERATOR_FILE if needed == "operator" else VIEWER_FILE
             what = "this needs a token" if said is None else "this token is not valid"
             raise RequestRefusedError(
                 401,
-                f"{what}; send one from {folder} on the hub's machine in the header 'Authorization: Bearer TOKEN'",
+                f"{what}; it is in the file {file}, whose folder the hub printed when it started; programs send "
+                "it in the header 'Authorization: Bearer TOKEN'",
                 "token",
             )
         if needed == "operator" and not self._tokens.is_operator(token.strip()):
             raise RequestRefusedError(
-                403, f"the viewer's token only allows reading; use the operator's token in {folder}", "role"
+                403, f"the viewer's token only allows reading; use the token in the file {OPERATOR_FILE}", "role"
             )
 
     def count(self, error: RequestRefusedError) -> None:

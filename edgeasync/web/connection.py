@@ -20,6 +20,10 @@ class StalledError(Exception):
     """A client has stopped reading."""
 
 
+class DisconnectedError(Exception):
+    """A client has closed its connection."""
+
+
 class PageConnection(H11Protocol):
     """A connection that limits what its client may cost. The transport creates it.
 
@@ -66,14 +70,18 @@ class PageConnection(H11Protocol):
         super().on_response_complete()
 
     async def drained(self) -> None:
-        """Wait until the client has read most of what was sent. Raises `StalledError`."""
-        if not self.flow.write_paused:
-            return
-        try:
-            async with asyncio.timeout(STALLED_S):
-                await self.flow.drain()
-        except TimeoutError:
-            raise StalledError from None
+        """Wait until the client has read most of what was sent.
+
+        Raises `StalledError`, or `DisconnectedError` if nothing can be sent any more.
+        """
+        if self.flow.write_paused:
+            try:
+                async with asyncio.timeout(STALLED_S):
+                    await self.flow.drain()
+            except TimeoutError:
+                raise StalledError from None
+        if self.transport.is_closing():
+            raise DisconnectedError
 
     def abort(self) -> None:
         """Close the connection at once, without sending what is buffered."""

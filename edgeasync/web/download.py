@@ -8,8 +8,6 @@ from typing import BinaryIO
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from edgeasync.web.connection import PageConnection
-
 READ_BYTES = 1 << 20
 """How much of a file is read at a time, in a thread."""
 
@@ -32,13 +30,9 @@ class DownloadResponse(Response):
 
     async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
         """Send the file."""
-        connection: PageConnection = scope["state"]["connection"]
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            while scope["method"] != "HEAD" and not connection.transport.is_closing():
-                part = await asyncio.to_thread(self._file.read, READ_BYTES)
-                if not part:
-                    break
+            while scope["method"] != "HEAD" and (part := await asyncio.to_thread(self._file.read, READ_BYTES)):
                 await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgeasync.web.access import PageAccess, RequestRefusedError
-from edgeasync.web.connection import PageConnection, StalledError
+from edgeasync.web.connection import DisconnectedError, PageConnection, StalledError
 
 LOG = logging.getLogger("edgeasync.web")
 
@@ -65,6 +65,8 @@ class PageGuard:
         except StalledError:
             self._access.refused["slow"] += 1
             connection.abort()
+        except DisconnectedError:
+            connection.abort()
         except Exception:
             LOG.exception("the page failed to answer %s %s", scope["method"], scope["path"])
             if guarded.started:
@@ -93,7 +95,7 @@ class PageGuard:
         headers = Headers(scope=scope)
         if len(headers.getlist("host")) > 1 or len(headers.getlist("authorization")) > 1:
             raise RequestRefusedError(400, "a header is repeated; send it once", "host")
-        self._access.check_site(headers, scope["server"][0] if scope["server"] else "")
+        self._access.check_site(headers, scope["server"][0] if scope["server"] else "", scope["path"])
         self._access.check_url(scope["raw_path"], scope["query_string"])
 
 

@@ -23,7 +23,10 @@ from edgeasync.runtime.page_settings import split_address
 from edgeasync.web.connection import PageConnection
 
 CONNECTIONS_MAX = 256
-"""Maximum number of connections, including those whose TLS handshake has not ended."""
+"""Maximum number of connections, including those whose TLS handshake has not ended.
+
+If the process may open few files, there are fewer.
+"""
 
 HANDSHAKES_MAX = 64
 """Maximum number of unfinished TLS handshakes."""
@@ -87,7 +90,7 @@ class PageListener:
         tls: ssl.SSLContext | None,
         rates: Rates,
         refused: Counter[str],
-        connections_max: int = CONNECTIONS_MAX,
+        connections_max: int,
     ) -> None:
         self._bind, self._table = bind, table
         self._app, self._tls = app, tls

@@ -9,9 +9,12 @@ from pathlib import Path
 import msgspec
 
 from edgeasync.config import expanded
+from edgeasync.core.hub.settings import Limits
 from edgeasync.durable.files import make_folder
 from edgeasync.durable.keys import HubKeys
 from edgeasync.errors import AddressError, StorageError
+from edgeasync.net.connection_bounds import SPARE_MAX, STRANGERS_MAX
+from edgeasync.net.connections import FILES_KEPT, connections_that_fit
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_settings import RunSettings
 from edgeasync.runtime.page_settings import is_local, split_address
@@ -20,14 +23,17 @@ from edgeasync.web.api import PageApi
 from edgeasync.web.app import PageApp
 from edgeasync.web.files import PageFiles
 from edgeasync.web.guard import PageGuard
-from edgeasync.web.listener import PageListener, Rates
+from edgeasync.web.listener import CONNECTIONS_MAX, PageListener, Rates
 from edgeasync.web.metrics import HubMetrics
 from edgeasync.web.tls import load_tls
 from edgeasync.web.tokens import PageTokens
 
 
 class PagePlan(msgspec.Struct, frozen=True):
-    """Checked settings of a page: the addresses by table, the certificate, the tokens and the hub's keys."""
+    """Checked settings of a page: the addresses by table, the certificate, the tokens and the hub's keys.
+
+    `connections_max` applies to each address.
+    """
 
     binds: dict[str, str]
     hosts: tuple[str, ...]
@@ -35,6 +41,7 @@ class PagePlan(msgspec.Struct, frozen=True):
     tls: ssl.SSLContext | None
     tokens: PageTokens
     keys: HubKeys | None
+    connections_max: int
 
 
 def plan_page(settings: RunSettings) -> PagePlan:
@@ -55,7 +62,14 @@ def plan_page(settings: RunSettings) -> PagePlan:
     tls = load_tls(page)
     tokens = PageTokens.open(_folder_of_tokens(settings))
     keys = None if settings.hub.keys is None else HubKeys(expanded(settings.hub.keys))
-    return PagePlan(binds, page.hosts, metrics.devices, tls, tokens, keys)
+    connections_max = _connections_max(settings.limits) // len(binds)
+    return PagePlan(binds, page.hosts, metrics.devices, tls, tokens, keys, connections_max)
+
+
+def _connections_max(limits: Limits) -> int:
+    """Return the number of connections to the page for which the process has descriptors besides the devices'."""
+    spare = connections_that_fit() - limits.devices_max - STRANGERS_MAX - SPARE_MAX
+    return max(FILES_KEPT // 2, min(spare, CONNECTIONS_MAX))
 
 
 def _folder_of_tokens(settings: RunSettings) -> Path:
@@ -105,7 +119,10 @@ class PageServer:
         )
         app = PageApp(self._hub, access, self._metrics, self._api, files).make()
         guard = PageGuard(app, access, lambda address: self._rates.take(address, now_s()))
-        return PageListener(bind, table, guard, tls=plan.tls, rates=self._rates, refused=self._refused)
+        return PageListener(
+            bind, table, guard, tls=plan.tls, rates=self._rates, refused=self._refused,
+            connections_max=plan.connections_max,
+        )  # fmt: skip
 
     @property
     def urls(self) -> Mapping[str, str]:

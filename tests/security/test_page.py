@@ -61,7 +61,8 @@ def test_reading_needs_a_token(fleet):
     assert fleet.viewer.get("/metrics").status == 200
     refused = fleet.stranger.get("/metrics")
     assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
-    assert "send one from" in refused.json["error"]
+    assert "page-viewer.token" in refused.json["error"]
+    assert str(fleet.tokens.folder) not in refused.json["error"]
     assert fleet.stranger.get("/metrics", token="x" * 43).status == 401
     assert fleet.refused["token"] == 2
 
@@ -203,18 +204,45 @@ def test_a_client_that_does_not_read_is_disconnected(fleet, monkeypatch):
         until(lambda: fleet.refused.get("slow"), "the end of the slow client")
 
 
+def test_a_viewer_that_does_not_read_neither_delays_the_others_nor_stays(fleet, monkeypatch):
+    """Every update is a megabyte here, as of a large fleet that changes."""
+    monkeypatch.setattr(connection, "STALLED_S", 0.2)
+    text = b'{"lineage":"","number":1,"text":"' + b"x" * (1 << 20) + b'"}'
+
+    async def update(*_):
+        await asyncio.sleep(0)
+        return text
+
+    monkeypatch.setattr("edgeasync.runtime.hub_feed.HubFeed.whole", update)
+    monkeypatch.setattr("edgeasync.runtime.hub_feed.HubFeed.after", update)
+    head = f"GET /api/feed HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {fleet.tokens.viewer}\r\n\r\n"
+    with fleet.viewer.connect() as stuck, fleet.viewer.connect() as other:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        for one in (stuck, other):
+            one.sendall(head.encode())
+        with other.makefile("rb") as stream:
+            for _ in range(100):
+                stream.readline()
+        until(lambda: fleet.refused.get("slow"), "the end of the viewer that is stuck")
+        with other.makefile("rb") as stream:
+            assert stream.readline()
+
+
 async def _long(_):
     return b"x" * 50_000_000
 
 
-def test_with_a_certificate_the_page_speaks_only_tls(tmp_path):
+def test_with_a_certificate_the_page_speaks_only_tls(tmp_path, caplog):
     tables = {"page": {"bind": "127.0.0.1:*", "certificate": TLS / "certificate.pem", "key": TLS / "key.pem"}}
     with Hub(MODEL, run=tmp_path, bind=ANYWHERE, settings=tables) as hub:
         assert hub.page.startswith("https://127.0.0.1:")
         assert PageClient(hub.page, trusted=TLS / "certificate.pem").get("/healthz").status == 200
-        with PageClient(hub.page).connect() as plain, contextlib.suppress(ConnectionError):
-            plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert b"HTTP" not in plain.recv(100)
+        for content in (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x16\x03\x01" + b"\xff" * 600, b""):
+            with PageClient(hub.page).connect() as plain, contextlib.suppress(ConnectionError):
+                plain.sendall(content)
+                plain.shutdown(socket.SHUT_WR)
+                assert b"HTTP" not in plain.recv(100)
+    assert not caplog.records
 
 
 def test_clients_that_do_not_read_delay_the_end_of_a_hub_by_half_a_second(tmp_path, monkeypatch):

@@ -62,6 +62,13 @@ def test_a_browser_that_says_so_is_believed_that_another_site_sends_the_request(
     assert refusal(access().check_site, headers, "127.0.0.1").reason == "origin"
 
 
+def test_another_site_may_contain_a_link_to_the_page_but_to_nothing_else():
+    headers = {"host": "localhost:8555", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    access().check_site(headers, "127.0.0.1", "/")
+    assert refusal(access().check_site, headers, "127.0.0.1", "/api/models/best").reason == "origin"
+    assert refusal(access().check_site, headers | {"sec-fetch-mode": "cors"}, "127.0.0.1", "/").reason == "origin"
+
+
 @pytest.mark.parametrize("site", ["none", "same-origin"])
 def test_the_page_itself_may_send_requests(site):
     headers = {"host": "localhost:8555", "origin": "http://localhost:8555", "sec-fetch-site": site}
