@@ -71,6 +71,15 @@ def test_a_page_says_that_its_hub_is_gone_and_returns_with_it(serve, visit, flee
     expect(version(page)).to_have_text(str(other.version))
 
 
+def test_a_page_shows_why_a_hub_refuses_it_and_tries_again(serve, visit, fleet):
+    server = serve(fleet)
+    server.busy = "100 viewers follow this hub already; close a page"
+    page = visit(server.url, live=False, errors=("503",))
+    expect(page.locator("#connection")).to_have_text(f"disconnected, trying again · {server.busy}")
+    server.busy = ""
+    expect(page.locator("#connection")).to_have_text("live")
+
+
 def test_an_order_to_a_hub_that_is_gone_says_so(serve, visit, fleet):
     server = serve(fleet)
     page = visit(f"{server.url}#device=barn-2", errors=BROKEN)

@@ -25,7 +25,7 @@ export class Connection {
   /**
    * @param {object} handlers
    * @param {(update: any) => void} handlers.onUpdate called with each FeedUpdate
-   * @param {(state: State) => void} handlers.onState
+   * @param {(state: State, words?: string) => void} handlers.onState with the hub's words if it refuses
    * @param {(words: string) => Promise<boolean>} handlers.askToken asks for a token; false: not now
    */
   constructor({ onUpdate, onState, askToken }) {
@@ -99,9 +99,11 @@ export class Connection {
   /** Follow the hub until the page is closed. */
   async follow() {
     for (;;) {
+      let refusal = "";
       try {
         await this.stream();
       } catch (error) {
+        if (error instanceof Refusal) refusal = error.message;
         if (error instanceof Refusal && (error.status === 401 || error.status === 403)) {
           this.onState("refused");
           await this.askToken(error.message);
@@ -113,7 +115,7 @@ export class Connection {
         await this.pause(Infinity);
         continue;
       }
-      this.onState("disconnected");
+      this.onState("disconnected", refusal);
       const limit = Math.min(RETRY_MS_MAX, 250 * 2 ** this.failures);
       this.failures += 1;
       await this.pause(limit * (0.75 + 0.25 * Math.random())); // so that 50 pages do not return at once

@@ -1,6 +1,6 @@
 // The page of a hub: connects the feed to the panels.
 
-import { clock, count, short } from "./text.js";
+import { clock, count, joined, short } from "./text.js";
 import { Chart } from "./chart.js";
 import { Connection, Refusal } from "./connection.js";
 import { DeviceView } from "./device.js";
@@ -69,12 +69,12 @@ function show() {
   document.title = waiting ? `(${count(waiting)}) edgeasync` : "edgeasync";
 }
 
-function showState(state) {
+function showState(state, words = "") {
   const pill = get("connection");
-  if (pill.dataset.state === state) return;
   pill.dataset.state = state;
-  const since = state === "live" || !fleet.time ? "" : ` · shown as of ${clock(fleet.time)}`;
-  write(pill, STATE_WORDS[state] + since);
+  const since = state !== "live" && fleet.time > 0 && `shown as of ${clock(fleet.time)}`;
+  write(pill, joined(" · ", STATE_WORDS[state], since, short(words)));
+  pill.title = pill.textContent;
   document.body.classList.toggle("is-old", state !== "live" && Boolean(fleet.time));
 }
 

@@ -22,7 +22,8 @@ POLICY = (
 class PageServer:
     """Serves a fleet at an address that stays the same when it is stopped and started again.
 
-    Its methods may be called from any other thread. `orders` are the operators' orders it received.
+    Its methods may be called from any other thread. `orders` are the operators' orders it received,
+    and `busy` is a sentence with which it refuses new viewers.
     """
 
     def __init__(self, fleet, *, token="", operator=""):
@@ -30,6 +31,7 @@ class PageServer:
         self.token, self.operator = token, operator
         self.orders = []
         self.requests = []
+        self.busy = ""
         self.port = 0
         self.start()
 
@@ -115,6 +117,8 @@ class PageServer:
         return web.FileResponse(PAGE / "index.html")
 
     async def _feed(self, request):
+        if self.busy:
+            return refusal(503, self.busy)
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         queue = asyncio.Queue()
