@@ -39,6 +39,7 @@ REPETITIONS = {
     "trainers of other libraries": Repetitions(0, 0, 1),
     "examples at full size": Repetitions(0, 0, 1),
     "toolbox programs at full size": Repetitions(0, 0, 1),
+    "language models at full size": Repetitions(0, 0, 1),
     "ends of a program": Repetitions(1, 1, 3),
     "cuts of a link": Repetitions(0, 1, 3),
     "networks at full size": Repetitions(0, 0, 1),
