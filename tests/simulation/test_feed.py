@@ -103,4 +103,4 @@ def test_a_viewer_that_applies_changes_knows_what_the_hub_knows(seed, durable):
     shown = {one.device for one in viewer.newest.attention}
     by_time_or_median = ("stuck", "slow", "slow_link")
     assert {one.device for one in needs if one.reason not in by_time_or_median} <= shown | unseen
-    assert shown <= viewer.rows.keys()
+    assert shown <= viewer.rows.keys() | viewer.newest.summary.refused.keys()
