@@ -16,6 +16,10 @@ STALLED_S = 10.0
 """How long a client may stop reading while its buffer is full."""
 
 
+BUFFER_BYTES = 1 << 16
+"""How many unsent bytes make an answer wait."""
+
+
 class StalledError(Exception):
     """A client has stopped reading."""
 
@@ -46,6 +50,7 @@ class PageConnection(H11Protocol):
         self.address = address
         self.idle_since_s = self.loop.time()
         self.requests = 0
+        self._lost = asyncio.Event()
         self._on_open = on_open
         self._on_close = on_close
 
@@ -56,12 +61,14 @@ class PageConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Report the connection to the listener."""
+        transport.set_write_buffer_limits(high=BUFFER_BYTES)  # the default for TLS is eight times that
         super().connection_made(transport)
         self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the end to the listener, and end the answer."""
         super().connection_lost(exc)
+        self._lost.set()
         self._on_close(self)
 
     def on_response_complete(self) -> None:
@@ -82,6 +89,11 @@ class PageConnection(H11Protocol):
                 raise StalledError from None
         if self.transport.is_closing():
             raise DisconnectedError
+
+    async def end(self) -> None:
+        """Close the connection at once, and wait until uvicorn knows that it need not complete the answer."""
+        self.transport.abort()
+        await self._lost.wait()
 
     def abort(self) -> None:
         """Close the connection at once, without sending what is buffered."""

@@ -64,13 +64,13 @@ class PageGuard:
             await self._answer(scope, receive, guarded)
         except StalledError:
             self._access.refused["slow"] += 1
-            connection.abort()
+            await connection.end()
         except DisconnectedError:
-            connection.abort()
+            await connection.end()
         except Exception:
             LOG.exception("the page failed to answer %s %s", scope["method"], scope["path"])
             if guarded.started:
-                connection.abort()
+                await connection.end()
             else:
                 failed = RequestRefusedError(500, "the hub failed; see its log")
                 await error_response(failed)(scope, receive, guarded)
@@ -110,6 +110,7 @@ class _Sender:
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            await self._connection.drained()  # raises an error if what follows the request was damaged
             self.started = True
             closing = [(b"connection", b"close")] if self._closes else []
             await self._send({**message, "headers": [*message.get("headers", []), *HEADERS, *closing]})
