@@ -1,9 +1,11 @@
 """Whatever devices and peers call themselves, the page shows it as text, in its place."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+import edgeasync
 from edgeasync.cli.output import visible
 from edgeasync.core.hub.attention import duration
 from edgeasync.protocol.feed import PendingKey
@@ -66,6 +68,13 @@ def check(page, size):
     assert [one for one in shown if not one.isprintable() and one not in "\n\t\xa0"] == []
     assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
     assert {row["height"] for row in page.locator(".rows [role=row]:visible").evaluate_all(BOXES)} == {30}
+
+
+def test_the_page_never_parses_text_as_markup():
+    for path in (Path(edgeasync.__file__).parent / "web/page").glob("*.js"):
+        code = path.read_text("utf-8")
+        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+            assert word not in code, path.name
 
 
 BOXES = "rows => rows.map(row => ({ height: row.getBoundingClientRect().height }))"

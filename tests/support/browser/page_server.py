@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
+import sys
 import threading
+import time
 from pathlib import Path
 
 import msgspec
 from aiohttp import web
 
 import edgeasync
+from tests.support.browser.made_fleet import MadeFleet
 from tests.support.programs.processes import PATIENCE_S
 
 PAGE = Path(edgeasync.__file__).parent / "web/page"
@@ -150,3 +153,17 @@ class PageServer:
 def refusal(status, sentence):
     """Return an error as the hub does."""
     return web.json_response({"error": sentence}, status=status)
+
+
+def main():
+    """Serve a fleet of as many devices as the command line says, until Ctrl-C."""
+    with PageServer(MadeFleet(int(sys.argv[1]))) as server, contextlib.suppress(KeyboardInterrupt):
+        sys.stdout.write(f"{server.url}\n")
+        sys.stdout.flush()
+        while True:
+            time.sleep(1.0)
+            server.tick()
+
+
+if __name__ == "__main__":
+    main()
