@@ -194,6 +194,20 @@ def _gather(attributes: Mapping[str, Any], x: Tensor, indices: Tensor) -> Tensor
     return picked.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
+def _gather_nd(attributes: Mapping[str, Any], x: Tensor, indices: Tensor) -> Tensor:
+    assert not attributes.get("batch_dims", 0)
+    return x[indices.unbind(-1)]
+
+
+def _scatter_nd(attributes: Mapping[str, Any], x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    assert attributes.get("reduction", b"none") == b"none"
+    return x.index_put(indices.unbind(-1), updates)
+
+
+def _range(_: Mapping[str, Any], start: Tensor, stop: Tensor, step: Tensor) -> Tensor:
+    return torch.arange(start.item(), stop.item(), step.item(), dtype=start.dtype)
+
+
 def _split(attributes: Mapping[str, Any], x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
     axis = attributes.get("axis", 0)
     if sizes is None:
@@ -278,6 +292,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "ConvTranspose": _conv_transpose,
     "Div": lambda _, x, y: x / y,
     "Dropout": lambda _, x, *__: x,
+    "Einsum": lambda a, *parts: torch.einsum(a["equation"].decode(), *parts),
     "Elu": lambda a, x: F.elu(x, a.get("alpha", 1.0)),
     "Equal": lambda _, x, y: x == y,
     "Erf": lambda _, x: torch.erf(x),
@@ -285,6 +300,8 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Expand": lambda _, x, shape: x * torch.ones(_ints(shape), dtype=x.dtype),
     "Flatten": lambda a, x: x.flatten(a.get("axis", 1)),
     "Gather": _gather,
+    "GatherND": _gather_nd,
+    "Gelu": lambda a, x: F.gelu(x, approximate=a.get("approximate", b"none").decode()),
     "Gemm": _gemm,
     "GlobalAveragePool": lambda _, x: x.mean(tuple(range(2, x.ndim)), keepdim=True),
     "GlobalMaxPool": lambda _, x: x.amax(tuple(range(2, x.ndim)), keepdim=True),
@@ -308,12 +325,14 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "Not": lambda _, x: ~x,
     "Pad": _pad,
     "Pow": lambda _, x, y: x**y,
+    "Range": _range,
     "Reciprocal": lambda _, x: 1 / x,
     "ReduceMax": _reduce(torch.amax),
     "ReduceMean": _reduce(torch.mean),
     "ReduceSum": _reduce(torch.sum),
     "Relu": lambda _, x: x.relu(),
     "Reshape": _reshape,
+    "ScatterND": _scatter_nd,
     "Shape": lambda a, x: torch.tensor(x.shape[a.get("start", 0) : a.get("end")]),
     "Sigmoid": lambda _, x: x.sigmoid(),
     "Slice": _slice,

@@ -158,6 +158,36 @@ class Recurrent(nn.Module):
         return self.head(self.layer(input)[0][:, -1])
 
 
+def test_operators_that_torch_runs_agree_with_onnxruntime():
+    nodes = [
+        helper.make_node("Range", ["start", "stop", "step"], ["rows"]),
+        helper.make_node("GatherND", ["x", "places"], ["picked"]),
+        helper.make_node("ScatterND", ["x", "places", "picked"], ["same"]),
+        helper.make_node("Gather", ["same", "rows"], ["some"]),
+        helper.make_node("Einsum", ["some", "x"], ["product"], equation="ij,kj->ik"),
+        helper.make_node("Gelu", ["product"], ["bent"], approximate="tanh"),
+        helper.make_node("Gelu", ["bent"], ["y"]),
+    ]
+    constants = {
+        "start": np.int64(0),
+        "stop": np.int64(4),
+        "step": np.int64(2),
+        "places": np.array([[1, 2], [3, 0]]),
+    }
+    graph = helper.make_graph(
+        nodes, "graph",
+        [helper.make_tensor_value_info("x", 1, [4, 3])], [helper.make_tensor_value_info("y", 1, None)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    x = np.random.Generator(np.random.PCG64(1)).standard_normal((4, 3)).astype(np.float32)
+    (expected,) = check.onnxruntime.InferenceSession(model.SerializeToString(), providers=check.PROVIDERS).run(
+        None, {"x": x}
+    )
+    found = check.in_torch.run(model, {"x": torch.from_numpy(x)}, set(), "y")
+    torch.testing.assert_close(found, torch.from_numpy(expected))
+
+
 def test_an_lstm_trains_by_its_file():
     torch.manual_seed(5)
     module = Recurrent().eval()
