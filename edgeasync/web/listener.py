@@ -247,5 +247,8 @@ class PageListener:
             await asyncio.wait(answers, timeout=CLOSE_S)
         for one in [*self._connections]:
             one.abort()
+        for answer in answers:
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
         if self._sweep is not None:
             self._sweep.cancel()

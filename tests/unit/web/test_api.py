@@ -147,6 +147,21 @@ def test_an_order_that_is_not_confirmed_in_time_says_so(hub, monkeypatch):
     assert "look at the device's state" in answer.json["error"]
 
 
+def test_an_order_that_waits_does_not_delay_the_end_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr("edgeasync.runtime.local_orders.ANSWER_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("edgeasync.runtime.local_orders.LocalOrders.accepts", lambda *_: True)
+    with contextlib.ExitStack() as stack:
+        with Hub(MODEL, run=tmp_path, bind=ANYWHERE, settings=PAGE) as hub:
+            client = operator(hub, hub.path)
+            waiting = stack.enter_context(client.connect())
+            head = f"Host: localhost\r\nAuthorization: Bearer {client.token}\r\n\r\n"
+            waiting.sendall(f"POST /api/devices/pump/release HTTP/1.1\r\n{head}".encode())
+            until(lambda: hub._running.orders._waiting, "the order")
+        waiting.settimeout(PATIENCE_S)
+        with contextlib.suppress(ConnectionError):
+            assert waiting.recv(1) == b""
+
+
 def test_a_hub_without_keys_has_none_to_accept(hub):
     answer = operator(hub, hub.path).request("POST", "/api/pending/x/refuse")
     assert (answer.status, answer.json["error"].startswith("this hub has no keys")) == (409, True)
