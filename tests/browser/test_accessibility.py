@@ -29,7 +29,8 @@ def test_axe_finds_nothing_serious(size, scheme, serve, visit, fleet):
     fleet.denied = {"unknown_key": 2}
     fleet.disk_trouble = "No space left on device"
     fleet.alarms.append(ActiveAlarm("", "the loss is 4 times its lowest", "rollback", 90.0, []))
-    page = visit(serve(fleet, operator="operator-token").url, size=size, scheme=scheme, errors=("401",))
+    server = serve(fleet, operator="operator-token")
+    page = visit(server.url, size=size, scheme=scheme, errors=("401", "ERR_", "net::"))
     assert findings(page) == []
     page.get_by_role("searchbox").fill("pump")
     page.get_by_role("grid").press("ArrowDown")
@@ -41,6 +42,10 @@ def test_axe_finds_nothing_serious(size, scheme, serve, visit, fleet):
     assert findings(page) == []
     page.get_by_role("button", name="Quarantine", exact=True).click()
     expect(page.locator("#token")).to_be_visible()
+    assert findings(page) == []
+    page.get_by_role("button", name="Cancel").click()
+    server.stop()
+    expect(page.locator("#connection")).to_contain_text("disconnected")
     assert findings(page) == []
 
 

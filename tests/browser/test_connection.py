@@ -59,7 +59,7 @@ def test_a_page_says_that_its_hub_is_gone_and_returns_with_it(serve, visit, flee
     page = visit(server.url, errors=BROKEN)
     server.stop()
     expect(page.locator("#connection")).to_contain_text("disconnected, trying again · shown as of")
-    expect(page.locator("#figures")).to_have_css("opacity", "0.6")
+    expect(page.locator("#figures")).to_have_css("filter", "grayscale(1)")
     assert page.locator(".rows [role=row]:visible").count() > 5
     other = MadeFleet(3, seed=8)
     server.fleet = other
