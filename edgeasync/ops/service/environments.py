@@ -26,6 +26,9 @@ installed.
 HUB, HUB_PACKAGE = "hub", "onnx"
 """The hub extra and its package."""
 
+WEB, WEB_PACKAGE = "web", "starlette"
+"""The extra of the hub's page, and one of its packages."""
+
 OUTPUT_LINES = 5
 """Number of output lines shown when a command fails."""
 
@@ -128,7 +131,11 @@ def extras_of(kind: Kind) -> str:
 
     A hub and an agent on one machine share an environment.
     """
-    wanted = {HUB: kind == "hub" or has_package(HUB_PACKAGE), GPU: has_package(GPU_PACKAGE)}
+    wanted = {
+        HUB: kind == "hub" or has_package(HUB_PACKAGE),
+        WEB: has_package(WEB_PACKAGE),
+        GPU: has_package(GPU_PACKAGE),
+    }
     return ",".join(extra for extra, is_wanted in wanted.items() if is_wanted)
 
 

@@ -17,6 +17,7 @@ from tests.support.parts.services import names
         ("agent", ("onnx",), "hub"),
         ("agent", ("onnx", "onnxruntime-gpu"), "hub,gpu"),
         ("hub", (), "hub"),
+        ("hub", ("onnx", "starlette"), "hub,web"),
     ],
 )
 def test_an_upgrade_keeps_what_the_environment_has(monkeypatch, kind, packages, extras):
