@@ -44,7 +44,7 @@ INPUTS = 4
 
 SIDES = ("ours", "torch")
 PROVIDERS = ["CPUExecutionProvider"]
-MEMORY = 10 << 30
+MEMORY = 12 << 30
 """Bytes of address space that a process may use."""
 
 PROCESSOR_S = 900

@@ -1,6 +1,7 @@
 """Runs an ONNX file in torch, whose autograd is the oracle for models without a torch module."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -317,9 +318,9 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "LessOrEqual": lambda _, x, y: x <= y,
     "Log": lambda _, x: x.log(),
     "MatMul": lambda _, x, y: x @ y,
-    "Max": lambda _, x, y: torch.maximum(x, y),
+    "Max": lambda _, *parts: reduce(torch.maximum, parts),
     "MaxPool": _max_pool,
-    "Min": lambda _, x, y: torch.minimum(x, y),
+    "Min": lambda _, *parts: reduce(torch.minimum, parts),
     "Mul": lambda _, x, y: x * y,
     "Neg": lambda _, x: -x,
     "Not": lambda _, x: ~x,
