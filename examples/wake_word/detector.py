@@ -9,10 +9,9 @@ from features import session
 
 from edgeasync import Dataset
 
-THRESHOLD = 0.5  # of a score, openWakeWord's default
 FRAMES = 16  # embeddings that a classifier reads, 80 ms apart
 REST = 25  # frames without a detection, after which the next one counts
-ORDINARY = 1000  # windows of ordinary talk from which a home learns
+HARDEST = 1000  # windows of talk from which a home learns
 
 
 @dataclass(frozen=True)
@@ -76,42 +75,40 @@ class Found:
         return 100.0 * self.misses / self.calls
 
 
-def measure(detector: Detector, sounds: Sounds) -> Found:
-    alarms = sum(len(detections(minute)) for minute in detector.scores(sounds.talk))
+def measure(detector: Detector, sounds: Sounds, threshold: float) -> Found:
+    alarms = sum(len(detections(minute, threshold)) for minute in detector.scores(sounds.talk))
     best = detector.scores(sounds.calls).max(axis=1)
-    return Found(alarms, len(sounds.talk) / 60, int((best < THRESHOLD).sum()), len(best))
+    return Found(alarms, len(sounds.talk) / 60, int((best < threshold).sum()), len(best))
 
 
-def detections(scores: np.ndarray) -> list[int]:
+def detections(scores: np.ndarray, threshold: float) -> list[int]:
     """Return the frames at which a detection begins."""
     found: list[int] = []
     last = -REST
-    for frame in np.flatnonzero(scores >= THRESHOLD):
+    for frame in np.flatnonzero(scores >= threshold):
         if frame - last >= REST:
             found.append(int(frame))
         last = int(frame)
     return found
 
 
-def corrections(detector: Detector, sounds: Sounds, seed: int) -> Dataset:
-    """Return what a home learns from: its calls, its false alarms and ordinary talk.
+def corrections(detector: Detector, sounds: Sounds) -> Dataset:
+    """Return what a home learns from: its calls, and the talk that sounds most like a call.
 
     Somebody confirms each call, and repeats it if it was missed: the three windows around the
-    highest score get the label 1. Windows in which the detector answered talk get the label 0, and
-    so do a thousand ordinary ones.
+    highest score get the label 1. The thousand windows of talk with the highest scores get the
+    label 0. They contain all false alarms, and talk to which the detector almost answered.
     """
     calls, talk = windows_of(sounds.calls), windows_of(sounds.talk)
     best = np.clip(detector.scores(sounds.calls).argmax(axis=1), 1, calls.shape[1] - 2)
     heard = np.concatenate([calls[np.arange(len(calls)), best + shift] for shift in (-1, 0, 1)])
-    talk = talk.reshape(-1, *talk.shape[2:])
-    alarms = talk[detector.scores(sounds.talk).ravel() >= THRESHOLD]
-    ordinary = talk[np.random.default_rng(seed).permutation(len(talk))[:ORDINARY]]
-    x = np.concatenate([heard, alarms, ordinary])
-    return Dataset.of(x, np.repeat([1.0, 0.0], [len(heard), len(x) - len(heard)]))
+    hardest = detector.scores(sounds.talk).ravel().argsort()[-HARDEST:]
+    x = np.concatenate([heard, talk.reshape(-1, *talk.shape[2:])[hardest]])
+    return Dataset.of(x, np.repeat([1.0, 0.0], [len(heard), len(hardest)]))
 
 
-def tested(models: Sequence[bytes], homes: Sequence[Sounds]) -> Found:
+def tested(models: Sequence[bytes], homes: Sequence[Sounds], threshold: float) -> Found:
     """Return what models find in homes: one model for all, or one for each."""
     several = models if len(models) == len(homes) else [*models] * len(homes)
-    found = [measure(Detector(model), home) for model, home in zip(several, homes, strict=True)]
+    found = [measure(Detector(model), home, threshold) for model, home in zip(several, homes, strict=True)]
     return sum(found[1:], start=found[0])

@@ -79,6 +79,7 @@ class Room:
         self._echo = np.random.default_rng(seed[:2]).normal(size=len(taps)) * 10 ** (-3.0 * taps / len(taps))
         self._echo *= 0.5 / np.sqrt(np.sum(self._echo**2))
         self._echo[0] = 1.0
+        self._echo = self._echo.astype(np.float32)
 
     def call(self) -> np.ndarray:
         """Return a sound with one call of the wake word, of `CALL_S` seconds."""
@@ -106,8 +107,10 @@ class Room:
         sound = np.concatenate(parts)[: int(seconds * RATE)]
         size = 1 << (len(sound) + len(self._echo)).bit_length()  # fast, and without wrapping round
         echoed = np.fft.irfft(np.fft.rfft(sound, size) * np.fft.rfft(self._echo, size))[: len(sound)]
-        spectrum = np.fft.rfft(self._draw.normal(size=size))
-        noise = np.fft.irfft(spectrum * np.arange(1, len(spectrum) + 1) ** (-self._home.colour / 2))[: len(sound)]
+        spectrum = np.fft.rfft(self._draw.standard_normal(size, np.float32))
+        noise = np.fft.irfft(
+            spectrum * np.arange(1, len(spectrum) + 1, dtype=np.float32) ** (-self._home.colour / 2)
+        )[: len(sound)]
         noise *= 10 ** (self._home.noise_db / 20) / noise.std()
         return (2000 * (echoed + noise)).astype(np.float32)
 
