@@ -24,12 +24,12 @@ from edgeasync.protocol.status import DeviceStatus, HubSummary
 EVERY_S = 1.0
 """Seconds between two updates."""
 
-CHANGES_MAX = 500
+CHANGES_MAX = 350
 """Maximum number of changed devices in an update. Describing and encoding one takes about 25
 microseconds, so an update takes about 1 % of a core.
 """
 
-SLICE = 100
+SLICE = 50
 """Number of devices to describe before the hub handles other events."""
 
 IDLE_S = 5.0
