@@ -308,7 +308,7 @@ class Checks:
         engine = hub.engine
         now_s, limits = hub._now_s(), hub.core.settings.limits
         for member in hub.core.members.members.values():
-            alive = not member.live or member.lease_until_s >= now_s or engine._standing_still
+            alive = not member.live or member.lease_until_s >= now_s or engine.status_answers._standing_still
             assert alive, f"{member.device_id} lives without a lease"
         assert engine._capacity._updates_held() <= limits.updates_held_max
         assert engine._capacity._snapshots_held() <= limits.snapshots_max + len(self._world.devices)
