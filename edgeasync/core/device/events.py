@@ -22,7 +22,7 @@ class DeviceReceivedMalformed(msgspec.Struct, frozen=True, gc=False):
 
 
 class ModelArrived(msgspec.Struct, frozen=True, gc=False):
-    """The payload of the assigned model has arrived, and waits for `UseModel` after the delay."""
+    """The payload of the assigned model has arrived, and waits for `UseModel`."""
 
     assignment: Assignment
 

@@ -91,6 +91,10 @@ class WorkCycle:
         """Whether the payload of `_installing` has arrived, and waits until the steps of the delay
         are done.
         """
+        self._is_used = False
+        """Whether the shell installs that payload. It may be busy for minutes, since a trainer loads
+        a large model first. The hub would send the payload again if the device asked.
+        """
 
     @property
     def _hub(self) -> Welcome:
@@ -128,9 +132,9 @@ class WorkCycle:
             case events.Trained():
                 return self._trained(event, now_s)
             case events.OverlapTrained():
-                return self._overlap_trained(event.result, now_s)
+                return self._overlap_trained(event.result)
             case events.ModelArrived():
-                return self._model_arrived(event.assignment, now_s)
+                return self._model_arrived(event.assignment)
             case events.ModelInstalled():
                 return self._model_installed(event)
             case events.InstallFailed():
@@ -208,7 +212,10 @@ class WorkCycle:
     def next_deadline_s(self) -> float:
         """Return when `tick` is next due while the hub is reachable; infinity if it is not due."""
         waits_for_itself = (
-            self.state == "training" or self._arrived or (self.state == "fetching_graph" and self._graphs.is_busy)
+            self.state == "training"
+            or self._arrived
+            or (self.state == "installing" and self._is_used)
+            or (self.state == "fetching_graph" and self._graphs.is_busy)
         )
         return math.inf if waits_for_itself else self._repetition.due_s
 
@@ -324,24 +331,23 @@ class WorkCycle:
         if assignment.transfer and not self.cost.bears(both_bytes, now_s):
             return decided
         self._move("installing")
-        self._installing, self._arrived = assignment, False
+        self._installing, self._arrived, self._is_used = assignment, False, False
         self._wait(now_s)
         return [*decided, effects.InstallModel(assignment)]
 
-    def _model_arrived(self, assignment: Assignment, now_s: float) -> list[DeviceEffect]:
+    def _model_arrived(self, assignment: Assignment) -> list[DeviceEffect]:
         """Use the model once the steps of the delay are done."""
         if self.state != "installing" or assignment is not self._installing:
             return self._unexpected.ignore("ModelArrived of an earlier assignment", normal=True)
         self._arrived = True
-        return self._use_model(now_s)
+        return self._use_model()
 
-    def _use_model(self, now_s: float) -> list[DeviceEffect]:
+    def _use_model(self) -> list[DeviceEffect]:
         """Use the model that has arrived; if the delay requires more steps, take them first."""
         assert self._installing is not None
         if self.overlap.awaits_delay:
             return self._train_on()
-        self._arrived = False
-        self._wait(now_s)
+        self._arrived, self._is_used = False, True
         return [effects.UseModel(self._installing)]
 
     def _model_installed(self, installed: events.ModelInstalled) -> list[DeviceEffect]:
@@ -399,13 +405,13 @@ class WorkCycle:
         decided = self._speak(now_s) if self.connected else []
         return decided + self._train_on()
 
-    def _overlap_trained(self, result: events.Trained, now_s: float) -> list[DeviceEffect]:
+    def _overlap_trained(self, result: events.Trained) -> list[DeviceEffect]:
         """Count the steps of overlap.
 
         If a model waits for them, use it; otherwise, continue to train if allowed.
         """
         self.overlap.add(result)
-        return self._use_model(now_s) if self._arrived else self._train_on()
+        return self._use_model() if self._arrived else self._train_on()
 
     def _train_on(self) -> list[DeviceEffect]:
         """Train while waiting for a model; if the hub is unreachable, more steps are allowed."""

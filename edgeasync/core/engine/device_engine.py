@@ -353,11 +353,9 @@ class DeviceEngine:
         """Install the model or store the graph of a verified payload, in the background."""
         if isinstance(message, GraphHeader):
             self._graphs.keep(message, payload)
-        elif self.core.work.overlap.delay_steps:
+        else:
             self._arrived = payload
             self.handle(events.ModelArrived(message))
-        else:
-            self._install(message, payload)
 
     def _install(self, assignment: Assignment, payload: wire.Buffer) -> None:
         assert self._model is not None

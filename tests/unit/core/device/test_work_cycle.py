@@ -1,5 +1,7 @@
 """A device's work: assignments, sequence numbers, retries of an update, and the training graph."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -16,6 +18,7 @@ from edgeasync.core.device.effects import (
     SendToHub,
     TakeGraph,
     Train,
+    UseModel,
 )
 from edgeasync.core.device.events import (
     DeviceReceived,
@@ -25,6 +28,7 @@ from edgeasync.core.device.events import (
     GraphMissing,
     InstallFailed,
     Kept,
+    ModelArrived,
     ModelInstalled,
     Trained,
     TransferMoved,
@@ -303,6 +307,19 @@ def test_a_model_that_comes_in_broken_is_fetched_again():
     since_s = device.now_s
     device.until(Fetch)
     assert device.now_s == pytest.approx(since_s + 0.1)
+
+
+def test_a_model_that_has_arrived_is_not_fetched_again_while_the_trainer_is_busy():
+    """Loading a large model may take longer than a lease."""
+    device = DeviceBench().welcome().assigned(3).give(ModelArrived(assignment(3)))
+    assert device.kinds == [UseModel]
+    assert device.core.work.next_deadline_s() == math.inf
+    device.give(InstallFailed("checksum"))
+    device.until(Fetch)
+    device.assigned(3)
+    assert device.core.work.next_deadline_s() == device.now_s + LEASE_S
+    device.give(ModelArrived(assignment(3))).give(ModelInstalled(assignment(3)), device.now_s + 10 * LEASE_S)
+    assert device.effects == [Train(8)]
 
 
 @pytest.mark.parametrize("work", ["training", "pushing"])
