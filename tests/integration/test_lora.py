@@ -10,7 +10,9 @@ import safetensors.numpy
 from edgeasync import Agent, Hub, Run, Stop, nn, train
 from edgeasync.durable.run_folder import MODEL_FILE
 from edgeasync.errors import ConfigError
+from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
+from edgeasync.protocol.codecs import make_codec
 from edgeasync.training.numpy_models import SoftmaxModel
 from tests.integration.test_model_command import run_model, run_of_one, say
 from tests.support.models.language_models import language_model
@@ -92,6 +94,12 @@ def test_python_exports_adapters_as_the_command_does(commands, tmp_path):
         arrays.export(tmp_path / "arrays", peft=True)
 
 
+def coded_bytes(arrays):
+    """Return the size of arrays in int8, with their scales."""
+    spec = ParameterSpec(tuple([Parameter(name, array.shape) for name, array in arrays.items()]))
+    return make_codec("int8", spec).payload_bytes_max
+
+
 @pytest.mark.parametrize("sizes", [{}, {"layers": 4, "hidden": 192, "intermediate": 384}], ids=["toy", "middle"])
 def test_an_exchange_costs_little_more_than_the_adapters(sizes, tmp_path):
     """The base travels once, and then adapters alone, in one byte per value."""
@@ -99,7 +107,7 @@ def test_an_exchange_costs_little_more_than_the_adapters(sizes, tmp_path):
     model = language_model(vocabulary=512, tokens=16, **sizes)
 
     def traffic(updates):
-        """Return the bytes to and from the hub in a run of so many updates, and the number of values."""
+        """Return the bytes to and from the hub in a run of so many updates, and those of coded adapters."""
         hub = Hub(
             model, base="int4", lora="8:*.q_proj,*.v_proj", run=tmp_path / str(updates), bind=ANYWHERE,
             batch_size=1, policy=plain(local_steps=1), until=Stop(updates=updates),
@@ -110,7 +118,7 @@ def test_an_exchange_costs_little_more_than_the_adapters(sizes, tmp_path):
         run = Run.open(hub.path)
         (device,) = run.devices
         assert device["updates_applied"] == updates
-        return device["bytes_up"], device["bytes_down"], sum(array.size for array in run.arrays.values())
+        return device["bytes_up"], device["bytes_down"], coded_bytes(run.arrays)
 
     few, many = traffic(5), traffic(25)
     adapters_bytes = few[2]
