@@ -55,6 +55,7 @@ def write_peft(folder: Path, forward: bytes, arrays: Arrays) -> None:
             f"PEFT cannot load adapters together with other arrays of the same module: {', '.join(sorted(both))}; "
             f"{_INSTEAD}"
         )
+    _refuse_hidden([layer.name for layer in layers], modules)
     config = peft_config(lora, [layer.name for layer in layers], modules)
     # PEFT also reads what was not trained: the rest of these modules, and frozen adapters.
     kept = {
@@ -67,8 +68,27 @@ def write_peft(folder: Path, forward: bytes, arrays: Arrays) -> None:
     replace_file(folder / CONFIG_FILE, msgspec.json.format(msgspec.json.encode(config)), private=False)
 
 
+def _refuse_hidden(layers: Iterable[str], modules: Iterable[str]) -> None:
+    """Raise `GraphError` if PEFT would take layers for modules that it saves as a whole.
+
+    PEFT takes a module `2` for the module `0.2` as well, and silently adapts no such module.
+    """
+    for module in sorted(modules):
+        alike = re.compile(rf"(.*\.)?{re.escape(module)}(\..*)?")
+        if hidden := sorted(filter(alike.fullmatch, layers)):
+            raise GraphError(
+                f"PEFT would ignore the adapters of {', '.join(hidden)}, because the run trained {module} as well "
+                f"and PEFT confuses their names; {_INSTEAD}"
+            )
+
+
 def peft_config(lora: LoRA, layers: Iterable[str], saved: Iterable[str]) -> Mapping[str, Any]:
-    """Return PEFT's settings for adapters of `layers`. The modules in `saved` replace the base's."""
+    """Return PEFT's settings for adapters of `layers`. The modules in `saved` replace the base's.
+
+    PEFT looks for each target at the end of modules' names, so that `2` names `0.2` as well. It
+    compares excluded names as a whole, so all modules but these layers are excluded.
+    """
+    targets = sorted(layers)
     return {
         "peft_type": "LORA",
         "task_type": None,
@@ -76,7 +96,8 @@ def peft_config(lora: LoRA, layers: Iterable[str], saved: Iterable[str]) -> Mapp
         "r": lora.rank,
         "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
         "lora_dropout": 0.0,
-        "target_modules": sorted(layers),
+        "target_modules": targets,
+        "exclude_modules": f"(?!({'|'.join(map(re.escape, targets))})$).*",
         "modules_to_save": sorted(saved) or None,
         "bias": "none",
         "fan_in_fan_out": False,

@@ -134,6 +134,35 @@ def test_names_that_torch_has_not_are_refused_with_the_list(tmp_path):
         write_peft(tmp_path / "tuned", built.forward, built.spec.views(built.initial))
 
 
+def nested():
+    """A module in which the names of layers end as the names of other modules do."""
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8)), nn.Tanh(), nn.Linear(8, 3))
+    return module, edgeasync.torch.to_onnx(module, torch.zeros(2, 6)).SerializeToString(), numbers((4, 6), 1)
+
+
+def test_peft_adapts_no_module_whose_name_ends_as_that_of_a_layer(tmp_path):
+    """PEFT compares the ends of names, and would adapt the layer `0.2` as well, or fail at a Tanh."""
+    module, content, x = nested()
+    built = build_training_graph(content, GraphSettings(lora="2:2"))
+    arrays = {parameter.name: numbers(parameter.shape) for parameter in built.spec.parameters}
+    write_peft(tmp_path / "tuned", built.forward, arrays)
+    tuned = peft.PeftModel.from_pretrained(module, tmp_path / "tuned").eval()
+    assert tuned.targeted_module_names == ["2"]
+    (exported,) = session(export_model(built.forward, arrays)).run(None, {"x": x})
+    np.testing.assert_allclose(exported, tuned(torch.from_numpy(x)).detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_saved_module_that_hides_a_layer_from_peft_is_refused(tmp_path):
+    """PEFT would silently drop the adapters of `0.2` if it saved `2`."""
+    _, content, _ = nested()
+    built = build_training_graph(content, GraphSettings(lora="2:0.*", train=("2.weight",)))
+    with pytest.raises(
+        GraphError, match=r"PEFT would ignore the adapters of 0\.2, because .* trained 2 as well and"
+    ):
+        write_peft(tmp_path / "tuned", built.forward, built.spec.views(built.initial))
+
+
 def test_the_initial_values_are_those_of_peft():
     """Both draw from the same range, and start from the model itself."""
     module, content, _, _ = mixed()
