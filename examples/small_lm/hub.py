@@ -29,7 +29,7 @@ def main() -> None:
         arguments.model,
         run=arguments.run / "hub",
         bind=arguments.bind,
-        base=arguments.base,
+        base=None if arguments.base == "float32" else arguments.base,
         lora=LoRA(rank=arguments.rank, targets=arguments.targets),
         train=["*norm.weight"],
         recompute=True,

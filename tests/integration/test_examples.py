@@ -138,7 +138,7 @@ def test_devices_fine_tune_a_language_model_on_their_own_texts(start, tmp_path):
         start, layers=1, hidden=32, intermediate=64, heads=2, key_value_heads=1, vocabulary=300, tokens=32
     )
     output(start("small_lm/texts.py", "texts", "--tokens", 32, "--vocabulary", 300, "--characters", 20_000))
-    for kind in ([], ["--personal"]):
+    for kind in ([], ["--personal", "--base", "float32"]):
         flags = ["--run", f"run{len(kind)}", "--updates", 300, "--learning-rate", 0.01, "--kill", *kind]
         flags += ["--bind", free_address()]
         shown = output(start("small_lm/fleet.py", "lm.onnx", "texts", *flags), quiet=False, limit_s=WHOLE_S)
