@@ -55,7 +55,7 @@ def write_peft(folder: Path, forward: bytes, arrays: Arrays) -> None:
             f"PEFT cannot load adapters together with other arrays of the same module: {', '.join(sorted(both))}; "
             f"{_INSTEAD}"
         )
-    _refuse_hidden([layer.name for layer in layers], modules)
+    _refuse_incomplete(modules, {entry.name for entry in proto.graph.initializer} - own)
     config = peft_config(lora, [layer.name for layer in layers], modules)
     # PEFT also reads what was not trained: the rest of these modules, and frozen adapters.
     kept = {
@@ -68,17 +68,24 @@ def write_peft(folder: Path, forward: bytes, arrays: Arrays) -> None:
     replace_file(folder / CONFIG_FILE, msgspec.json.format(msgspec.json.encode(config)), private=False)
 
 
-def _refuse_hidden(layers: Iterable[str], modules: Iterable[str]) -> None:
-    """Raise `GraphError` if PEFT would take layers for modules that it saves as a whole.
+def _refuse_incomplete(saved: Iterable[str], stored: set[str]) -> None:
+    """Raise `GraphError` if PEFT could not load the modules in `saved`, which it replaces as a whole.
 
-    PEFT takes a module `2` for the module `0.2` as well, and silently adapts no such module.
+    PEFT needs all arrays of a module as floats. If it replaces the module `2`, it also replaces
+    `0.2`, because it compares the ends of names. `stored` are the names of the model's arrays.
     """
-    for module in sorted(modules):
-        alike = re.compile(rf"(.*\.)?{re.escape(module)}(\..*)?")
-        if hidden := sorted(filter(alike.fullmatch, layers)):
+    modules = {name.rpartition(".")[0] for name in stored}
+    for module in sorted(saved):
+        if f"{module}.weight_quantized" in stored:
             raise GraphError(
-                f"PEFT would ignore the adapters of {', '.join(hidden)}, because the run trained {module} as well "
-                f"and PEFT confuses their names; {_INSTEAD}"
+                f"PEFT saves the module {module} as a whole, but its weight is quantized; pass the float32 file "
+                f"with --model, or {_INSTEAD}"
+            )
+        alike = re.compile(rf".*{re.escape(module)}(\..*)?")
+        if others := sorted(filter(alike.fullmatch, modules - {module})):
+            raise GraphError(
+                f"PEFT confuses the module {module}, which the run trained besides, with {', '.join(others)}, "
+                f"because it compares parts of their names; {_INSTEAD}"
             )
 
 

@@ -134,10 +134,12 @@ def test_names_that_torch_has_not_are_refused_with_the_list(tmp_path):
         write_peft(tmp_path / "tuned", built.forward, built.spec.views(built.initial))
 
 
-def nested():
+def nested(width=8):
     """A module in which the names of layers end as the names of other modules do."""
     torch.manual_seed(3)
-    module = nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8)), nn.Tanh(), nn.Linear(8, 3))
+    module = nn.Sequential(
+        nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width)), nn.Tanh(), nn.Linear(width, 3)
+    )
     return module, edgeasync.torch.to_onnx(module, torch.zeros(2, 6)).SerializeToString(), numbers((4, 6), 1)
 
 
@@ -153,13 +155,20 @@ def test_peft_adapts_no_module_whose_name_ends_as_that_of_a_layer(tmp_path):
     np.testing.assert_allclose(exported, tuned(torch.from_numpy(x)).detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_saved_module_that_hides_a_layer_from_peft_is_refused(tmp_path):
-    """PEFT would silently drop the adapters of `0.2` if it saved `2`."""
-    _, content, _ = nested()
-    built = build_training_graph(content, GraphSettings(lora="2:0.*", train=("2.weight",)))
-    with pytest.raises(
-        GraphError, match=r"PEFT would ignore the adapters of 0\.2, because .* trained 2 as well and"
-    ):
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"lora": "2:0.*", "train": ("2.weight",)}, r"PEFT confuses the module 2, .* besides, with 0\.2, because"),
+        ({"lora": "2:0.0", "train": ("2.weight",)}, r"PEFT confuses the module 2, .* besides, with 0\.2, because"),
+        ({"lora": "2:2", "train": ("0.2.bias",), "base": "int8"}, r"saves the module 0\.2 as a whole, .* --model"),
+    ],
+    ids=["a layer", "a module", "quantized"],
+)
+def test_a_module_that_peft_could_not_load_is_refused(settings, told, tmp_path):
+    """PEFT fails when it loads them, because it misses weights of the module."""
+    _, content, _ = nested(64)
+    built = build_training_graph(content, GraphSettings(**settings))
+    with pytest.raises(GraphError, match=told):
         write_peft(tmp_path / "tuned", built.forward, built.spec.views(built.initial))
 
 
