@@ -60,14 +60,13 @@ def adapt(model: bytes, lora: LoRA, train: Iterable[str] = ()) -> AdaptedModel:
             )
         names = tuple([name for layer in made.patterns for name in adapters_of(layer)])
         return AdaptedModel(model, made, names, f"continues to train LoRA adapters of rank {made.rank}")
-    layers = {
-        name: layer
-        for name, layer in find_layers(proto).items()
-        if not any(matches(layer.weight, pattern) for pattern in train)
-    }
+    found = find_layers(proto)
+    whole = [name for name, layer in found.items() if any(matches(layer.weight, pattern) for pattern in train)]
+    layers = {name: layer for name, layer in found.items() if name not in whole}
     for pattern in lora.patterns:
-        if not any(msgspec.structs.replace(lora, targets=pattern).adapts(name) for name in layers):
-            raise GraphError(_unmatched(pattern, layers))
+        alone = msgspec.structs.replace(lora, targets=pattern)
+        if not any(map(alone.adapts, layers)):
+            raise GraphError(_unmatched(pattern, layers, [*filter(alone.adapts, whole)]))
     chosen = [layer for name, layer in layers.items() if lora.adapts(name)]
     taken = {entry.name for entry in proto.graph.initializer}.union(*[node.output for node in proto.graph.node])
     arrays: dict[str, Array] = {}
@@ -106,7 +105,13 @@ def _is_same(made: LoRA, lora: LoRA) -> bool:
     return msgspec.structs.replace(lora, targets=made.targets) == made and all(map(lora.adapts, made.patterns))
 
 
-def _unmatched(pattern: str, layers: Mapping[str, StoredLayer]) -> str:
+def _unmatched(pattern: str, layers: Mapping[str, StoredLayer], whole: Sequence[str]) -> str:
+    """Return why no layer has adapters. `whole` are layers that `pattern` matches, but that are trained whole."""
+    if whole:
+        return (
+            f"the LoRA pattern {pattern!r} matches only layers that have no adapter, because the patterns of "
+            f"parameters to train name their weights: {', '.join(without_numbers(whole))}; change a pattern"
+        )
     if not layers:
         return (
             "the model has no layer that LoRA adapters fit, that is, no MatMul, Gemm or Conv without groups whose "

@@ -1,5 +1,7 @@
 """LoRA: adapters train beside frozen layers, stored in any way, and merge into what the file stores."""
 
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -241,6 +243,10 @@ def test_mistakes():
             adapt(adapt(model(), LoRA(rank=2)).model, other)
     with pytest.raises(GraphError, match="the model has no layer that LoRA adapters fit"):
         adapt(forward("y = Mul(x, w)", {"w": numbers((3,))}, (3,)), LoRA(rank=2))
+    for pattern, named in (("*", "conv, point, q, .*"), ("q", "q")):
+        told = rf"{re.escape(pattern)}' matches only layers that have no adapter, .*: {named}; change"
+        with pytest.raises(GraphError, match=told):
+            adapt(model(), LoRA(rank=2, targets=pattern), ["*"])
     weights = {"fc.weight": numbers((3, 3)), "fc.lora_A.weight": numbers((3,))}
     content = written("a = MatMul(x, fc.weight)\ny = Add(a, fc.lora_A.weight)", weights, (3,))
     with pytest.raises(GraphError, match=r"has a tensor 'fc.lora_A.weight' already"):
