@@ -156,8 +156,9 @@ def export_run(
     check_out("--out", out / ADAPTERS_FILE if peft else out, source, run=run)
     needs_model = peft or out.suffix == ONNX_SUFFIX
     if needs_model and forward is None and not source.exists():
-        refused = ConfigError(f"--peft: {run} has no ONNX model") if peft else refuse_onnx("--out", out)
-        raise ConfigError(f"{refused}, or pass the trained forward model with --model")
+        if peft:
+            raise ConfigError(f"--peft: {run} has no ONNX model; pass the forward model with --model")
+        raise ConfigError(f"{refuse_onnx('--out', out)}, or pass the trained forward model with --model")
     if not needs_model and forward is not None:
         raise ConfigError(
             f"--model {forward}: {out.name} stores arrays only; remove --model, or choose an --out that ends in "

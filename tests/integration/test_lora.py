@@ -55,7 +55,7 @@ def test_a_prebuilt_graph_is_trained_and_exported_in_both_ways(commands):
         np.testing.assert_array_equal(kept[f"base_model.model.{name}"], value)
     told = commands.run("export", "run", "--peft", "--out", "again")
     assert told.returncode == 2
-    assert "--peft: run has no ONNX model, or pass the trained forward model with --model" in told.stderr
+    assert "--peft: run has no ONNX model; pass the forward model with --model" in told.stderr
 
 
 def test_devices_keep_their_own_half_of_the_adapters(tmp_path):
