@@ -151,7 +151,7 @@ class CheckpointStore:
         if manifest.fingerprint != fingerprint:
             raise ModelMismatchError(
                 f"{name}: belongs to another model ({manifest.fingerprint}, not {fingerprint}); "
-                "use the run's original model, or choose another run folder"
+                "use the run's original model and the same parameters to train, or choose another run folder"
             )
         try:
             tensors = self._tensors(name, manifest)
@@ -194,8 +194,9 @@ class CheckpointStore:
                 return ChosenCheckpoint(name, manifest, tensors, skipped)
         if not skipped:
             return None
-        kind = ModelMismatchError if only_mismatches else StorageError
-        raise kind(f"no checkpoint can be used: {' | '.join(skipped)}")
+        if only_mismatches:
+            raise ModelMismatchError(skipped[0])  # the same holds for all of them
+        raise StorageError(f"no checkpoint can be used: {' | '.join(skipped)}")
 
     def covered(self, fingerprint: str) -> int:
         """Return the number up to which journal records are no longer needed.

@@ -175,6 +175,16 @@ def test_another_models_checkpoint_is_named_and_left_alone():
     assert chosen(disk).skipped[0].startswith(f"{name}: belongs to another model (cccc")
 
 
+def test_a_run_of_another_model_is_refused_in_one_sentence():
+    _, store, names = stored(manifest(1), manifest(2), manifest(3), keep=3)
+    told = (
+        rf"^{names[-1]}: belongs to another model \(\w+, not c{{32}}\); use the run's original model and the same"
+    )
+    with pytest.raises(ModelMismatchError, match=told) as caught:
+        store.choose("latest", "c" * 32)
+    assert str(caught.value).count("belongs to another model") == 1
+
+
 def test_a_manifest_under_anothers_name_is_damaged():
     disk, _, (old, new) = stored(manifest(1), manifest(2))
     disk.files[f"{new}.json"] = disk.files[f"{old}.json"]
