@@ -55,8 +55,8 @@ def adapt(model: bytes, lora: LoRA, train: Iterable[str] = ()) -> AdaptedModel:
     if (made := settings_in(proto)) is not None:
         if not _is_same(made, lora):
             raise GraphError(
-                "the model has other LoRA adapters already; pass the model without them, or its export, in which "
-                "they are merged"
+                "the model has other LoRA adapters already; pass the model without them, or merge them into the "
+                "float32 model that they were trained on, with `edgeasync export RUN --model FILE`"
             )
         names = tuple([name for layer in made.patterns for name in adapters_of(layer)])
         return AdaptedModel(model, made, names, f"continues to train LoRA adapters of rank {made.rank}")
