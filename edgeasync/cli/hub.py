@@ -211,10 +211,13 @@ def _resumed(run: Path, config: Path | None, start: Start) -> HubSettings:
 
     Raises `ConfigError` if other settings were passed as well.
     """
-    if config is not None or start.said["model"] or "run" in start.said["hub"]:
+    passed = ["the settings file"] if config is not None else []
+    passed += [f"--{'model' if name == 'file' else name}" for name in start.said["model"]]
+    passed += ["--run"] if "run" in start.said["hub"] else []
+    if passed:
         raise ConfigError(
-            "--resume uses the settings in the run's folder; remove the settings file, --run and --model. "
-            "Without --resume, a hub also resumes the run that its folder contains"
+            f"--resume uses the settings in the run's folder; remove {', '.join(passed)}. Without --resume, a hub "
+            "also resumes the run that its folder contains"
         )
     return read_record(run, trust_code=start.trust_code)
 

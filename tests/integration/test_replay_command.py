@@ -349,8 +349,12 @@ def test_runs_that_cannot_be_gone_on_with(crashed):
         arguments=["hub", "--resume", empty],
     )
     mistake(crashed, FILES, "hub.json", "no such file", arguments=["hub", "--resume", unknown])
-    for more in ([settings], ["--model", "m.onnx"], ["--run", "elsewhere"], ["--loss", "mse"]):
-        mistake(crashed, CONFIG, "--resume", "remove the settings file", arguments=["hub", "--resume", run, *more])
+    for more, removed in (
+        ([settings], "the settings file"),
+        (["--model", "m.onnx", "--run", "elsewhere"], "--model, --run"),
+        (["--lora", "4", "--base", "int4"], "--lora, --base"),
+    ):
+        mistake(crashed, CONFIG, "--resume", f"remove {removed}.", arguments=["hub", "--resume", run, *more])
     arguments = ["hub", "--resume", run, "--bind", "tcp://127.0.0.1:*", "--recovery", "yesterday"]
     mistake(crashed, FILES, "yesterday", "no such checkpoint", arguments=arguments)
     arguments = ["hub", "--resume", run, "--durability", "wishful"]
