@@ -34,7 +34,7 @@ class Pair(nn.Module):
         )
 
     def forward(self, left, right):
-        return (self.encoder(left) - self.encoder(right)).square().sum(1, keepdim=True)
+        return (self.encoder(left) - self.encoder(right)).square().mean(1, keepdim=True)
 
 
 class ImageAndAge(nn.Module):
