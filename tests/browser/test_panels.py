@@ -113,6 +113,33 @@ def test_the_chart_shows_the_accuracy_once_there_is_one(serve, visit):
     expect(page.locator("#chart canvas")).to_have_count(1)
 
 
+def replaced(fleet, **values):
+    return [msgspec.structs.replace(point, **values) for point in fleet.history]
+
+
+HISTORIES = {
+    "perfect": lambda fleet: replaced(fleet, evaluation_accuracy=1.0),
+    "one point": lambda fleet: fleet.history[:1],
+    "one version": lambda fleet: replaced(fleet, version=0),
+    "one moment": lambda fleet: replaced(fleet, time=fleet.time),
+    "equal losses": lambda fleet: replaced(fleet, loss=0.5, evaluation_loss=0.5),
+    "no loss": lambda fleet: replaced(fleet, loss=0.0, evaluation_loss=0.0),
+    "rewards": lambda fleet: replaced(fleet, loss=-3.0),
+    "huge losses": lambda fleet: [*fleet.history, *replaced(fleet, loss=1.7e308, evaluation_loss=-1.7e308)],
+    "tiny losses": lambda fleet: [*fleet.history, *replaced(fleet, loss=5e-324)],
+}
+
+
+@pytest.mark.parametrize("make", HISTORIES.values(), ids=HISTORIES)
+def test_the_chart_shows_any_history(serve, visit, make):
+    fleet = MadeFleet(3)
+    fleet.history = make(fleet)
+    page = visit(serve(fleet).url)
+    for name in ("version", "time", "log", "log"):
+        page.get_by_role("button", name=name, exact=True).click()
+        expect(page.locator("#chart canvas")).to_have_count(1)
+
+
 def test_a_run_without_updates_has_no_chart(serve, visit):
     fleet = MadeFleet(3)
     fleet.history.clear()

@@ -131,7 +131,8 @@ export class Chart {
         scales: {
           x: { time: this.x === TIME },
           y: isLog ? { distr: 3, range: (_, least, most) => [least / 1.3, most * 1.3] } : {},
-          share: { range: (_, least) => [Math.max(0, Math.floor(10 * least) / 10), 1] },
+          // At least a tenth, because uPlot fails on a scale without extent, and every version may be perfect.
+          share: { range: (_, least) => [Math.min(0.9, Math.max(0, Math.floor(10 * least) / 10)), 1] },
         },
         axes: [
           { ...axis, grid: { show: false }, size: 28, ...(this.x === TIME ? { values: clockLabels } : {}) },
