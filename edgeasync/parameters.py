@@ -107,6 +107,11 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True, dict=True):
         if roles != sorted(roles, key=_ROLES.index):
             raise ValueError("trained parameters must come before statistics")
 
+    @property
+    def names(self) -> set[str]:
+        """The names of all arrays."""
+        return {parameter.name for parameter in self.parameters}
+
     @cached_property
     def length(self) -> int:
         """Number of values in the flat vector."""

@@ -131,6 +131,18 @@ def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection
     other way from the one in the folder, and `StorageError` if the folder cannot be read or
     written.
     """
+    for name, content in _checked_files(run, graph, forward, names).items():
+        keep_file(run / name, content)
+
+
+def check_forward(run: Path, forward: bytes | None, names: Collection[str]) -> None:
+    """Raise what `keep_files` would raise for a forward model, without writing a file."""
+    if forward is not None:
+        _checked_files(run, b"", forward, names)
+
+
+def _checked_files(run: Path, graph: bytes, forward: bytes | None, names: Collection[str]) -> dict[str, bytes]:
+    """Return the files that the run's folder shall contain, by name."""
     origin, content = (TRAINING_FILE, graph) if forward is None else (FORWARD_FILE, forward)
     held = {name: held_file(run / name) for name in (FORWARD_FILE, TRAINING_FILE)}
     begun_otherwise = (held[FORWARD_FILE] is None) != (forward is None) and held[TRAINING_FILE] is not None
@@ -139,11 +151,10 @@ def keep_files(run: Path, graph: bytes, forward: bytes | None, names: Collection
         forward = content = known
     if begun_otherwise or known not in (None, content):
         raise ModelMismatchError(
-            f"{run / origin}: this run was started with another model; choose another run folder"
+            f"{run / origin}: this run was started with another model, base or choice of parameters; use the "
+            "same, or choose another run folder"
         )
-    for name, new in {FORWARD_FILE: forward, TRAINING_FILE: graph}.items():
-        if new is not None:
-            keep_file(run / name, new)
+    return ({} if forward is None else {FORWARD_FILE: forward}) | {TRAINING_FILE: graph}
 
 
 def _same_but_for_values(one: bytes, other: bytes, names: Collection[str]) -> bool:

@@ -30,7 +30,7 @@ from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import HubRun
 from edgeasync.errors import EdgeAsyncError, PluginError, StorageError
-from edgeasync.graphs.graph_model import keep_files
+from edgeasync.graphs.graph_model import check_forward, keep_files
 from edgeasync.graphs.model_file import load_model
 from edgeasync.graphs.shipped_graph import ship_graph
 from edgeasync.host.completion import Completion
@@ -257,6 +257,7 @@ class HubRuntime:
                 raise EdgeAsyncError("stopped before the journal was fully replayed; nothing was changed")
             return True
 
+        check_forward(self.model_file.parent, self._model.forward, self.spec.names)  # before the folder changes
         self._run.open(
             self._make_core,
             self._begin,
@@ -266,8 +267,7 @@ class HubRuntime:
             on_entry=on_entry,
         )
         if self._graph is not None:
-            names = {parameter.name for parameter in self.spec.parameters}
-            keep_files(self.model_file.parent, bytes(self._graph.payload), self._model.forward, names)
+            keep_files(self.model_file.parent, bytes(self._graph.payload), self._model.forward, self.spec.names)
             self._model = msgspec.structs.replace(self._model, graph=None, forward=None)  # frees their memory
         self._files.begin(self._record)
 

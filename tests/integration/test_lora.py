@@ -9,7 +9,7 @@ import safetensors.numpy
 
 from edgeasync import Agent, Hub, Run, Stop, nn, train
 from edgeasync.durable.run_folder import MODEL_FILE
-from edgeasync.errors import ConfigError
+from edgeasync.errors import ConfigError, ModelMismatchError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
 from edgeasync.protocol.codecs import make_codec
@@ -56,6 +56,26 @@ def test_a_prebuilt_graph_is_trained_and_exported_in_both_ways(commands):
     told = commands.run("export", "run", "--peft", "--out", "again")
     assert told.returncode == 2
     assert "--peft: run has no ONNX model; pass the forward model with --model" in told.stderr
+
+
+@pytest.mark.parametrize(
+    "other", [{"base": True}, {"lora": "3:0"}, {"lora": "2:2"}], ids=["base", "rank", "layer"]
+)
+def test_another_model_leaves_a_run_as_it_was(other, tmp_path):
+    """A hub that is refused changes no file, so that the run goes on with its own model."""
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    own, another = (nn.to_onnx(network, (4,), seed=seed) for seed in range(2))
+    settings = {"run": tmp_path, "bind": ANYWHERE}
+    with Hub(own, lora="2:0", **settings) as hub:
+        before = hub.snapshot()
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    wrong = Hub(another if "base" in other else own, lora=other.get("lora", "2:0"), frozen="warn", **settings)
+    with pytest.raises(ModelMismatchError, match="this run was started with another model, base or choice"):
+        wrong.start()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
+    with Hub(own, lora="2:0", **settings) as hub:
+        for name, array in hub.snapshot().items():
+            np.testing.assert_array_equal(array, before[name])
 
 
 def test_devices_keep_their_own_half_of_the_adapters(tmp_path):
