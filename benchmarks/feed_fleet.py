@@ -54,7 +54,7 @@ JOINING_MAX = 100
 
 
 CONNECT_S = 0.05
-"""Time between two connections of viewers, because the page limits the rate of an address."""
+"""Pause between two viewers that connect. The page limits how often an address may connect."""
 
 
 class SimulatedDevices:

@@ -28,7 +28,7 @@ PAINT_MS_MAX = 1000.0
 REACTION_MS_MAX = 100.0
 RETURN_S_MAX = 3.0
 FRAME_MS = 16.0
-"""Reactions within this time are not measured more precisely: the next frame shows them."""
+"""Shortest measured reaction. The browser draws no sooner than the next frame."""
 
 SIZE = {"width": 1280, "height": 800}
 REACTIONS = ("typing, ms", "sorting, ms", "opening a device, ms", "scrolling, ms")

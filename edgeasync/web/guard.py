@@ -14,7 +14,7 @@ from edgeasync.web.connection import DisconnectedError, PageConnection, StalledE
 LOG = logging.getLogger("edgeasync.web")
 
 SLICE_BYTES = 1 << 16
-"""How much of an answer is buffered for a client before the client must have read what came before."""
+"""Size of the parts in which an answer is sent. Before each, the client must read earlier ones."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "

@@ -61,7 +61,7 @@ def visit(browser):
 
 
 def check(found, allowed):
-    """Check that a page logged no error but those with one of the allowed words."""
+    """Check that each error that a page logged contains one of the allowed words."""
     assert [line for line in found if not any(words in line for words in allowed)] == []
 
 
