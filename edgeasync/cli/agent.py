@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from edgeasync.cli.device import hang_of, read_settings, state_folder
@@ -73,8 +74,7 @@ class _Command:
         finally:
             self._folder.close()
         agent = self._runs.agent
-        totals = replace(_figures(agent), reason=reason)
-        self._printer.figures("stopped", totals, f"{reason}: {_work_done(agent)}")
+        self._printer.figures("stopped", _figures(agent, reason=reason), f"{reason}: {_work_done(agent)}")
 
     def _begin(self) -> AgentRuntime:
         """Open the state folder for the next start, and create the agent."""
@@ -115,7 +115,7 @@ class _Command:
             return
         self._told = agent.training.gate.steps_total
         self._tell_systemd(_work_done(agent))
-        figures = replace(_figures(agent), round_trip_s=agent.core.round_trip_s)
+        figures = _figures(agent, round_trip_s=agent.core.round_trip_s)
         self._printer.figures("progress", figures, _work_done(agent))
 
     def _tell_systemd(self, sentence: str) -> None:
@@ -138,8 +138,12 @@ def _detail(report: DeviceReport, agent: AgentRuntime) -> str:
     return f"{agent.address}: {report.detail}" if report.event == "waiting" or of_several else report.detail
 
 
-def _figures(agent: AgentRuntime) -> AgentProgress:
+def _figures(
+    agent: AgentRuntime, *, reason: str | UnsetType = UNSET, round_trip_s: float | UnsetType | None = UNSET
+) -> AgentProgress:
     return AgentProgress(
+        reason=reason,
+        round_trip_s=round_trip_s,
         steps=agent.training.gate.steps_total,
         updates_answered=agent.core.work.updates_answered,
         day_left_bytes=agent.day_left_bytes,

@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 import typer
 
 from edgeasync.cli.options import Json, one_of
@@ -171,8 +170,8 @@ def list_pending(
     waiting = [one for one in folder.pending() if not one.refused and one.key not in known]
     if printer.json:
         for one in waiting:
-            shown = KeyLine(fingerprint=fingerprint_of(one.key), address=one.address)
-            printer.object(msgspec.structs.replace(shown, seen=one.seen_s, key=one.key.hex()))
+            fingerprint, key = fingerprint_of(one.key), one.key.hex()
+            printer.object(KeyLine(fingerprint=fingerprint, address=one.address, seen=one.seen_s, key=key))
         return
     rows = [("fingerprint", "address", "last seen")]
     print_table(

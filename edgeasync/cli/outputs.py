@@ -79,8 +79,8 @@ class AgentProgress(msgspec.Struct, frozen=True, kw_only=True):
     """updates that the hub answered"""
     day_left_bytes: int | None
     """what remains today of the agent's own `bytes_per_day_max`; null without that setting"""
-    round_trip_s: float | UnsetType = UNSET
-    """only of `progress`: median round trip of its pings"""
+    round_trip_s: float | UnsetType | None = UNSET
+    """only of `progress`: round trip of the last ping; null before the first"""
 
 
 class PeerProgress(msgspec.Struct, frozen=True, kw_only=True):

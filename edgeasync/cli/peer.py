@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from edgeasync.cli.device import hang_of, read_settings, state_folder
@@ -77,7 +78,7 @@ class _Command:
             folder.close()
         written = "" if self._out is None else f"; wrote {self._out}"
         sentence = f"{reason}: {_work_done(peer)}{written}"
-        self._printer.figures("stopped", replace(_figures(peer), reason=reason), sentence)
+        self._printer.figures("stopped", _figures(peer, reason=reason), sentence)
 
     def _make(self, folder: DeviceFolder) -> PeerRuntime:
         """Open the state folder for the next start, and create the peer."""
@@ -104,8 +105,9 @@ class _Command:
         return hang_of(self._peer.stalled_s(), self._section)
 
 
-def _figures(peer: PeerRuntime) -> PeerProgress:
+def _figures(peer: PeerRuntime, *, reason: str | UnsetType = UNSET) -> PeerProgress:
     return PeerProgress(
+        reason=reason,
         steps=peer.steps_total,
         rounds=peer.rounds,
         loss=peer.loss,

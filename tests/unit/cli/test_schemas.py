@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from edgeasync.cli.output import Printer
-from edgeasync.cli.outputs import EventLine, HubProgress
+from edgeasync.cli.outputs import AgentProgress, EventLine, HubProgress
 from edgeasync.cli.schemas import OUTPUTS, output_schema, print_schema, structs_in
 from edgeasync.errors import ConfigError
 from edgeasync.setting_keys import meanings_of
@@ -44,6 +44,12 @@ def test_figures_of_an_event_are_checked_with_its_name_and_time(capsys):
     for wrong in ('{"event": "joined", "time": 1.0, "devices": "pi-1"}', '{"event": "stopped", "version": 1}'):
         with pytest.raises(jsonschema.ValidationError):
             check_lines(("hub", "--json"), wrong)
+
+
+def test_an_agent_that_never_pinged_has_no_round_trip(capsys):
+    counts = AgentProgress(steps=1, updates_answered=0, day_left_bytes=None, round_trip_s=None)
+    Printer(json=True).figures("progress", counts, "")
+    check_lines(("agent", "--json"), capsys.readouterr().out)
 
 
 def test_outputs_are_named_after_commands():
