@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
@@ -29,10 +30,6 @@ TITLES = (
     *("Averaging", "Training", "Limits", "Heat and power", "Options"),
 )
 """The groups of options, in the order of the help."""
-
-
-_ADDRESS_END = re.compile(r":(\d+|\*)$")
-"""Matches the port of an address, which distinguishes a flag's value from the next argument."""
 
 
 class FlagTable(NamedTuple):
@@ -78,14 +75,14 @@ class GroupedCommand(TyperCommand):
             parameters[flag.parameter].help = _help(flag)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. A flag in `FlagTable.alone` without an address gets its default value."""
+        """Parse the arguments. A flag in `FlagTable.alone` without a value gets its default value."""
         alone = {
             flag.name: flag.table.alone[flag.key.name] for flag in self.flags if flag.key.name in flag.table.alone
         }
         said: list[str] = []
         for argument, following in pairwise([*args, ""]):
             said.append(argument)
-            if argument in alone and not _ADDRESS_END.search(following):
+            if argument in alone and not _is_address(following):
                 said.append(alone[argument])
         return super().parse_args(ctx, said)
 
@@ -187,6 +184,16 @@ def flag_of(key: str) -> str:
     '--step-s-min'
     """
     return "--" + key.replace("_", "-")
+
+
+def _is_address(argument: str) -> bool:
+    """Return whether an argument after a flag in `FlagTable.alone` is its value, possibly a wrong one.
+
+    Otherwise, it is the next flag or the settings file.
+    """
+    if not argument or argument.startswith("-"):
+        return False
+    return bool(re.search(r":(\d+|\*)$", argument)) or not (argument.endswith(".toml") or Path(argument).exists())
 
 
 def _flags_of(table: FlagTable) -> list[_Flag]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from msgspec import inspect
@@ -55,9 +56,16 @@ def said_to_hub(monkeypatch, *arguments):
         (["hub.toml", "--page", "*:80", "--json"], "hub.toml", "*:80"),
         (["--page=[::1]:*", "hub.toml"], "hub.toml", "[::1]:*"),
         (["--page", "--json", "hub.toml"], "hub.toml", "127.0.0.1:8555"),
+        (["--page", "settings_of_my_hub"], "settings_of_my_hub", "127.0.0.1:8555"),
+        (["--page", "0.0.0.0", "hub.toml"], "hub.toml", "0.0.0.0"),
+        (["hub.toml", "--page", "8555"], "hub.toml", "8555"),
     ],
 )
-def test_an_address_after_a_flag_is_its_value_and_anything_else_is_not(monkeypatch, arguments, file, page):
+def test_an_address_after_a_flag_is_its_value_and_anything_else_is_not(
+    monkeypatch, tmp_path, arguments, file, page
+):
+    monkeypatch.chdir(tmp_path)
+    Path("settings_of_my_hub").touch()
     config, said = said_to_hub(monkeypatch, *arguments)
     assert (config and str(config), said["page"]) == (file, {"bind": page})
 
@@ -70,9 +78,11 @@ def test_flags_of_the_page_and_the_hub_with_the_same_key_are_told_apart(monkeypa
     assert said["metrics"] == {"bind": "127.0.0.1:1"}
 
 
-def test_a_mistake_in_a_flag_of_the_page_names_the_flag():
-    done = CliRunner().invoke(app, ["hub", "--model", "x.onnx", "--page", "nowhere:0"])
-    assert "--page is 'nowhere:0', which is not an address" in str(done.exception)
+@pytest.mark.parametrize("flag", ["--page", "--metrics"])
+@pytest.mark.parametrize("address", ["nowhere:0", "0.0.0.0", "8555", "hub.example.org", "*", "[::1]"])
+def test_a_mistake_in_an_address_names_its_flag(flag, address):
+    done = CliRunner().invoke(app, ["hub", "--model", "x.onnx", flag, address])
+    assert f"{flag} is '{address}', which is not an address; use HOST:PORT" in str(done.exception)
 
 
 @pytest.mark.parametrize("command", sorted(FLAGS))
