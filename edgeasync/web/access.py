@@ -8,7 +8,7 @@ the names by which it is addressed (`Host`, against DNS rebinding) and the site 
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
@@ -37,11 +37,17 @@ class PageAccess:
     """Decides on requests. `refused` counts refusals by reason.
 
     `host` is the host on which the page listens, and `hosts` are further names of it. If
-    `open_reading` is true, reading needs no token.
+    `open_reading` is true, reading needs no token. `tokens` returns the tokens that are valid now.
     """
 
     def __init__(
-        self, host: str, hosts: Iterable[str], tokens: PageTokens, refused: Counter[str], *, open_reading: bool
+        self,
+        host: str,
+        hosts: Iterable[str],
+        tokens: Callable[[], PageTokens],
+        refused: Counter[str],
+        *,
+        open_reading: bool,
     ) -> None:
         self._hosts = {"localhost", host.lower(), *map(str.lower, hosts)}
         self._tokens = tokens
@@ -72,12 +78,12 @@ class PageAccess:
     def check_url(self, raw_path: bytes, query: bytes) -> None:
         """Raise `RequestRefusedError` for a URL with a token, which browsers and proxies may log."""
         text = unquote_to_bytes(raw_path + b"?" + query).decode(errors="replace")
-        tokens = self._tokens.viewer, self._tokens.operator
-        if any(token in text for token in tokens) or _TOKEN_NAME.search(text.partition("?")[2]):
+        tokens = self._tokens()
+        if tokens.viewer in text or tokens.operator in text or _TOKEN_NAME.search(text.partition("?")[2]):
             raise RequestRefusedError(
                 400,
                 "a token in a URL ends up in logs; send it in the header 'Authorization: Bearer TOKEN'. If this "
-                "token is valid, delete its file and restart the hub, which then creates a new token",
+                "token is valid, delete its file, and the hub creates a new token",
                 "url",
             )
 
@@ -87,7 +93,8 @@ class PageAccess:
         if needed == "anybody" or (said is None and needed == "viewer" and self._open_reading):
             return
         scheme, _, token = (said or "").partition(" ")
-        if scheme.lower() != "bearer" or not self._tokens.is_known(token.strip()):
+        tokens = self._tokens()
+        if scheme.lower() != "bearer" or not tokens.is_known(token.strip()):
             file = OPERATOR_FILE if needed == "operator" else VIEWER_FILE
             what = "this needs a token" if said is None else "this token is not valid"
             raise RequestRefusedError(
@@ -96,7 +103,7 @@ class PageAccess:
                 "it in the header 'Authorization: Bearer TOKEN'",
                 "token",
             )
-        if needed == "operator" and not self._tokens.is_operator(token.strip()):
+        if needed == "operator" and not tokens.is_operator(token.strip()):
             raise RequestRefusedError(
                 403, f"the viewer's token only allows reading; use the token in the file {OPERATOR_FILE}", "role"
             )

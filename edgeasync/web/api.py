@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -49,14 +50,14 @@ class PageApi:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    async def feed(self, request: Request) -> Response:
-        """Stream the feed."""
+    async def feed(self, request: Request, check: Callable[[], None]) -> Response:
+        """Stream the feed until `check` raises `RequestRefusedError`."""
         if request.method == "HEAD":
             return Response(media_type=CONTENT_TYPE)
         if self.viewers >= VIEWERS_MAX:
             raise RequestRefusedError(503, f"{VIEWERS_MAX} viewers follow this hub already; close a page", "busy")
         self.viewers += 1
-        return FeedResponse(self._hub.feed, self._on_left)
+        return FeedResponse(self._hub.feed, check, self._on_left)
 
     def _on_left(self) -> None:
         self.viewers -= 1

@@ -1,6 +1,7 @@
 """The page's URLs."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -48,7 +49,7 @@ class PageApp:
         api, device, key = self._api, "/api/devices/{name:path}", "/api/pending/{fingerprint}"
         return [
             *routes,
-            self._route("/api/feed", api.feed),
+            self._route("/api/feed", self._feed),
             self._route("/api/models/newest", api.newest_model),
             self._route("/api/models/best", api.best_model),
             self._order(f"{device}/quarantine", api.quarantine),
@@ -89,6 +90,9 @@ class PageApp:
     async def _readyz(self, _: Request) -> Response:
         ready = self._hub.recovered and not self._hub.core.stopped
         return PlainTextResponse("ready\n" if ready else "not ready\n", 200 if ready else 503)
+
+    async def _feed(self, request: Request) -> Response:
+        return await self._api.feed(request, partial(self._access.check_role, request.headers, "viewer"))
 
     async def _answer_metrics(self, _: Request) -> Response:
         return Response(

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edgeasync.runtime.hub_feed import FeedClosedError, HubFeed
+from edgeasync.web.access import RequestRefusedError
 from edgeasync.web.guard import SLICE_BYTES
 
 _NUMBER = re.compile(rb'\{"lineage":"[^"]*","number":(\d+),')
@@ -25,16 +26,18 @@ def number_of(updates: bytes) -> int:
 class FeedResponse(Response):
     """One `FeedUpdate` per line, first a whole one, until the viewer leaves or the hub ends.
 
+    It also ends when `check` raises `RequestRefusedError`, because the viewer's token was revoked.
     `on_end` is called at the end. The viewers share the encoded updates, and each of them has only a
     few slices buffered.
     """
 
     media_type = CONTENT_TYPE
 
-    def __init__(self, feed: HubFeed, on_end: Callable[[], None]) -> None:
+    def __init__(self, feed: HubFeed, check: Callable[[], None], on_end: Callable[[], None]) -> None:
         super().__init__(headers={"cache-control": "no-store"})
         del self.headers["content-length"]
         self._feed = feed
+        self._check = check
         self._on_end = on_end
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +64,8 @@ class FeedResponse(Response):
             while True:
                 await _send_lines(updates, send)
                 updates = await self._feed.after(number_of(updates))
-        except FeedClosedError:
+                self._check()
+        except (FeedClosedError, RequestRefusedError):
             return
 
 

@@ -78,7 +78,8 @@ class Rates:
 class PageListener:
     """Listens on one address, and passes requests to an ASGI application.
 
-    `refused` counts closed connections by reason. `rates` may be shared with other listeners.
+    `tls` returns the certificate for the next connection. `refused` counts closed connections by
+    reason. `rates` may be shared with other listeners.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class PageListener:
         table: str,
         app: Callable[..., Any],
         *,
-        tls: ssl.SSLContext | None,
+        tls: Callable[[], ssl.SSLContext | None],
         rates: Rates,
         refused: Counter[str],
         connections_max: int,
@@ -194,13 +195,14 @@ class PageListener:
 
     async def _connect(self, connection: socket.socket, address: str) -> None:
         self._handshakes += 1
+        tls = self._tls()
         try:
             with contextlib.suppress(OSError, TimeoutError):
                 await self._loop.connect_accepted_socket(
                     lambda: PageConnection(self._config, self._state, address, self._on_open, self._on_close),
                     connection,
-                    ssl=self._tls,
-                    ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
+                    ssl=tls,
+                    ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
                 )
         finally:
             self._handshakes -= 1

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -12,12 +13,12 @@ from edgeasync.config import expanded
 from edgeasync.core.hub.settings import Limits
 from edgeasync.durable.files import make_folder
 from edgeasync.durable.keys import HubKeys
-from edgeasync.errors import AddressError, StorageError
+from edgeasync.errors import AddressError, EdgeAsyncError, StorageError
 from edgeasync.net.connection_bounds import SPARE_MAX, STRANGERS_MAX
 from edgeasync.net.connections import FILES_KEPT, connections_that_fit
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_settings import RunSettings
-from edgeasync.runtime.page_settings import is_local, split_address
+from edgeasync.runtime.page_settings import PageSection, is_local, split_address
 from edgeasync.web.access import PageAccess
 from edgeasync.web.api import PageApi
 from edgeasync.web.app import PageApp
@@ -25,7 +26,8 @@ from edgeasync.web.files import PageFiles
 from edgeasync.web.guard import PageGuard
 from edgeasync.web.listener import CONNECTIONS_MAX, PageListener, Rates
 from edgeasync.web.metrics import HubMetrics
-from edgeasync.web.tls import load_tls
+from edgeasync.web.reloaded import Reloaded
+from edgeasync.web.tls import files_of, load_tls
 from edgeasync.web.tokens import PageTokens
 
 
@@ -35,8 +37,8 @@ class PagePlan(msgspec.Struct, frozen=True):
     `connections_max` applies to each address.
     """
 
+    page: PageSection
     binds: dict[str, str]
-    hosts: tuple[str, ...]
     devices: tuple[str, ...]
     tls: ssl.SSLContext | None
     tokens: PageTokens
@@ -63,7 +65,7 @@ def plan_page(settings: RunSettings) -> PagePlan:
     tokens = PageTokens.open(_folder_of_tokens(settings))
     keys = None if settings.hub.keys is None else HubKeys(expanded(settings.hub.keys))
     connections_max = _connections_max(settings.limits) // len(binds)
-    return PagePlan(binds, page.hosts, metrics.devices, tls, tokens, keys, connections_max)
+    return PagePlan(page, binds, metrics.devices, tls, tokens, keys, connections_max)
 
 
 def _connections_max(limits: Limits) -> int:
@@ -87,7 +89,10 @@ def _folder_of_tokens(settings: RunSettings) -> Path:
 
 
 class PageServer:
-    """The page and the metrics of a hub, each with an address of its own."""
+    """The page and the metrics of a hub, each with an address of its own.
+
+    A changed token or certificate is valid within a second.
+    """
 
     def __init__(self, hub: HubRuntime, plan: PagePlan) -> None:
         self._hub = hub
@@ -96,7 +101,19 @@ class PageServer:
         self._rates = Rates()
         api = self._api = PageApi(hub, plan.keys)
         self._metrics = HubMetrics(hub, plan.devices, viewers=lambda: api.viewers, refused=lambda: refused)
+        self._tokens = Reloaded(
+            plan.tokens, plan.tokens.files, partial(PageTokens.open, plan.tokens.folder), self._without_tokens
+        )
+        self._tls = Reloaded(plan.tls, files_of(plan.page), partial(load_tls, plan.page), self._keep_tls)
         self._listeners: dict[str, PageListener] = {}
+
+    def _without_tokens(self, error: EdgeAsyncError, old: PageTokens) -> PageTokens:
+        self._hub.warn(f"{error}; until then, the page accepts no token")
+        return PageTokens.unknown(old.folder)
+
+    def _keep_tls(self, error: EdgeAsyncError, old: ssl.SSLContext | None) -> ssl.SSLContext | None:
+        self._hub.warn(f"{error}; until then, the page uses the old certificate")
+        return old
 
     async def open(self) -> None:
         """Listen, using the running loop. Raises `AddressError`."""
@@ -113,14 +130,12 @@ class PageServer:
     def _make_listener(
         self, table: str, bind: str, files: PageFiles | None, now_s: Callable[[], float]
     ) -> PageListener:
-        plan, (host, _) = self.plan, split_address(bind)
-        access = PageAccess(
-            host, plan.hosts, plan.tokens, self._refused, open_reading=is_local(bind) and not plan.hosts
-        )
+        plan, hosts, (host, _) = self.plan, self.plan.page.hosts, split_address(bind)
+        access = PageAccess(host, hosts, self._tokens, self._refused, open_reading=is_local(bind) and not hosts)
         app = PageApp(self._hub, access, self._metrics, self._api, files).make()
         guard = PageGuard(app, access, lambda address: self._rates.take(address, now_s()))
         return PageListener(
-            bind, table, guard, tls=plan.tls, rates=self._rates, refused=self._refused,
+            bind, table, guard, tls=self._tls, rates=self._rates, refused=self._refused,
             connections_max=plan.connections_max,
         )  # fmt: skip
 
@@ -131,7 +146,7 @@ class PageServer:
 
     def _url(self, bind: str, port: int) -> str:
         host, _ = split_address(bind)
-        shown = next(iter(self.plan.hosts), "localhost" if host == "*" else host)
+        shown = next(iter(self.plan.page.hosts), "localhost" if host == "*" else host)
         return f"{'http' if self.plan.tls is None else 'https'}://{f'[{shown}]' if ':' in shown else shown}:{port}"
 
     async def close(self) -> None:

@@ -7,11 +7,16 @@ from edgeasync.errors import ConfigError
 from edgeasync.runtime.page_settings import PageSection
 
 
+def files_of(page: PageSection) -> list[Path]:
+    """Return the files of a page's certificate and key."""
+    return [] if page.certificate is None else [Path(page.certificate), Path(page.key or page.certificate)]
+
+
 def load_tls(page: PageSection) -> ssl.SSLContext | None:
     """Return a TLS context with the certificate of a page, or `None` without one. Raises `ConfigError`."""
     if page.certificate is None:
         return None
-    certificate, key = Path(page.certificate), Path(page.key or page.certificate)
+    certificate, key = files_of(page)
     for name, path in (("certificate", certificate), ("key", key)):
         try:
             path.read_bytes()
@@ -28,7 +33,7 @@ def load_tls(page: PageSection) -> ssl.SSLContext | None:
             f"{key}: the key has a passphrase, but nobody can type it when the hub starts; write it without one: "
             "openssl pkey -in KEY -out NEW_KEY"
         ) from None
-    except (ssl.SSLError, ValueError) as error:
+    except (OSError, ValueError) as error:
         mismatch = getattr(error, "reason", None) == "KEY_VALUES_MISMATCH"
         what = (
             f"{key}: is the key of another certificate than {certificate}"

@@ -1,6 +1,7 @@
 """The tokens of the page: the viewer's and the operator's, in files that only the hub's user can read."""
 
 import hmac
+import os
 import secrets
 from pathlib import Path
 
@@ -16,7 +17,7 @@ CHARACTERS_MIN = 16
 
 
 class PageTokens(msgspec.Struct, frozen=True):
-    """The two tokens of a page, and the folder of their files."""
+    """The two tokens of a page, and the folder of their files. `Reloaded` replaces them on a change."""
 
     folder: Path
     viewer: str
@@ -27,6 +28,16 @@ class PageTokens(msgspec.Struct, frozen=True):
         """Read the tokens in a folder, and create missing ones. Raises `StorageError`."""
         return cls(folder, _open(folder / VIEWER_FILE), _open(folder / OPERATOR_FILE))
 
+    @classmethod
+    def unknown(cls, folder: Path) -> "PageTokens":
+        """Return tokens that nobody knows, because the files in a folder cannot be used."""
+        return cls(folder, _draw(), _draw())
+
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """The files of the tokens."""
+        return self.folder / VIEWER_FILE, self.folder / OPERATOR_FILE
+
     def is_operator(self, token: str) -> bool:
         """Return whether a token is the operator's. The time does not depend on the characters."""
         return _same(token, self.operator)
@@ -36,13 +47,18 @@ class PageTokens(msgspec.Struct, frozen=True):
         return _same(token, self.viewer) | _same(token, self.operator)
 
 
+def _draw() -> str:
+    return secrets.token_urlsafe(32)
+
+
 def _open(path: Path) -> str:
-    if not path.exists() and not path.is_symlink():
-        write_secret(path, f"{secrets.token_urlsafe(32)}\n".encode())
-    restart = f"delete {path} and restart the hub, which then creates a new token"
+    if not os.path.lexists(path):
+        write_secret(path, f"{_draw()}\n".encode())
     token = read_secret(path, absent="restart the hub").decode(errors="replace").strip()
     if len(token) < CHARACTERS_MIN or not token.isascii() or not token.isprintable() or " " in token:
-        raise StorageError(f"{path}: is not a token of at least {CHARACTERS_MIN} characters; {restart}")
+        raise StorageError(
+            f"{path}: not a token of at least {CHARACTERS_MIN} characters; delete it, and the hub creates another"
+        )
     return token
 
 

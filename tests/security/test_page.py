@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import http.client
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
 
 from edgeasync import Agent, Hub
 from edgeasync.core.engine.token_bucket import Rate
+from edgeasync.net.status import fetch_events
 from edgeasync.web import connection, guard, listener
 from edgeasync.web.tokens import PageTokens
 from tests.support.parts.pages import PageClient, read_answer
@@ -81,6 +83,38 @@ def test_another_site_is_refused(fleet):
     assert refused.status == 403
     assert "access-control-allow-origin" not in refused.headers
     assert fleet.viewer.request("OPTIONS", "/metrics", headers={"Origin": "http://evil.example"}).status == 403
+
+
+def test_a_revoked_token_ends_its_feed_and_is_refused_without_a_restart(fleet):
+    old, (viewer, operator) = fleet.tokens, fleet.tokens.files
+    head = f"GET /api/feed HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {old.viewer}\r\n\r\n"
+    with fleet.viewer.connect() as follower:
+        follower.sendall(head.encode())
+        assert follower.recv(12) == b"HTTP/1.1 200"
+        viewer.unlink()
+        while follower.recv(1 << 16):  # until the hub ends the feed
+            pass
+    assert fleet.viewer.get("/metrics").status == 401
+    fleet.tokens = PageTokens.open(fleet.tokens.folder)
+    assert fleet.tokens.viewer != old.viewer
+    assert fleet.tokens.operator == old.operator
+    fleet.viewer.token = fleet.tokens.viewer
+    assert fleet.viewer.get("/metrics").status == 200
+    operator.write_text("chosen-by-ansible-1234\n")
+    until(
+        lambda: fleet.viewer.get("/metrics", token=old.operator).status == 401, "the end of the operator's token"
+    )
+    assert fleet.viewer.get("/metrics", token="chosen-by-ansible-1234").status == 200
+
+
+def test_while_a_token_is_damaged_none_is_accepted_and_the_hub_warns(fleet):
+    good = fleet.tokens.files[1].read_text()
+    fleet.tokens.files[1].write_text("")
+    until(lambda: fleet.viewer.get("/metrics").status == 401, "the end of all tokens")
+    assert fleet.viewer.get("/metrics", token=" ").status == 401
+    until(lambda: "accepts no token" in warnings(fleet.hub), "a warning")
+    fleet.tokens.files[1].write_text(good)
+    until(lambda: fleet.viewer.get("/metrics").status == 200, "both tokens")
 
 
 def test_a_token_in_a_url_is_refused_even_if_it_is_right(fleet):
@@ -243,6 +277,35 @@ def test_with_a_certificate_the_page_speaks_only_tls(tmp_path, caplog):
                 plain.shutdown(socket.SHUT_WR)
                 assert b"HTTP" not in plain.recv(100)
     assert not caplog.records
+
+
+def test_a_renewed_certificate_is_used_without_a_restart(tmp_path):
+    files = {name: tmp_path / f"{name}.pem" for name in ("certificate", "key")}
+    for name, file in files.items():
+        file.write_bytes((TLS / f"{name}.pem").read_bytes())
+    tables = {"page": {"bind": "127.0.0.1:*", **files}}
+    with Hub(MODEL, run=tmp_path / "run", bind=ANYWHERE, settings=tables) as hub:
+        old, new = (PageClient(hub.page, trusted=TLS / name) for name in ("certificate.pem", "renewed.pem"))
+        assert old.get("/healthz").status == 200
+        with pytest.raises(ssl.SSLError):
+            new.get("/healthz")
+        files["certificate"].write_bytes((TLS / "renewed.pem").read_bytes())
+        until(lambda: accepts(old) and "uses the old certificate" in warnings(hub), "a warning")
+        files["key"].write_bytes((TLS / "other_key.pem").read_bytes())
+        until(lambda: accepts(new), "the new certificate")
+        assert not accepts(old)
+
+
+def warnings(hub):
+    """Return what a hub has warned of, as one text."""
+    return str([event.detail for event in fetch_events(hub.address, 0, PATIENCE_S).events])
+
+
+def accepts(client):
+    try:
+        return client.get("/healthz").status == 200
+    except ssl.SSLError:
+        return False
 
 
 def test_clients_that_do_not_read_delay_the_end_of_a_hub_by_half_a_second(tmp_path, monkeypatch):

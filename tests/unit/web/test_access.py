@@ -12,7 +12,7 @@ TOKENS = PageTokens(Path("run"), "viewer-0123456789abcdef", "operator-0123456789
 
 
 def access(host="127.0.0.1", hosts=(), *, open_reading=False):
-    return PageAccess(host, hosts, TOKENS, Counter(), open_reading=open_reading)
+    return PageAccess(host, hosts, lambda: TOKENS, Counter(), open_reading=open_reading)
 
 
 def refusal(check, *arguments):

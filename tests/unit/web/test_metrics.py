@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -74,7 +75,8 @@ def test_devices_have_series_of_their_own_only_if_a_pattern_names_them(hub):
 
 def test_scrapers_share_what_is_less_than_a_second_old(hub, monkeypatch):
     now_s = [0.0]
-    monkeypatch.setattr("edgeasync.web.metrics.time.monotonic", lambda: now_s[0])
+    # Only the clock of this module, because the hub would stop with that of the process.
+    monkeypatch.setattr("edgeasync.web.metrics.time", SimpleNamespace(monotonic=lambda: now_s[0]))
     _, render = metrics_of(hub)
     first = render()
     until(

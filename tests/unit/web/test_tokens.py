@@ -33,6 +33,14 @@ def test_an_administrator_may_choose_a_token(tmp_path):
     assert not tokens.is_operator(tokens.viewer)
 
 
+def test_nobody_knows_the_tokens_of_files_that_cannot_be_used(tmp_path):
+    unknown = PageTokens.unknown(tmp_path)
+    assert not unknown.is_known("")
+    assert unknown != PageTokens.unknown(tmp_path)
+    assert unknown.files == (tmp_path / VIEWER_FILE, tmp_path / OPERATOR_FILE)
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"short\n", b"two words are no token at all", b"\xff" * 20, b"x" * 20 + b"\x1b[31m"]
 )
@@ -40,7 +48,7 @@ def test_a_file_without_a_token_is_refused_with_a_remedy(tmp_path, content):
     PageTokens.open(tmp_path)
     (tmp_path / OPERATOR_FILE).write_bytes(content)
     with pytest.raises(
-        StorageError, match=r"page-operator.token: is not a token .* delete .* and restart the hub"
+        StorageError, match=r"page-operator.token: not a token .* delete it, and the hub creates another"
     ):
         PageTokens.open(tmp_path)
 
