@@ -10,6 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edgeasync.autodiff import reading
+from edgeasync.autodiff.contents import SOURCE
 from edgeasync.autodiff.graph import FLOAT, Array
 from edgeasync.autodiff.layers import StoredLayer, find_layers, without_numbers
 from edgeasync.errors import GraphError
@@ -193,10 +194,12 @@ def adapted_layers(model: onnx.ModelProto) -> list[StoredLayer]:
 def merge(model: onnx.ModelProto) -> None:
     """Add each adapter to the weight of its layer, and remove the adapter.
 
-    A quantized weight cannot represent the sum, so its adapter stays.
+    A quantized weight cannot represent the sum, so its adapter stays. The model names its source
+    only while it has adapters, because another run may train its other arrays.
     """
     lora = settings_in(model)
     if lora is None:
+        _remove_metadata(model, SOURCE)
         return
     values = {entry.name: entry for entry in model.graph.initializer}
     layers = adapted_layers(model)
@@ -211,9 +214,13 @@ def merge(model: onnx.ModelProto) -> None:
         tensor.CopyFrom(numpy_helper.from_array(weight + (delta.T if layer.is_transposed else delta), tensor.name))
     _remove(model, merged)
     if len(merged) == len(layers):
-        kept = [entry for entry in model.metadata_props if entry.key != LORA]
-        del model.metadata_props[:]
-        model.metadata_props.extend(kept)
+        _remove_metadata(model, LORA, SOURCE)
+
+
+def _remove_metadata(model: onnx.ModelProto, *keys: str) -> None:
+    kept = [entry for entry in model.metadata_props if entry.key not in keys]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
 
 
 def weight_change(first: Array, second: Array, lora: LoRA) -> Array:

@@ -2,6 +2,11 @@
 
 import msgspec
 
+SOURCE = "edgeasync.source"
+"""Metadata key with the checksum of the frozen values of the model that a training graph or a forward
+model was made from.
+"""
+
 
 class TensorInfo(msgspec.Struct, frozen=True):
     """An input or output: its name, dtype and shape.

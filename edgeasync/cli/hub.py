@@ -21,6 +21,8 @@ from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.policy_engine import describe_evaluation
 from edgeasync.durable.run_folder import RunFolder
 from edgeasync.errors import AddressError, CapacityError, ConfigError, StorageError
+from edgeasync.graphs.graph_model import HubGraph
+from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.host.host_info import memory_limit_bytes, prepare_for_service
 from edgeasync.host.notify import Notifier
 from edgeasync.net.address import is_within_machine
@@ -28,7 +30,7 @@ from edgeasync.net.connections import connections_that_fit
 from edgeasync.ops.inspection import load_for_command
 from edgeasync.plugins import refuse_modules_in
 from edgeasync.runtime.hub import HubRuntime
-from edgeasync.runtime.hub_record import read_record
+from edgeasync.runtime.hub_record import own_model, read_record
 from edgeasync.runtime.hub_settings import HubSection, HubSettings
 from edgeasync.runtime.hub_start import make_hub
 from edgeasync.runtime.page_settings import MetricsSection, PageSection, is_local
@@ -52,6 +54,10 @@ class Start(msgspec.Struct, frozen=True):
     said: Flags
     resume: Path | None = None
     trust_code: bool = False
+
+    def load(self, model: OnnxModel) -> HubGraph:
+        """Load the hub's model, or that of the run to resume; raises what `load_for_command` raises."""
+        return load_for_command(model if self.resume is None else own_model(model, self.resume))
 
 
 def _all_settings(config: Path | None, start: Start) -> HubSettings:
@@ -83,7 +89,7 @@ def check_hub(config: Path | None, start: Start, printer: Printer) -> None:
     """
     settings = _all_settings(config, start)
     allow_many_files()
-    parts = make_hub(settings, load=load_for_command, trust_code=start.trust_code).most_memory()
+    parts = make_hub(settings, load=start.load, trust_code=start.trust_code).most_memory()
     needed, machine = sum(part.nbytes for part in parts), memory_limit_bytes()
     connections, files = settings.limits.devices_max, connections_that_fit()
     if printer.json:
@@ -139,7 +145,7 @@ def run_hub(config: Path | None, start: Start, printer: Printer) -> None:
     allow_many_files()
     prepare_for_service()
     plan = prepare_page(settings)
-    hub = make_hub(settings, on_report, load=load_for_command, trust_code=start.trust_code)
+    hub = make_hub(settings, on_report, load=start.load, trust_code=start.trust_code)
     served = hub if plan is None else HubWithPage(hub, plan, on_open)
     reason = serve(
         served, PROGRESS_S, _progress_of(hub, notifier, printer), hub.model_file.parent, notifier=notifier

@@ -16,13 +16,21 @@ from edgeasync.durable.files import check_out, replace_file
 from edgeasync.durable.run_folder import FORWARD_FILE, TRAINING_FILE
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.graphs.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
-from edgeasync.graphs.graph_model import HubGraph, held_file, read_onnx_file
+from edgeasync.graphs.graph_model import HubGraph, files_of, read_onnx_file
 from edgeasync.graphs.model_file import VALUES_SUFFIX
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.graphs.peft import ADAPTERS_FILE, write_peft
+from edgeasync.graphs.source import check_source, held_file, held_forward
 from edgeasync.host.wall_clock import written
 from edgeasync.ops.inspection import load_for_command
-from edgeasync.ops.trained import TrainedModel, best_model, local_patterns, newest_model
+from edgeasync.ops.trained import (
+    TrainedModel,
+    best_model,
+    input_files,
+    local_patterns,
+    newest_model,
+    source_file,
+)
 from edgeasync.plugins import is_name
 from edgeasync.protocol.status import EvaluationStatus
 
@@ -48,9 +56,10 @@ def build_model(
         raise ConfigError(
             f"--out {out}: a {VALUES_SUFFIX} file stores only the initial values; use --out training.onnx"
         )
+    settings = _settings(forward, context)
     for file in (out, values):
-        check_out("--out", file, forward)
-    built = _load(forward, context)
+        check_out("--out", file, *files_of(settings))
+    built = load_for_command(settings)
     if built.forward is None:
         raise ConfigError(f"{forward}: already a training graph; pass the forward model")
     replace_file(out, built.graph, private=False)
@@ -152,10 +161,10 @@ def export_run(
         check_suffix("--out", out)
     if not run.is_dir():
         raise StorageError(f"{run}: no such folder; pass the folder of a hub's run")
-    source = forward or run / FORWARD_FILE
-    check_out("--out", out / ADAPTERS_FILE if peft else out, source, run=run)
+    read = [*input_files(run), *([] if forward is None else [forward])]
+    check_out("--out", out / ADAPTERS_FILE if peft else out, *read, run=run)
     needs_model = peft or out.suffix == ONNX_SUFFIX
-    if needs_model and forward is None and not source.exists():
+    if needs_model and forward is None and not (run / FORWARD_FILE).exists():
         if peft:
             raise ConfigError(f"--peft: {run} has no ONNX model; pass the forward model with --model")
         raise ConfigError(f"{refuse_onnx('--out', out)}, or pass the trained forward model with --model")
@@ -170,9 +179,10 @@ def export_run(
     if not needs_model:
         write_arrays(out, trained.arrays, trained.metadata())
     elif peft:
-        write_peft(out, _forward(source, run), trained.arrays)
+        write_peft(out, _forward(forward, run, trained), trained.arrays)
     else:
-        replace_file(out, _exported(source, _forward(source, run), trained), private=False)
+        content = _exported(forward or run / FORWARD_FILE, _forward(forward, run, trained), trained)
+        replace_file(out, content, private=False)
     printer.result(
         _describe(out, trained),
         f"{out}: {len(trained.arrays)} trained arrays of {trained.source}",
@@ -181,17 +191,25 @@ def export_run(
     )
 
 
-def _forward(source: Path, run: Path) -> bytes:
-    """Return the forward model, with adapters if the run trains some. Raises `GraphError`."""
+def _forward(given: Path | None, run: Path, trained: TrainedModel) -> bytes:
+    """Return the run's forward model or the `given` one, with adapters if the run trains some.
+
+    Raises `GraphError`, and `ModelMismatchError` if the run did not train the given model.
+    """
     try:
         from edgeasync.autodiff.adapters import adapt_as
     except ModuleNotFoundError as error:
         raise ConfigError("export needs the package onnx: pip install 'edgeasync[hub]'") from error
-    content, graph = read_onnx_file(source), held_file(run / TRAINING_FILE)
+    if given is None:
+        held = held_forward(run)
+        assert held is not None
+        return held
+    content, graph = read_onnx_file(given), held_file(run / TRAINING_FILE)
     try:
+        check_source(given, content, run, trained.arrays.keys(), source_file(run))
         return content if graph is None else adapt_as(content, graph)
     except GraphError as error:
-        raise GraphError(f"{source}: {error}") from error
+        raise GraphError(f"{given}: {error}") from error
 
 
 def _exported(source: Path, content: bytes, trained: TrainedModel) -> bytes:

@@ -12,14 +12,23 @@ from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
 from edgeasync.durable.run_folder import FORWARD_FILE, TRAINING_FILE
-from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError, with_flags
+from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, with_flags
 from edgeasync.graphs.external_data import insert_external_data
+from edgeasync.graphs.model_file import VALUES_SUFFIX
 from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.graphs.source import (
+    checksum_of,
+    frozen_of,
+    held_file,
+    held_forward,
+    source_in,
+    with_forward,
+    with_source,
+)
 from edgeasync.losses import OnnxLoss
 from edgeasync.parameters import ParameterSpec, Vector
 from edgeasync.protocol.messages import Frozen
 from edgeasync.regular_file import check_regular, read_regular
-from edgeasync.training.frozen import FrozenArray, frozen_checksum, pieces_of
 from edgeasync.training.graph_check import check_graph
 
 MODEL_BYTES_MAX = 1 << 31
@@ -87,6 +96,13 @@ def with_own_loss(model: OnnxModel) -> OnnxModel:
     return msgspec.structs.replace(model, loss=OnnxLoss(graph=_read(expanded(loss.file))))
 
 
+def files_of(model: OnnxModel) -> list[Path]:
+    """Return the files that `load_graph` may read: the model, its initial values, and the loss."""
+    path = expanded(model.file)
+    loss = [expanded(model.loss.file)] if isinstance(model.loss, OnnxLoss) and model.loss.file else []
+    return [path, path.with_suffix(VALUES_SUFFIX), *loss]
+
+
 def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
     """Build the training graph of a model that was read from `where`.
 
@@ -103,7 +119,7 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
             _check_prebuilt(model)
             forward = None
             built = build.read_training_graph(
-                content, _read_values(expanded(model.file).with_suffix(".safetensors"))
+                content, _read_values(expanded(model.file).with_suffix(VALUES_SUFFIX))
             )
         else:
             built = build.build_training_graph(content, model)
@@ -112,14 +128,17 @@ def build_graph(content: bytes, model: OnnxModel, where: str) -> HubGraph:
         contract.check_rows(built.model)
     except GraphError as error:
         raise GraphError(f"{where}: {error}") from error
-    frozen = None
+    frozen, graph = None, built.model
     if forward is not None:
-        from edgeasync.autodiff.inspection import frozen_arrays  # noqa: PLC0415 - devices do not install onnx
-
-        left = frozen_arrays(forward, {parameter.name for parameter in built.spec.parameters})
-        frozen = frozen_checksum("onnx", (FrozenArray(name, a.shape, pieces_of(a)) for name, a in left))
+        names = built.spec.names
+        frozen = frozen_of(forward, names)
+        source = source_in(content)
+        if source is None:
+            source = checksum_of(frozen if built.forward is None else frozen_of(content, names))
+            forward = forward if built.forward is None else with_source(forward, source)
+        graph = with_source(graph, source)
     return HubGraph(
-        built.model, built.spec, built.initial, forward, frozen, built.warnings, built.notes, built.in_chunks
+        graph, built.spec, built.initial, forward, frozen, built.warnings, built.notes, built.in_chunks
     )
 
 
@@ -144,8 +163,8 @@ def check_forward(run: Path, forward: bytes | None, names: Collection[str]) -> N
 def _checked_files(run: Path, graph: bytes, forward: bytes | None, names: Collection[str]) -> dict[str, bytes]:
     """Return the files that the run's folder shall contain, by name."""
     origin, content = (TRAINING_FILE, graph) if forward is None else (FORWARD_FILE, forward)
-    held = {name: held_file(run / name) for name in (FORWARD_FILE, TRAINING_FILE)}
-    begun_otherwise = (held[FORWARD_FILE] is None) != (forward is None) and held[TRAINING_FILE] is not None
+    held = {FORWARD_FILE: held_forward(run, forward), TRAINING_FILE: held_file(run / TRAINING_FILE)}
+    begun_otherwise = (run / FORWARD_FILE).exists() != (forward is not None) and held[TRAINING_FILE] is not None
     known = held[origin]
     if forward is not None and known is not None and _same_but_for_values(known, forward, names):
         forward = content = known
@@ -154,7 +173,9 @@ def _checked_files(run: Path, graph: bytes, forward: bytes | None, names: Collec
             f"{run / origin}: this run was started with another model, base or choice of parameters; use the "
             "same, or choose another run folder"
         )
-    return ({} if forward is None else {FORWARD_FILE: forward}) | {TRAINING_FILE: graph}
+    if forward is None:
+        return {TRAINING_FILE: graph}
+    return {FORWARD_FILE: forward, TRAINING_FILE: with_forward(graph, forward)}
 
 
 def _same_but_for_values(one: bytes, other: bytes, names: Collection[str]) -> bool:
@@ -222,18 +243,3 @@ def _check_prebuilt(model: OnnxModel) -> None:
                 f"{model.file}: already a training graph, so {name} has no effect; remove it, "
                 "or pass the forward model"
             )
-
-
-def held_file(path: Path) -> bytes | None:
-    """Return the content of a file in a run's folder, or `None` if the file does not exist.
-
-    Raises `StorageError`.
-    """
-    try:
-        return read_regular(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StorageError(
-            f"{path}: cannot be read: {error.strerror}; remove the file, or choose another run folder"
-        ) from error

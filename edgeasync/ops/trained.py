@@ -19,10 +19,10 @@ from edgeasync.core.hub.evaluation_tracker import is_better
 from edgeasync.core.hub.events import Evaluated
 from edgeasync.core.hub.lineage import Ancestry
 from edgeasync.durable.run_events import Line
-from edgeasync.durable.run_folder import BEST_FILE, MODEL_FILE, RunFolder
+from edgeasync.durable.run_folder import BEST_FILE, FORWARD_FILE, MODEL_FILE, RunFolder
 from edgeasync.durable.run_replay import RunReplay
 from edgeasync.errors import ConfigError, StorageError
-from edgeasync.graphs.model_file import read_model
+from edgeasync.graphs.model_file import VALUES_SUFFIX, read_model
 from edgeasync.protocol.messages import ModelVersion
 
 
@@ -62,12 +62,18 @@ class _Record(msgspec.Struct):
 
     class Hub(msgspec.Struct):
         durability: str = "journal"
+        run: str = ""
 
     class Model(msgspec.Struct):
         local: list[str] = []
+        file: str | None = None
+
+    class Evaluation(msgspec.Struct):
+        data: str | None = None
 
     hub: Hub
     model: Model = msgspec.field(default_factory=Model)
+    evaluation: Evaluation = msgspec.field(default_factory=Evaluation)
 
 
 def newest_model(run: Path, *, trust_code: bool = False) -> TrainedModel:
@@ -177,6 +183,20 @@ def _read_file(path: Path) -> TrainedModel:
 def local_patterns(run: Path) -> list[str]:
     """Return the patterns of a run's local parameters from the hub's record, if it has one."""
     return _record(RunFolder(run)).model.local
+
+
+def source_file(run: Path) -> Path | None:
+    """Return the model file that a run was started with, or `None` if it is unknown or was in memory."""
+    record = _record(RunFolder(run))
+    file = record.model.file
+    return None if file is None or file == str(Path(record.hub.run) / FORWARD_FILE) else Path(file)
+
+
+def input_files(run: Path) -> list[Path]:
+    """Return the files that a run was started with: the model, its initial values, and held-out data."""
+    file, data = source_file(run), _record(RunFolder(run)).evaluation.data
+    model = [] if file is None else [file, file.with_suffix(VALUES_SUFFIX)]
+    return model if data is None else [*model, Path(data)]
 
 
 def _record(folder: RunFolder) -> _Record:

@@ -71,14 +71,21 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
         )
     trust = Trust(installed=True, code=trust_code)
     settings = convert(table, HubSettings, where=str(path), find=trust.find_policy)
-    model, forward = settings.model, run / FORWARD_FILE
+    model = settings.model
     if isinstance(model, CustomModel):
         trust.check_code(model.factory, f"{path}: [model] factory")
     if isinstance(model, OnnxModel) and not trust_code:
         model = _within_limits(model)
-    if isinstance(model, OnnxModel) and forward.exists():
-        model = replace(model, file=FilePath.parse(forward))  # the folder may have been moved
     return replace(settings, model=model, hub=replace(settings.hub, run=FilePath.parse(run)))
+
+
+def own_model(model: OnnxModel, run: Path) -> OnnxModel:
+    """Return the settings that load the forward model in a run's folder, if the folder contains one.
+
+    The file that the run was started with may be gone.
+    """
+    forward = run / FORWARD_FILE
+    return replace(model, file=FilePath.parse(forward)) if forward.exists() else model
 
 
 def _within_limits(model: OnnxModel) -> OnnxModel:

@@ -22,10 +22,9 @@ from edgeasync.durable.peers_file import (
 )
 from edgeasync.errors import ConfigError
 from edgeasync.graphs.export import ONNX_SUFFIX
-from edgeasync.graphs.graph_model import HubGraph, load_graph
+from edgeasync.graphs.graph_model import HubGraph, files_of, load_graph
 from edgeasync.graphs.model_file import VALUES_SUFFIX, check_finite, save_model
 from edgeasync.graphs.onnx_model import OnnxModel
-from edgeasync.losses import OnnxLoss
 from edgeasync.net.address import host_of
 from edgeasync.net.credentials import find_credentials
 from edgeasync.runtime.peer import PEER_MODEL_FILE, OnReport, PeerMember, PeerModel, PeerRuntime
@@ -153,9 +152,5 @@ def check_trained_out(out: Path, settings: PeerSettings, state: Path, forward: b
 
 def _files_read(settings: PeerSettings) -> list[Path]:
     """Return a peer's input files: data, list of peers, model with its values, and loss model."""
-    model = settings.model
-    names: list[str | None] = [settings.peer.data, settings.peer.peers]
-    if isinstance(model, OnnxModel):
-        names += [model.file, str(Path(model.file).with_suffix(VALUES_SUFFIX))]
-        names += [model.loss.file] if isinstance(model.loss, OnnxLoss) else []
-    return [expanded(name) for name in names if name is not None]
+    own = [expanded(name) for name in (settings.peer.data, settings.peer.peers) if name is not None]
+    return own + (files_of(settings.model) if isinstance(settings.model, OnnxModel) else [])

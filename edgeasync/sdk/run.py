@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeasync.config import expanded
-from edgeasync.durable.files import replace_file
+from edgeasync.durable.files import check_out, replace_file
 from edgeasync.durable.run_events import Line, RunEvent
-from edgeasync.durable.run_folder import FORWARD_FILE, RunFolder
+from edgeasync.durable.run_folder import RunFolder
 from edgeasync.durable.run_replay import RunReplay
 from edgeasync.errors import ConfigError
 from edgeasync.graphs.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
-from edgeasync.graphs.graph_model import held_file
 from edgeasync.graphs.model_file import VALUES_SUFFIX
-from edgeasync.graphs.peft import write_peft
-from edgeasync.ops.trained import best_model, newest_model
+from edgeasync.graphs.peft import ADAPTERS_FILE, write_peft
+from edgeasync.graphs.source import held_forward
+from edgeasync.ops.trained import best_model, input_files, newest_model
 from edgeasync.sdk.events import Evaluation, Event
 from edgeasync.sdk.history import History
 from edgeasync.sdk.observer import event_of
@@ -115,12 +115,14 @@ class Run:
         `peft`, write LoRA adapters for Hugging Face's PEFT, to the folder `path`.
 
         Raises `ConfigError` for another suffix, for `.onnx` if the model is not an ONNX model, or
-        for `peft` if the run has no adapters, `GraphError` if names in the model are not those of a
-        torch module, and `StorageError` if the file cannot be written.
+        for `peft` if the run has no adapters, or if `path` is one of the run's files or of its input
+        files, `GraphError` if names in the model are not those of a torch module, and
+        `StorageError` if the file cannot be written.
         """
         path = expanded(path)
+        check_out("export", path / ADAPTERS_FILE if peft else path, *input_files(self.path), run=self.path)
         if peft:
-            forward = held_file(self.path / FORWARD_FILE)
+            forward = held_forward(self.path)
             if forward is None:
                 raise ConfigError(
                     f"export {path}: peft=True needs a run whose hub trained LoRA adapters of an ONNX model, and "
@@ -188,7 +190,7 @@ def _read_events(folder: Path) -> list[Event]:
 
 def _restored(folder: Path, arrays: dict[str, npt.NDArray[np.float32]]) -> Any:
     """Return the run's ONNX model with these arrays, or the arrays if the run has no ONNX model."""
-    forward = held_file(folder / FORWARD_FILE)
+    forward = held_forward(folder)
     if forward is None:
         return arrays
     import onnx  # noqa: PLC0415 - not installed on devices

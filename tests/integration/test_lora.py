@@ -1,6 +1,7 @@
 """LoRA in a fleet: adapters are trained, exchanged or kept on a device, and exported."""
 
 import json
+import signal
 
 import numpy as np
 import onnx
@@ -8,8 +9,8 @@ import pytest
 import safetensors.numpy
 
 from edgeasync import Agent, Hub, Run, Stop, nn, train
-from edgeasync.durable.run_folder import MODEL_FILE
-from edgeasync.errors import ConfigError, ModelMismatchError
+from edgeasync.durable.run_folder import FORWARD_FILE, MODEL_FILE
+from edgeasync.errors import ConfigError, ModelMismatchError, StorageError
 from edgeasync.parameters import Parameter, ParameterSpec
 from edgeasync.policies.optimizers import SGD
 from edgeasync.protocol.codecs import make_codec
@@ -17,6 +18,7 @@ from edgeasync.training.numpy_models import SoftmaxModel
 from tests.integration.test_model_command import run_model, run_of_one, say
 from tests.support.models.language_models import language_model
 from tests.support.parts.small_runs import ANYWHERE, plain
+from tests.support.programs.command_line import CONFIG, FILES, MISMATCH, mistake
 from tests.support.programs.processes import until
 
 pytestmark = pytest.mark.process
@@ -76,6 +78,58 @@ def test_another_model_leaves_a_run_as_it_was(other, tmp_path):
     with Hub(own, lora="2:0", **settings) as hub:
         for name, array in hub.snapshot().items():
             np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize("prebuilt", [False, True], ids=["forward", "prebuilt"])
+def test_adapters_are_merged_into_their_own_base_alone(prebuilt, commands):
+    """A run of a forward model keeps it, quantized here; a run of a prebuilt graph needs it for an export."""
+    network = nn.Sequential(nn.Linear(8, 512), nn.ReLU(), nn.Linear(512, 3))
+    for seed, name in enumerate(("base.onnx", "other.onnx")):
+        nn.save(network, commands.folder / name, (8,), seed=seed)
+    files = {name: (commands.folder / name).read_bytes() for name in ("base.onnx", "other.onnx")}
+    flags = ["--lora", "2:0", "--train", "2.bias", "--base", "int8"]
+    if prebuilt:
+        say(commands, "model", "build", "base.onnx", *flags, "--out", "graph.onnx")
+        run_of_one(commands, "graph.onnx", updates=2)
+    else:
+        run_of_one(commands, "base.onnx", updates=2, flags=flags)
+        say(commands, "export", "run", "--out", "own.onnx")
+    wrong = ["export", "run", "--model", "other.onnx", "--out"]
+    own = f"the model that {commands.folder / 'graph.onnx'} was built from" if prebuilt else "base.onnx"
+    words = "other.onnx: the frozen values differ from those of ", f"{own}, which run was trained on"
+    mistake(commands, MISMATCH, *words, arguments=[*wrong, "tuned.onnx"])
+    mistake(commands, MISMATCH, *words, arguments=[*wrong, "tuned", "--peft"])
+    say(commands, "export", "run", "--model", "base.onnx", "--out", "tuned.onnx")
+    say(commands, "export", "run", "--model", "base.onnx", "--out", "tuned", "--peft")
+    for name in ("base.onnx", "graph.onnx", "graph.safetensors") if prebuilt else ("base.onnx",):
+        model = ["--model", "base.onnx"] if name.endswith(".onnx") else []
+        mistake(commands, CONFIG, "is also an input file", arguments=["export", "run", *model, "--out", name])
+    assert {name: (commands.folder / name).read_bytes() for name in files} == files
+    if not prebuilt:
+        forward = commands.folder / "run" / FORWARD_FILE
+        forward.write_bytes(forward.read_bytes().replace(b"Relu", b"Tanh"))
+        mistake(commands, FILES, "damaged or edited", arguments=["export", "run", "--out", "damaged.onnx"])
+        with pytest.raises(StorageError, match="damaged or edited"):
+            Run.open(commands.folder / "run").export(commands.folder / "damaged.onnx")
+        assert not (commands.folder / "damaged.onnx").exists()
+
+
+def test_a_run_that_was_resumed_still_knows_its_base(commands):
+    nn.save(nn.Sequential(nn.Linear(8, 512), nn.Linear(512, 3)), commands.folder / "base.onnx", (8,))
+    nn.save(nn.Sequential(nn.Linear(8, 512), nn.Linear(512, 3)), commands.folder / "other.onnx", (8,), seed=1)
+    run_of_one(commands, "base.onnx", updates=2, flags=["--lora", "2:0", "--base", "int8"])
+    hub = commands.start("hub", "--resume", "run", "--json")
+    hub.wait_for("listening")
+    hub.signal(signal.SIGTERM)
+    assert hub.wait() == 0
+    mistake(
+        commands, MISMATCH, f"those of {commands.folder / 'base.onnx'}, which run was trained on",
+        arguments=["export", "run", "--model", "other.onnx", "--out", "tuned.onnx"],
+    )  # fmt: skip
+    mistake(commands, CONFIG, "is also an input file", arguments=["export", "run", "--out", "base.onnx"])
+    say(commands, "export", "run", "--model", "base.onnx", "--out", "tuned.onnx")
+    with pytest.raises(ConfigError, match=r"base\.onnx: is also an input file"):
+        Run.open(commands.folder / "run").export(commands.folder / "base.onnx")
 
 
 def test_devices_keep_their_own_half_of_the_adapters(tmp_path):

@@ -159,9 +159,9 @@ def test_what_a_build_chooses_is_a_note(commands, forward):
     assert f"note: {sentence}" in told.stderr
 
 
-def run_of_one(commands, model, updates):
+def run_of_one(commands, model, updates, flags=()):
     """Train a model with one agent, until the hub is stopped. Return the hub and the agent's data."""
-    hub = commands.start("hub", "--model", model, "--bind", ANYWHERE, "--run", "run", "--json")
+    hub = commands.start("hub", "--model", model, "--bind", ANYWHERE, "--run", "run", "--json", *flags)
     address = hub.wait_for("listening")["detail"]
     data = commands.data("pi.npz", examples=120)
     commands.agent(address, "pi", data=data, step_s=0.0)

@@ -229,7 +229,7 @@ def test_a_model_of_two_inputs(tmp_path):
     seen = []
     run = train(
         proto, data, evaluate=data, metrics=["accuracy"], until=Stop(accuracy=0.95, updates=2000),
-        settings={"evaluation": {"every": "20 updates"}}, run=tmp_path, callbacks=[seen.append],
+        settings={"evaluation": {"every": "20 updates"}}, run=tmp_path / "run", callbacks=[seen.append],
     )  # fmt: skip
     assert run.updates < 2000
     assert max(event.accuracy for event in seen if isinstance(event, events.Evaluation)) >= 0.95

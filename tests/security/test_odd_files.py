@@ -21,9 +21,10 @@ from edgeasync.durable.local_file import LocalFile
 from edgeasync.durable.spool_file import SpoolFile
 from edgeasync.errors import DataError, EdgeAsyncError
 from edgeasync.graphs.graph_cache import GraphCache
-from edgeasync.graphs.graph_model import held_file, load_graph, read_onnx_file
+from edgeasync.graphs.graph_model import load_graph, read_onnx_file
 from edgeasync.graphs.model_file import load_kept, read_header, read_model
 from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.graphs.source import held_file
 from edgeasync.ops.doctor import training as doctor
 from edgeasync.sdk.run import _restored
 from edgeasync.training.numpy_models import SoftmaxModel

@@ -1,15 +1,17 @@
 """The hub's side of a graph: what the run's folder keeps of it, and which run may be resumed."""
 
 import numpy as np
+import onnx
 import pytest
 import safetensors.numpy
 
 from edgeasync import nn
 from edgeasync.data.dataset import Dataset
 from edgeasync.durable.run_folder import FORWARD_FILE, TRAINING_FILE
-from edgeasync.errors import ConfigError, GraphError, ModelMismatchError
+from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
 from edgeasync.graphs.evaluation import make_evaluator
 from edgeasync.graphs.graph_model import OnnxModel, build_graph, keep_files, load_graph
+from edgeasync.graphs.source import with_forward
 from edgeasync.training.onnx_trainer import OnnxTrainer
 from edgeasync.training.plan import LocalTraining
 from tests.support.models.gradients import forward, numbers
@@ -20,26 +22,44 @@ def files(run):
     return {path.name: path.read_bytes() for path in run.iterdir()}
 
 
+GRAPH, ANOTHER = [onnx.ModelProto(producer_name=name).SerializeToString() for name in ("graph", "another")]
+
+
 def test_a_run_keeps_what_it_trains(tmp_path):
-    keep_files(tmp_path, b"graph", b"forward")
-    assert files(tmp_path) == {TRAINING_FILE: b"graph", FORWARD_FILE: b"forward"}
-    keep_files(tmp_path, b"another loss", b"forward")
-    assert files(tmp_path) == {TRAINING_FILE: b"another loss", FORWARD_FILE: b"forward"}
+    for graph in (GRAPH, ANOTHER):
+        keep_files(tmp_path, graph, b"forward")
+        assert files(tmp_path) == {TRAINING_FILE: with_forward(graph, b"forward"), FORWARD_FILE: b"forward"}
+
+
+def test_a_forward_model_that_was_edited_is_refused_until_it_is_written_again(tmp_path):
+    first, other = [nn.to_onnx(nn.Linear(3, 2), (3,), seed=seed).SerializeToString() for seed in (0, 1)]
+    keep_files(tmp_path, GRAPH, first, {"0.weight"})
+    (tmp_path / FORWARD_FILE).write_bytes(other)
+    held = files(tmp_path)
+    for resumed in (other, None):
+        with pytest.raises(StorageError, match=rf"{FORWARD_FILE}: damaged or edited after the run wrote it"):
+            keep_files(tmp_path, GRAPH, resumed, {"0.weight"})
+        assert files(tmp_path) == held
+    keep_files(tmp_path, GRAPH, first, {"0.weight"})
+    assert (tmp_path / FORWARD_FILE).read_bytes() == first
+    (tmp_path / TRAINING_FILE).write_bytes(b"\xff" * 20)
+    with pytest.raises(StorageError, match=rf"{TRAINING_FILE}: the graph contains an incomplete"):
+        keep_files(tmp_path, GRAPH, first)
 
 
 def test_a_run_keeps_a_graph_that_was_built_before(tmp_path):
     for _ in range(2):
-        keep_files(tmp_path, b"graph", None)
-        assert files(tmp_path) == {TRAINING_FILE: b"graph"}
+        keep_files(tmp_path, GRAPH, None)
+        assert files(tmp_path) == {TRAINING_FILE: GRAPH}
 
 
 @pytest.mark.parametrize(
     ("before", "now"),
     [
-        ((b"graph", b"forward"), (b"graph", b"another")),
-        ((b"graph", b"forward"), (b"graph", None)),
-        ((b"graph", None), (b"another", None)),
-        ((b"graph", None), (b"graph", b"forward")),
+        ((GRAPH, b"forward"), (GRAPH, ANOTHER)),
+        ((GRAPH, b"forward"), (GRAPH, None)),
+        ((GRAPH, None), (ANOTHER, None)),
+        ((GRAPH, None), (GRAPH, b"forward")),
     ],
 )
 def test_another_model_is_refused_and_nothing_is_touched(tmp_path, before, now):
@@ -103,15 +123,15 @@ def test_files_that_cannot_be_used(tmp_path):
 
 def test_a_run_resumes_with_other_first_values_but_not_with_other_constants(tmp_path):
     first, other = [nn.to_onnx(nn.Linear(3, 2), (3,), seed=seed).SerializeToString() for seed in (0, 1)]
-    keep_files(tmp_path, b"graph", first, {"0.weight", "0.bias"})
-    keep_files(tmp_path, b"graph", other, {"0.weight", "0.bias"})
+    keep_files(tmp_path, GRAPH, first, {"0.weight", "0.bias"})
+    keep_files(tmp_path, GRAPH, other, {"0.weight", "0.bias"})
     assert (tmp_path / FORWARD_FILE).read_bytes() == first
     for content, names in (
         (other, {"0.bias"}),
         (nn.to_onnx(nn.Linear(3, 3), (3,)).SerializeToString(), {"0.weight"}),
     ):
         with pytest.raises(ModelMismatchError, match="started with another model"):
-            keep_files(tmp_path, b"graph", content, names)
+            keep_files(tmp_path, GRAPH, content, names)
 
 
 def test_values_that_are_not_trained_have_a_checksum():

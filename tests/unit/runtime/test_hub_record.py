@@ -9,7 +9,7 @@ from edgeasync.config import convert, read_toml
 from edgeasync.durable.run_folder import FORWARD_FILE, RECORD_FILE
 from edgeasync.errors import ConfigError, PluginError, StorageError
 from edgeasync.host.host_info import half_of_memory_bytes
-from edgeasync.runtime.hub_record import RECORD_FORMAT, read_record, record_of
+from edgeasync.runtime.hub_record import RECORD_FORMAT, own_model, read_record, record_of
 from edgeasync.runtime.hub_settings import HubSettings
 from edgeasync.training.numpy_models import SoftmaxModel
 
@@ -47,9 +47,11 @@ def test_the_settings_of_the_example_outlive_it(tmp_path):
 
 def test_the_model_comes_with_the_folder(tmp_path):
     run = run_folder(tmp_path / "run", convert(ONNX, HubSettings, where="test"))
-    assert read_record(run).model.file == str(Path("m.onnx").absolute())
+    model = read_record(run).model
+    assert own_model(model, run) == model
     (run / FORWARD_FILE).write_bytes(b"")
-    assert read_record(run).model.file == str(run / FORWARD_FILE)
+    assert own_model(model, run).file == str(run / FORWARD_FILE)
+    assert read_record(run).model.file == str(Path("m.onnx").absolute()), "the file that the user passed"
 
 
 def test_a_folder_names_no_code_and_raises_no_limit(tmp_path):
