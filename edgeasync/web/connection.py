@@ -68,6 +68,9 @@ class PageConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the end to the listener, and end the answer."""
         super().connection_lost(exc)
+        # All three refer to this connection, and Python frees such cycles only after minutes.
+        self.cycle = self.scope = None  # type: ignore[assignment]
+        self.app_state = {}
         self._lost.set()
         self._on_close(self)
 

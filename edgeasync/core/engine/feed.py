@@ -228,7 +228,7 @@ class Feed:
 
     def _draft(self) -> None:
         """Describe the changed devices in slices, and then the fleet."""
-        run, changes = self._run, self._members.changes
+        changes = self._members.changes
         assert changes is not None
         for name in self._rows.begin(self._shell.now_s()):
             changes.note(name, urgent=True)
@@ -238,17 +238,17 @@ class Feed:
             names = [*dict.fromkeys([*self._members.members, *self._rows.rows])]
         else:
             names = changes.take(CHANGES_MAX)
-        described: list[Described] = []
+        self._describe(self._run, names, [])
 
-        def describe(begin: int) -> None:
-            if run != self._run:
-                return
-            end = begin + SLICE
-            described.extend(self._rows.describe(names[begin:end], self._shell.now_s()))
-            then = partial(describe, end) if end < len(names) else partial(self._finish, run, described)
-            self._shell.after(0.0, then)
-
-        describe(0)
+    def _describe(self, run: int, names: list[str], described: list[Described]) -> None:
+        """Describe the next slice, which begins after those that are already described."""
+        if run != self._run:
+            return
+        begin = len(described)
+        described += self._rows.describe(names[begin : begin + SLICE], self._shell.now_s())
+        is_last = len(described) == len(names)
+        then = partial(self._finish, run, described) if is_last else partial(self._describe, run, names, described)
+        self._shell.after(0.0, then)
 
     def _finish(self, run: int, described: list[Described]) -> None:
         """Describe the fleet, and publish the update once it is durable."""

@@ -1,8 +1,8 @@
 """Answers status requests, in slices if there are many devices."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,6 +13,7 @@ from edgeasync.core.engine.recent_events import RecentEvents
 from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.effects import SendStatus
 from edgeasync.core.hub.hub_core import HubCore
+from edgeasync.core.hub.member import Member
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Status
 
@@ -31,6 +32,17 @@ most 3 % of a core.
 """
 
 Tell = Callable[[bytes], None]
+
+
+class _Draft(NamedTuple):
+    """A status that is being described; `parts` are the text so far."""
+
+    tell: Tell
+    now_s: float
+    members: Sequence[Member]
+    parts: list[bytes]
+    is_whole: bool
+    """Whether it has the entries of all devices."""
 
 
 class StatusAnswers:
@@ -115,19 +127,20 @@ class StatusAnswers:
         status = self._core.describe(members, now_s) | self._shell.describe()
         if own:
             status = _own(msgspec.to_builtins(status), sender)
-        parts: list[bytes] = []
+        fields = msgspec.json.encode({**status, "devices": []}).removesuffix(b"]}")
+        self._describe(_Draft(tell, now_s, members, [fields], is_whole=not own), 0)
 
-        def describe(begin: int) -> None:
-            end = begin + DEVICES_AT_A_TIME
-            devices = self._core.describe_devices(members[begin:end], now_s)
-            parts.append(msgspec.json.encode(devices)[1:-1])
-            if end < len(members):
-                self._shell.after(0.0, partial(describe, end))
-                return
-            text = msgspec.json.encode({**status, "devices": msgspec.Raw(b"[" + b",".join(parts) + b"]")})
-            self._outbox.show(partial(self._show, tell, text, None if own else now_s))
-
-        describe(0)
+    def _describe(self, draft: _Draft, begin: int) -> None:
+        """Describe a slice of the devices and then, after other events, the next one."""
+        end = begin + DEVICES_AT_A_TIME
+        devices = self._core.describe_devices(draft.members[begin:end], draft.now_s)
+        draft.parts.append(msgspec.json.encode(devices)[1:-1])
+        if end < len(draft.members):
+            draft.parts.append(b",")
+            self._shell.after(0.0, partial(self._describe, draft, end))
+        else:
+            text = b"".join([*draft.parts, b"]}"])
+            self._outbox.show(partial(self._show, draft.tell, text, draft.now_s if draft.is_whole else None))
 
     def _show(self, tell: Tell, text: bytes, described_s: float | None) -> None:
         """Pass a durable status to `tell`; `described_s` is `None` for a part of one."""

@@ -8,6 +8,7 @@ from edgeasync.protocol import wire
 from edgeasync.protocol.feed import DeviceDetails, FeedUpdate
 from edgeasync.protocol.messages import Goodbye, Order, Ping
 from tests.support.parts.engine_bench import HeldLog
+from tests.support.parts.garbage import no_garbage
 from tests.support.parts.statuses import DAEMON
 from tests.support.parts.turns import Bench
 
@@ -106,6 +107,18 @@ def test_a_viewer_receives_everything_and_then_what_has_changed():
     assert sum(fleet.described) == 1, "only the changed device was described"
     third = fleet.after(2)
     assert (third.previous, third.devices, third.columns) == (2, [], [])
+
+
+def test_updates_are_freed_at_once():
+    """Each first one describes the whole fleet, and the garbage collector runs rarely."""
+    fleet = Fleet(2 * SLICE + 1)
+    with no_garbage():
+        for _ in range(2):
+            number = fleet.whole()
+            fleet.ping(0)
+            number = fleet.after(number.number)
+            fleet.source.run(fleet.source.time_s + IDLE_S + 2.0)
+        assert (number.previous, len(number.devices), fleet.feed.active) == (number.number - 1, 1, False)
 
 
 def test_all_viewers_of_an_update_share_its_bytes():

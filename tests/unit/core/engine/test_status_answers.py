@@ -8,6 +8,7 @@ from edgeasync.core.hub.effects import HubReport
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import Status, StatusRequest
 from edgeasync.protocol.status import RecentEventList
+from tests.support.parts.garbage import no_garbage
 from tests.support.parts.turns import Bench
 
 
@@ -36,6 +37,15 @@ def test_the_status_of_many_devices_is_made_in_slices():
     assert [device["id"] for device in status["devices"]] == [f"device-{peer.hex()}" for peer in bench.peers]
     assert status["pid"] == 1
     assert set(status) == {*bench.engine.core.status(0.0), "pid"}
+
+
+def test_a_status_is_freed_at_once():
+    """Of 10,000 devices it has megabytes, and the garbage collector runs rarely."""
+    bench = Bench(2 * DEVICES_AT_A_TIME + 1)
+    with no_garbage():
+        bench.say(b"operator", StatusRequest())
+        while bench.shell.later:
+            bench.shell.later.pop(0)()
 
 
 def test_a_device_hears_of_its_own_at_once():
