@@ -62,8 +62,8 @@ PIPE_WIDTH = 10_000
 PIPE_HEIGHT = 50
 """Number of lines to fill if standard output is not a terminal."""
 
-ROWS_MIN = 5
-"""Minimum number of rows of a shortened table or list."""
+LISTED_MIN, ROWS_MIN = 5, 3
+"""Minimum number of rows of a shortened list, and of a shortened table, which begins with the same devices."""
 
 EVENTS_SHOWN = 10
 """Number of latest events to show of a single device."""
@@ -156,9 +156,11 @@ def describe_status(
     parts += [Text(visible(_alarm(alarm)), style="bold") for alarm in status.alarms if not alarm.device]
     rows = _select(status.devices, attention, view)
     if attention and view.state is None:
-        free = len(attention) if view.whole else max(ROWS_MIN, (height - len(parts)) // 2 - 2)
+        free = len(attention) if view.whole else max(LISTED_MIN, (height - len(parts)) // 2 - 2)
         parts += [Text(), Text(f"needs attention: {len(attention)}", style="bold"), _list(attention[:free])]
         parts += _rest(len(attention) - free)
+        if any(one.reason == "warned" for one in attention):
+            parts.append(Text("to exclude a device with a warning: edgeasync device quarantine NAME"))
     if rows:
         used = len(console.render_lines(Group(*parts), pad=False))
         free = len(rows) if view.whole else max(ROWS_MIN, height - used - 4)

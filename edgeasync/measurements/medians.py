@@ -27,6 +27,15 @@ def median(values: Iterable[float]) -> float:
     return (ordered[half] + ordered[~half]) / 2.0
 
 
+def factor(ratio: float) -> str:
+    """Format a ratio, for example to a median, with three significant digits.
+
+    >>> [factor(ratio) for ratio in (0.5, 13.42, 585_123.0, 1e30)]
+    ['0.5', '13.4', '585,000', '1e+30']
+    """
+    return f"{float(f'{ratio:.3g}'):,.10g}"
+
+
 def median_of_recent(values: list[float], value: float) -> float:
     """Append a measurement, keep the last `RECENT` of them, and return their median."""
     values.append(value)

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from edgeasync.config import Section
 from edgeasync.measurements.fleet import FleetMeasurements
-from edgeasync.measurements.medians import WINDOW
+from edgeasync.measurements.medians import WINDOW, factor
 from edgeasync.measurements.votes import DEVICES_MIN
 
 Remedy = Literal["alert", "increase_frequency", "reduce_lr", "reduce_local_lr", "rollback"]
@@ -159,8 +159,8 @@ class UpdateNormDetector(_DeviceDetector, frozen=True, tag_field="kind", tag="up
             return None
         times = by_root / usual
         return Evidence(
-            f"its updates are {times:.3g} times as long as is usual in the fleet: check the scale of its inputs "
-            "and its local learning rate",
+            f"its updates are {factor(times)} times as long as usual: check the scale of its inputs and its "
+            "learning rate",
             {"times_usual": times},
         )
 

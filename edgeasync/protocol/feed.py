@@ -27,7 +27,8 @@ Reason = Literal[
     "stuck",
     "hot",
     "paused",
-    "losing",
+    "rejected",
+    "clipped",
     "slowed",
     "slow_link",
     "slow",
@@ -155,7 +156,7 @@ class FeedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     gone: list[str]
     """devices that the hub has forgotten since the previous update"""
     events: list[RecentEvent]
-    """the latest 200 events, or the new ones, oldest first"""
+    """the latest 200 events, or the new ones, oldest first; evaluations are in `history` instead"""
     history: list[HistoryPoint]
     """all points of the history, at most 2,000, or the new ones"""
     pending: list[PendingKey] | None

@@ -99,6 +99,7 @@ NUMBERS = [
     (0.05, "0.05"),
     (2.3456, "2.35"),
     (123456.0, "123,456"),
+    (2_586_123.0, "2.59e6"),
 ]
 
 
@@ -108,7 +109,7 @@ def test_numbers_have_three_significant_digits(value, shown, page):
 
 
 @pytest.mark.parametrize(
-    "value", [0.0, 0.25, 42.0, 119.0, 150.0, 600.0, 7199.0, 9000.0, 170_000.0, 200_000.0, 864_001.0]
+    "value", [0.0, 0.25, 5.48, 42.0, 90.9, 119.0, 150.0, 600.0, 7199.0, 9000.0, 170_000.0, 200_000.0, 864_001.0]
 )
 def test_durations_are_written_as_in_the_terminal(value, page):
     shown = page.evaluate("async value => (await import('/text.js')).duration(value)", value)

@@ -44,13 +44,26 @@ def test_devices_that_need_attention_are_listed_worst_first_with_the_terminals_w
         "warned",
         "stuck",
         "paused",
-        "losing",
+        "rejected",
         "slow_link",
         "slow",
     }
     assert page.locator("#attention-list .name").all_inner_texts() == [one.device for one in found]
     assert page.locator("#attention-list .words").all_inner_texts() == [one.words for one in found]
     expect(page.locator("#attention-count")).to_have_text(str(len(found)))
+
+
+def test_the_reasons_of_eight_devices_fit_a_small_screen(serve, visit):
+    fleet = MadeFleet(30)
+    cause = (
+        "its updates are 585,000 times as long as usual: check the scale of its inputs and its learning rate; "
+        "the model does not fit its data (loss 97.7, the fleet's 0.0833): check labels and inputs"
+    )
+    fleet.alarms = [ActiveAlarm(name, cause, "alert", 92.0, []) for name in list(fleet.devices)[:2]]
+    page = visit(serve(fleet).url)
+    shown = page.locator("#attention-list")
+    eighth, room = shown.locator("li").nth(7).bounding_box(), shown.bounding_box()
+    assert eighth["y"] + eighth["height"] <= room["y"] + room["height"]
 
 
 def test_the_keyboards_place_in_the_list_survives_updates(server, page, fleet):

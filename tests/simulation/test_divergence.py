@@ -181,7 +181,7 @@ def test_a_fault_is_noticed_and_explained_and_the_target_is_reached(policy):
     assert noticed["device-1"] <= 4
     assert noticed["device-2"] <= 4
 
-    words = {"device-1": "times as long as is usual", "device-2": "not finite"}
+    words = {"device-1": "times as long as usual", "device-2": "not finite"}
     told = {report.device_id: report for report in fleet.alarms()}
     shown = {alarm["device"]: alarm for alarm in fleet.core.status(0.0)["alarms"]}
     assert set(told) == set(shown) == set(before)

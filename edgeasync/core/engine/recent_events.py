@@ -17,6 +17,7 @@ EVENTS_MAX = 4096
 
 class _Kept(NamedTuple):
     number: int
+    event: str
     device: str
     text: bytes
 
@@ -45,7 +46,7 @@ class RecentEvents:
             detail=report.detail,
             figures=figures or msgspec.UNSET,
         )
-        self._events.append(_Kept(self.last, report.device_id, msgspec.json.encode(event)))
+        self._events.append(_Kept(self.last, report.event, report.device_id, msgspec.json.encode(event)))
 
     def after(self, number: int, lineage: str, sender: Sender) -> bytes:
         """Return the events after a number as JSON of a `RecentEventList`.
@@ -64,10 +65,16 @@ class RecentEvents:
     def latest(self, count_max: int, after: int, through: int) -> msgspec.Raw:
         """Return the latest events after a number, up to the number `through`, as a JSON array.
 
-        The array has at most `count_max` events.
+        The array has at most `count_max` events, and no evaluations: there is one a second, and the
+        history has them.
         """
-        found = self._since(max(after, through - count_max))
-        return raw_list([one.text for one in found if one.number <= through])
+        texts: list[bytes] = []
+        for one in reversed(self._events):
+            if one.number <= after or len(texts) == count_max:
+                break
+            if one.number <= through and one.event != "evaluated":
+                texts.append(one.text)
+        return raw_list(reversed(texts))
 
     def of_device(self, device_id: str, count_max: int) -> msgspec.Raw:
         """Return the latest events of a device as a JSON array, at most `count_max`."""

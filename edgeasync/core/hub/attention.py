@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, get_args
 
 from edgeasync.core.hub.member import LIVE
-from edgeasync.measurements.medians import median
+from edgeasync.measurements.medians import factor, median
 from edgeasync.protocol.feed import Attention, Reason
 from edgeasync.protocol.status import ActiveAlarm, DeviceStatus, HubStatus
 
@@ -17,9 +17,12 @@ _HOT = re.compile(r"\d+ C")
 STUCK_S = 60.0
 """A device that took no local step for this long since it joined is stuck."""
 
-LOSING = 0.1
-"""A device loses updates if the hub rejects more than this fraction of them, or if clipping removes
-more than this fraction of their length.
+REJECTED = 0.1
+"""Rejections matter if the hub rejects more than this fraction of a device's updates."""
+
+KEPT = 0.5
+"""Clipping matters if less than this fraction of the length of a device's updates counts. Devices with
+unusual data stay above it.
 """
 
 SLOWER = 4.0
@@ -101,15 +104,14 @@ def _look(device: DeviceStatus, alarm: ActiveAlarm | None, usual: Usual) -> Iter
         cause, ends = device.quarantine.cause, device.quarantine.ends
         yield _Finding("quarantined", 0.0, f"quarantined: {cause}; ends {ends}")
     if alarm is not None:
-        act = f"; to exclude it: edgeasync device quarantine {device.id}" if alarm.remedy == "alert" else ""
-        yield _Finding("warned", alarm.since_s, f"warned for {duration(alarm.since_s)}: {alarm.cause}{act}")
+        yield _Finding("warned", alarm.since_s, f"warned for {duration(alarm.since_s)}: {alarm.cause}")
     if device.state == "joining" and device.stalled_s > STUCK_S:
         stuck = f"joining for {duration(device.stalled_s)} without a local step: read its agent's log"
         yield _Finding("stuck", device.stalled_s, stuck)
     if device.state == "left" and not device.pushes_answered:
         yield _Finding("stuck", device.last_seen_s, "left without an update: read its agent's log")
     yield from _pace(device)
-    yield from _losses(device)
+    yield from _losses(device, warned=alarm is not None)
     if device.state in LIVE:
         yield from _speed(device, usual)
 
@@ -132,26 +134,26 @@ def _pace(device: DeviceStatus) -> Iterator[_Finding]:
         yield _Finding("slowed", 100.0 - device.pace_percent, slowed)
 
 
-def _losses(device: DeviceStatus) -> Iterator[_Finding]:
-    """Yield whether the hub rejects many of a device's updates, or clips them strongly."""
+def _losses(device: DeviceStatus, *, warned: bool) -> Iterator[_Finding]:
+    """Yield whether the hub rejects many of a device's updates, or clips them strongly without a warning."""
     rejected, kept = sum(device.updates_rejected.values()), device.weight_kept
     total = rejected + device.updates_applied
-    if rejected > LOSING * total:
+    if rejected > REJECTED * total:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(device.updates_rejected.items()))
-        yield _Finding("losing", rejected / total, f"{rejected} of {total} updates rejected: {reasons}")
-    if kept is not None and kept < 1.0 - LOSING:
-        yield _Finding("losing", 1.0 - kept, f"its updates were clipped; {kept:.0%} of their length counted")
+        yield _Finding("rejected", rejected / total, f"{rejected} of {total} updates rejected: {reasons}")
+    if kept is not None and kept < KEPT and not warned:
+        yield _Finding("clipped", 1.0 - kept, f"its updates were clipped to {kept:.0%} of their length")
 
 
 def _speed(device: DeviceStatus, usual: Usual) -> Iterator[_Finding]:
     """Yield whether a device or its link is far slower than the others."""
     if device.talk_share >= TALKING and device.talk_s >= SLOWER * usual.talk_s > 0.0:
         times = device.talk_s / usual.talk_s
-        words = f"slow link: an exchange takes {duration(device.talk_s)}, {times:.3g} times the median"
+        words = f"slow link: an exchange takes {duration(device.talk_s)}, {factor(times)} times the median"
         yield _Finding("slow_link", times, words)
     if device.examples_per_s and usual.examples_per_s >= SLOWER * device.examples_per_s:
         times = usual.examples_per_s / device.examples_per_s
-        words = f"slow: {device.examples_per_s:.3g} examples/s, the median is {times:.3g} times that"
+        words = f"slow: {device.examples_per_s:.3g} examples/s, the median is {factor(times)} times that"
         yield _Finding("slow", times, words)
 
 
@@ -162,7 +164,7 @@ def duration(seconds: float) -> str:
     ['0.25 s', '42 s', '2.5 min', '2.5 h', '2.3 days']
     """
     if seconds < 120.0:
-        return f"{seconds:.2g} s" if seconds < 1.0 else f"{seconds:.3g} s"
+        return f"{seconds:.2g} s" if seconds < 10.0 else f"{seconds:.0f} s"
     for unit, size_s, limit_s in (("min", 60.0, 7200.0), ("h", 3600.0, 172_800.0)):
         if seconds < limit_s:
             return f"{seconds / size_s:.2g} {unit}" if seconds < 10 * size_s else f"{seconds / size_s:.0f} {unit}"

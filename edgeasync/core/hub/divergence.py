@@ -12,7 +12,7 @@ import msgspec
 
 from edgeasync.core.hub.effects import HubEffect, HubReport
 from edgeasync.measurements.fleet import FleetMeasurements
-from edgeasync.measurements.medians import WINDOW, add_recent
+from edgeasync.measurements.medians import WINDOW, add_recent, factor
 from edgeasync.measurements.votes import DEVICES_MIN
 from edgeasync.policies.monitor import REDUCTION, Detector, Evidence, Monitor, Observation, Remedy, Scope
 from edgeasync.protocol.status import ActiveAlarm, AlarmCause, EndedAlarm
@@ -240,7 +240,7 @@ class DivergenceGuard:
             peak = fleet.lengths.peak
             if one.device_id in self.state.unbounded and one.norm > FIRST_RATIO * peak > 0.0:
                 times = one.norm / peak
-                words = f"the norm of one of its first updates was {times:.3g} times the usual norm"
+                words = f"the norm of one of its first updates was {factor(times)} times the usual norm"
                 remedy = f"; {_BEGUN['rollback']}" if self._rolls_back else ""
                 told = HubReport("alarm", one.device_id, words + remedy, {"times_usual": times})
                 return [*reports, told], "first" if self._rolls_back else None

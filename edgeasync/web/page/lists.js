@@ -49,7 +49,7 @@ export function showAttention(fleet) {
   items.forEach(({ reason, words }, place) => {
     const item = list.children[place];
     item.dataset.reason = reason;
-    write(item.lastElementChild, short(words, 600));
+    write(item.lastElementChild, short(words));
   });
 }
 

@@ -26,8 +26,9 @@ export function short(text, length = 300) {
 /** Format a number with significant digits, without trailing zeros. */
 export function significant(value, digits = 3) {
   if (!Number.isFinite(value)) return String(value);
-  if (Math.abs(value) >= 10 ** digits) return count(Math.round(value));
-  if (value && Math.abs(value) < 1e-3) return value.toExponential(digits - 1).replace(/\.?0*e/, "e");
+  const size = Math.abs(value);
+  if (size >= 10 ** digits && size < 999_999.5) return count(Math.round(value));
+  if (size >= 1e6 || (value && size < 1e-3)) return value.toExponential(digits - 1).replace(/\.?0*e\+?/, "e");
   return String(Number(value.toPrecision(digits)));
 }
 
@@ -51,7 +52,7 @@ export function seconds(value) {
 
 /** Format a duration with its largest unit. */
 export function duration(value) {
-  if (value < 1) return `${significant(Math.max(value, 0), 2)} s`;
+  if (value < 10) return `${significant(Math.max(value, 0), 2)} s`;
   if (value < 120) return `${Math.round(value)} s`;
   for (const [unit, size, limit] of [
     ["min", 60, 7200],

@@ -238,8 +238,6 @@ class MadeFleet:
                 evaluation_accuracy=1.0 - min(0.9, loss / 2.5) if evaluated else None,
             )
         )
-        if evaluated:
-            self.report("evaluated", "", f"version {self.version}: loss {loss * 1.2:.4g}")
 
     def _update(self, previous, names, events, history):
         status = self.status()

@@ -84,7 +84,7 @@ def test_long_updates_of_some_devices_do_not_hide_the_next():
     fleet = fleet_of([(voter, 1.0 if voter < "f" else 1e9, 4) for voter in "abcdefghi"])
     found = UpdateNormDetector().cause(update(30.0), fleet)
     assert found.figures == {"times_usual": 30.0}
-    assert found.words.startswith("its updates are 30 times as long as is usual in the fleet")
+    assert found.words.startswith("its updates are 30 times as long as usual: ")
 
 
 def alarms_of(detector, updates, fleet=None):

@@ -237,6 +237,18 @@ def test_events_are_sent_once():
     assert [event.event for event in fleet.after(1).events] == ["joined"]
 
 
+def test_evaluations_do_not_displace_other_events():
+    fleet = Fleet(1)
+    events = fleet.bench.engine.status_answers.events
+    events.note(HubReport("lost", "pi"), 5.0)
+    for number in range(300):
+        events.note(HubReport("evaluated", "", f"version {number}"), 6.0)
+    assert [event.event for event in fleet.whole().events] == ["lost"]
+    events.note(HubReport("evaluated"), 7.0)
+    events.note(HubReport("joined", "pi"), 7.0)
+    assert [event.event for event in fleet.after(1).events] == ["joined"]
+
+
 def test_devices_that_never_came_need_attention():
     fleet = Fleet(1)
     fleet.source.unseen = ["pi-7"]

@@ -16,7 +16,8 @@ FAULTS = {
     "stuck": {"state": "joining", "stalled_s": 100.0, "examples_per_s": 0.0},
     "hot": {"state": "paused", "pace_percent": 0, "pace_reason": "81 C"},
     "paused": {"state": "paused", "pace_percent": 0, "pace_reason": "quiet hours"},
-    "losing": {"updates_rejected": {"stale": 10}},
+    "rejected": {"updates_rejected": {"stale": 10}},
+    "clipped": {"weight_kept": 0.25},
     "slowed": {"pace_percent": 50, "pace_reason": "low voltage"},
     "slow_link": {"talk_s": 4.0, "talk_share": 0.8},
     "slow": {"examples_per_s": 5.0},
@@ -24,11 +25,12 @@ FAULTS = {
 WORDS = {
     "lost": "lost, last seen 3.3 min ago",
     "quarantined": "quarantined: an operator's order; ends by release",
-    "warned": "warned for 90 s: labels; to exclude it: edgeasync device quarantine warned",
+    "warned": "warned for 90 s: labels",
     "stuck": "joining for 100 s without a local step: read its agent's log",
     "hot": "hot (81 C), so it is paused",
     "paused": "paused: quiet hours",
-    "losing": "10 of 20 updates rejected: 10 stale",
+    "rejected": "10 of 20 updates rejected: 10 stale",
+    "clipped": "its updates were clipped to 25% of their length",
     "slowed": "trains at 50 % of the time: low voltage",
     "slow_link": "slow link: an exchange takes 4 s, 20 times the median",
     "slow": "slow: 5 examples/s, the median is 20 times that",
@@ -84,9 +86,16 @@ def test_the_worst_of_a_kind_is_first():
     assert [one.device for one in found] == ["slow-50", "slow-20", "slow-8"]
 
 
-@pytest.mark.parametrize("changes", [{"talk_s": 4.0}, {"talk_share": 0.8}, {"examples_per_s": 30.0}])
+def test_a_warning_about_long_updates_does_not_mention_that_they_are_clipped():
+    (found,) = find_attention(status([device("pi", weight_kept=0.1)], alarms=[alarm("pi", "long")]))
+    assert found.words == "warned for 90 s: long"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"talk_s": 4.0}, {"talk_share": 0.8}, {"examples_per_s": 30.0}, {"weight_kept": 0.84}]
+)
 def test_what_costs_little_is_not_named(changes):
-    """A slow link that hardly matters, one as fast as the others, and a device that is a little slower."""
+    """A slow link that hardly matters, one as fast as the others, and a device that is a bit slower or clipped."""
     assert find_attention(status([*fleet(3).devices, device("pi", **changes)])) == []
 
 
@@ -105,7 +114,9 @@ def test_a_trainer_that_hangs_is_stuck_and_a_device_that_left_is_not_slow():
 
 
 def test_durations():
-    assert [duration(seconds) for seconds in (599.0, 600.0, 7200.0, 900_000.0)] == [
+    assert [duration(seconds) for seconds in (5.48, 90.9, 599.0, 600.0, 7200.0, 900_000.0)] == [
+        "5.5 s",
+        "91 s",
         "10 min",
         "10 min",
         "2 h",
