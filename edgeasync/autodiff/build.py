@@ -13,7 +13,7 @@ from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.endings import check_ending, classes_are_last
 from edgeasync.autodiff.exporters import check_export, folded_scalars, warnings_of
 from edgeasync.autodiff.forward import ForwardGraph
-from edgeasync.autodiff.graph import FLOAT, Array, Shape
+from edgeasync.autodiff.graph import FLOAT, RANDOM_OPERATORS, Array, Shape
 from edgeasync.autodiff.losses import TARGET, add_loss, target_type
 from edgeasync.autodiff.outputs import choose_output
 from edgeasync.autodiff.probing import open_in_place
@@ -177,7 +177,7 @@ def _check_devices(model: onnx.ModelProto, prepared: ForwardGraph) -> None:
     the finished graph.
     """
     for node in prepared.nodes:
-        if node.op not in (ALLOWED_OWN if node.domain else ALLOWED | forward.RANDOM_OPERATORS):
+        if node.op not in (ALLOWED_OWN if node.domain else ALLOWED | RANDOM_OPERATORS):
             rest = "write the model with other operators"
             if node.domain or "Integer" in node.op or node.op.startswith("QLinear"):
                 rest = producer_of(model).foreign

@@ -16,6 +16,7 @@ from edgeasync.autodiff.graph import Array, Node, free_inputs, needed, read_node
 from edgeasync.autodiff.masks import without_masks
 from edgeasync.autodiff.producers import kind_of_producer, producer_of
 from edgeasync.autodiff.settings import GraphSettings, patterns_for
+from edgeasync.autodiff.unrolling import origin
 from edgeasync.errors import GraphError, argument
 
 CHECKED = "edgeasync.checked"
@@ -60,9 +61,9 @@ def _check_identity(prepared: ForwardGraph, statistics: set[str], settings: Grap
         if name in statistics or settings.names(name):
             continue
         # An Identity that stops the gradient reads the parameter on purpose.
-        readers = [node for node in prepared.nodes if name in node.inputs and node.op != "Identity"]
+        readers = {origin(node): node for node in prepared.nodes if name in node.inputs and node.op != "Identity"}
         if len(readers) > 1 and reading.is_uniform(value) and (value.size > 1 or value.flat[0] in (0.0, 1.0)):
-            merged[name] = readers
+            merged[name] = [*readers.values()]
     if merged:
         name, (first, second, *_) = next(iter(merged.items()))
         raise GraphError(
@@ -298,7 +299,7 @@ def _warnings_of_tf2onnx(prepared: ForwardGraph) -> list[str]:
             f"tf2onnx drops biases whose values are all 0, and these layers have no bias: {_listed(bare)}; if "
             "a layer has one, set it to a small number such as 1e-6 before the conversion"
         )
-    if folded := [name for name in prepared.parameters if "_weights_fused_bn" in name]:
+    if folded := [name for name in prepared.parameters if "_weights_fused_bn" in name or "/batchnorm/" in name]:
         found.append(
             f"tf2onnx folded batch norms into {_listed(folded)}, so they train without batch statistics; to "
             "keep the batch norms, train the model in TensorFlow, or write it with edgeasync.nn"
@@ -338,31 +339,33 @@ def _with_bias(prepared: ForwardGraph) -> list[str]:
 
 
 def _without_bias(prepared: ForwardGraph) -> list[str]:
-    """Return trained layers that have no trained bias and are not followed by a batch norm."""
-    readers: dict[str, list[Node]] = {}
+    """Return trained layers that have no trained bias and are not followed by a batch norm.
+
+    A layer has a bias if one is added to its result, or to another summand of its sum. A recurrent
+    layer has two such summands.
+    """
+    shifts, biased = set(prepared.parameters), set[str]()
     for node in prepared.nodes:
-        for name in node.inputs:
-            readers.setdefault(name, []).append(node)
-
-    def biased(name: str) -> bool:
-        return any(
-            node.op == "BatchNormalization"
-            or (node.op == "Add" and not prepared.parameters.keys().isdisjoint(node.inputs))
-            or (node.op in _MOVING and biased(node.outputs[0]))
-            for node in readers.get(name, [])
-        )
-
-    return [
+        moved = node.op in _MOVING and node.inputs[0] in shifts
+        shifted = node.op in _FOLDED_INTO and any(node.inputs[2:])
+        if moved or shifted or (node.op == "Add" and not shifts.isdisjoint(node.inputs)):
+            shifts.update(node.outputs)
+    for node in reversed(prepared.nodes):
+        passed = node.op in ("Add", *_MOVING) and not biased.isdisjoint(node.outputs)
+        if passed or node.op == "BatchNormalization" or (node.op == "Add" and node.outputs[0] in shifts):
+            biased.update(node.inputs)
+    bare = [
         node.inputs[1]
         for node in prepared.nodes
-        if node.op in ("Conv", "ConvTranspose", "Gemm", "MatMul")
+        if node.op in (*_FOLDED_INTO, "MatMul")
         and node.inputs[1] in prepared.parameters
         and not node.inputs[2:]
-        and not biased(node.outputs[0])
+        and biased.isdisjoint(node.outputs)
     ]
+    return list(dict.fromkeys(bare))
 
 
-_MOVING = frozenset({"Cast", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+_MOVING = frozenset({"Cast", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
 
 _LISTED_MAX = 5
 

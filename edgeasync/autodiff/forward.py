@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 
 from edgeasync.autodiff.expansions import expand
 from edgeasync.autodiff.graph import (
+    RANDOM_OPERATORS,
     Array,
     Graph,
     Node,
@@ -36,12 +37,6 @@ PROBES = (2, 3)
 """Batch sizes of the two runs. They exclude 1, because axes of size 1 would be broadcast."""
 
 SHAPE_OPERATORS = frozenset({"Shape", "Size"})
-RANDOM_OPERATORS = frozenset(
-    {
-        "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-        "RandomUniformLike",
-    }
-)  # fmt: skip
 
 _DATA_KINDS = (TensorProto.FLOAT, TensorProto.INT64)
 """Element types that a device's data may have."""
@@ -116,7 +111,7 @@ def prepare(
     producer, symbolic = producer_of(model), bool(symbols)
     _measure_and_fold(forward, nodes, producer, symbolic=symbolic)
     while any(node.op == "Loop" for node in forward.nodes):  # nested loops appear one after the other
-        nodes = _resolve(unroll(forward.nodes, forward.constants), forward, model)
+        nodes = _resolve(unroll(forward.nodes, forward.constants, opset=forward.opset), forward, model)
         _measure_and_fold(forward, nodes, producer, symbolic=symbolic)
     nodes = expand(forward, forward.nodes, trained, (forward.output, forward.prediction), opset=forward.opset)
     if nodes != forward.nodes:

@@ -29,6 +29,12 @@ ONNXRUNTIME = "com.microsoft"
 gradient rules.
 """
 
+RANDOM_OPERATORS = frozenset(
+    {
+        "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+        "RandomUniformLike",
+    }
+)  # fmt: skip
 
 RUN_MIN, RUN_MAX = 16, 128
 """Lengths of the runs in which gradients are summed over rows.

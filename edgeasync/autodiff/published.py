@@ -16,8 +16,7 @@ from edgeasync.autodiff.batch import (
 )
 from edgeasync.autodiff.branches import SelectedResult, resolve_branches
 from edgeasync.autodiff.contract import is_training_graph
-from edgeasync.autodiff.forward import RANDOM_OPERATORS
-from edgeasync.autodiff.graph import read_nodes
+from edgeasync.autodiff.graph import RANDOM_OPERATORS, read_nodes
 from edgeasync.autodiff.producers import producer_of
 from edgeasync.errors import GraphError
 

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 
-from edgeasync.autodiff.forward import RANDOM_OPERATORS
-from edgeasync.autodiff.graph import FLOAT, Node, free_inputs
+from edgeasync.autodiff.graph import FLOAT, RANDOM_OPERATORS, Node, free_inputs
 from edgeasync.autodiff.rules import TrainingGraphBuilder
 from edgeasync.autodiff.ties import tie
 

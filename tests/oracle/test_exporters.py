@@ -18,6 +18,7 @@ import edgeasync
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.producers import kind_of_producer
 from edgeasync.autodiff.settings import GraphSettings
+from tests.support.models.exported import keras_gru
 from tests.support.models.followed import assert_trains, examples, follow
 from tests.support.models.gradients import numbers, run, session
 
@@ -139,3 +140,32 @@ def test_a_file_that_onnxruntime_optimized(level, tmp_path):
     shifted = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
     expected = -shifted[np.arange(16), feeds["target"]].mean()
     np.testing.assert_allclose(run(graph, feeds)["loss"], expected, rtol=1e-4)
+
+
+def test_a_recurrent_layer_of_keras():
+    """tf2onnx writes a loop that ends by a condition. Keras orders the gates z, r, h, and torch r, z, h."""
+    file = keras_gru()
+    graph = build_training_graph(file.SerializeToString(), GraphSettings())
+    assert graph.warnings == ()
+    stored = {entry.name: torch.tensor(onnx.numpy_helper.to_array(entry)) for entry in file.graph.initializer}
+    parameters = {name: stored[name].requires_grad_() for name in graph.spec.views(graph.initial)}
+
+    def swapped(value):
+        update, reset, new = value.chunk(3, dim=-1)
+        return torch.cat([reset, update, new], dim=-1)
+
+    weights = {
+        "weight_ih_l0": swapped(parameters["kernel"]).T,
+        "weight_hh_l0": swapped(parameters["recurrent"]).T,
+        "bias_ih_l0": swapped(parameters["bias"][0]),
+        "bias_hh_l0": swapped(parameters["bias"][1]),
+    }
+    feeds = examples(graph)
+    _, last = torch.func.functional_call(torch.nn.GRU(4, 8, batch_first=True), weights, torch.tensor(feeds["x"]))
+    scores = last[0] @ parameters["dense"] + parameters["dense_bias"]
+    loss = torch.nn.functional.cross_entropy(scores, torch.tensor(feeds["target"]))
+    loss.backward()
+    found = run(graph, feeds)
+    np.testing.assert_allclose(found["loss"], loss.item(), rtol=1e-5)
+    for name, value in parameters.items():
+        np.testing.assert_allclose(found[f"{name}.grad"], value.grad, rtol=1e-4, atol=1e-6, err_msg=name)

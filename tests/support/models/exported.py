@@ -2,7 +2,7 @@
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.models.gradients import forward, numbers
 
@@ -115,6 +115,89 @@ def tf2onnx():
     text = "a = MatMul(x, w)\nb = Add(a, c)\nr = Relu(b)\nd = MatMul(r, v)\nz = Add(d, e)\ny = Sigmoid(z)"
     parameters = {"w": numbers((4, 5), 1), "c": numbers((5,), 2), "v": numbers((5, 1), 3), "e": numbers((1,), 4)}
     return named(written(text, parameters, producer="tf2onnx"), "StatefulPartitionedCall2")
+
+
+KERAS_GRU = """<ir_version: 8, opset_import: ["" : 18], producer_name: "tf2onnx">
+g (float[batch, 6, 4] x) => (float[batch, 3] y)
+<int32 start = {0}, float zero = {0}, int64[1] axes0 = {0}, int64[1] one = {1}, int32[1] sizes = {8},
+ int64[1] back = {-1}, int64[1] far = {2147483647}> {
+  times = Transpose<perm=[1, 0, 2]>(x)
+  shape1 = Shape(times)
+  shape32 = Cast<to=6>(shape1)
+  cut = Slice(shape32, axes0, one, axes0)
+  length = Squeeze(cut, axes0)
+  limit = Cast<to=1>(length)
+  less = Less(zero, limit)
+  begins = And(less, less)
+  trips = Cast<to=7>(length)
+  shape2 = Shape(x)
+  shape2_32 = Cast<to=6>(shape2)
+  rows = Slice(shape2_32, axes0, one, axes0)
+  packed = Concat<axis=0>(rows, sizes)
+  packed64 = Cast<to=7>(packed)
+  zeros = Expand(zero, packed64)
+  end0, end1, end2, end3, end4, end5, states = Loop(
+    trips, begins, start, zeros, length, bias, kernel, recurrent) <body = body (
+      int64 turn, bool going, int32 count, float[batch2, 8] state,
+      int32 reached, float[2, 24] b, float[4, 24] k, float[8, 24] r)
+      => (bool goes_on, int32 count2, float[batch2, 8] state2, int32 reached, float[2, 24] b,
+      float[4, 24] k, float[8, 24] r, float[batch2, 8] item)
+      <int32 step = {1}, float whole = {1}, int64[1] first = {0},
+       int64[2] s0 = {0, 0}, int64[2] s1 = {0, 8},
+       int64[2] s2 = {0, 16}, int64[2] e2 = {2147483647, 2147483647}, int64[2] e0 = {2147483647, 8},
+       int64[2] e1 = {2147483647, 16}, int64[2] both = {0, 1}> {
+    b0, b1 = Split<axis=0, num_outputs=2>(b)
+    m1 = MatMul(state, r)
+    count2 = Add(count, step)
+    now = Gather<axis=0>(times, count)
+    m0 = MatMul(now, k)
+    reached_f = Cast<to=1>(reached)
+    count_f = Cast<to=1>(count2)
+    length_f = Cast<to=1>(length)
+    turn_f = Cast<to=1>(turn)
+    less1 = Less(turn_f, length_f)
+    less0 = Less(count_f, reached_f)
+    goes_on = And(less1, less0)
+    q0 = Squeeze(b0, first)
+    a0 = Add(m0, q0)
+    z0, r0, h0 = Split<axis=1, num_outputs=3>(a0)
+    q1 = Squeeze(b1, first)
+    a1 = Add(m1, q1)
+    h1 = Slice(a1, s2, e2, both)
+    r1 = Slice(a1, s1, e1, both)
+    r2 = Add(r0, r1)
+    r3 = Sigmoid(r2)
+    h2 = Mul(r3, h1)
+    h3 = Add(h0, h2)
+    h4 = Tanh(h3)
+    z1 = Slice(a1, s0, e0, both)
+    z2 = Add(z0, z1)
+    z3 = Sigmoid(z2)
+    z4 = Sub(whole, z3)
+    new = Mul(z4, h4)
+    old = Mul(z3, state)
+    state2 = Add(old, new)
+    item = Identity(state2)
+  }>
+  last = Slice(states, back, far, axes0)
+  h = Squeeze(last, axes0)
+  scores = MatMul(h, dense)
+  y = Add(scores, dense_bias)
+}"""
+
+
+def keras_gru():
+    """A GRU as tf2onnx writes it: a loop whose states are a counter, the length, the state and the weights."""
+    model = onnx.parser.parse_model(KERAS_GRU)
+    parameters = {
+        "kernel": numbers((4, 24), 1),
+        "recurrent": numbers((8, 24), 2),
+        "bias": numbers((2, 24), 3),
+        "dense": numbers((8, 3), 4),
+        "dense_bias": numbers((3,), 5),
+    }
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in parameters.items())
+    return named(model, "sequential_1/gru_1")
 
 
 def tflite2onnx():
@@ -283,6 +366,7 @@ FILES = {
     "paddle2onnx": (paddle2onnx, {}, {}),
     "jax2tf": (jax2tf, {}, {}),
     "keras": (keras, {}, {}),
+    "keras with a loop": (keras_gru, {}, {}),
     "tf2onnx": (tf2onnx, {}, {"loss": "bce_with_logits"}),
     "tflite2onnx": (tflite2onnx, {}, {}),
     "skl2onnx": (skl2onnx_mlp, {}, {}),

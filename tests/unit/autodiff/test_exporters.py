@@ -15,6 +15,7 @@ from tests.support.models.exported import (
     dynamo,
     jax2tf,
     keras,
+    keras_gru,
     onnxruntime,
     paddle2onnx,
     tf2onnx,
@@ -232,6 +233,7 @@ def test_biases_and_batch_norms_that_tf2onnx_leaves_out():
     assert "drops biases whose values are all 0, and these layers have no bias: w, v;" in bias
     assert "folded batch norms into conv2d/Conv2D_weights_fused_bn" in norm
     assert warnings(tf2onnx(), output="z", loss="bce_with_logits") == ()
+    assert warnings(keras_gru()) == ()
     assert warnings(jax2tf(), output="z") == warnings(jax2tf(), output="z")
     assert ["no bias: v;" in said for said in warnings(jax2tf(), output="z")] == [True]
 

@@ -1,4 +1,4 @@
-"""Loops with a known number of iterations become plain nodes; all others are refused by name."""
+"""Loops whose number of iterations is known become plain nodes; all others are refused by name."""
 
 import numpy as np
 import onnx
@@ -91,6 +91,62 @@ def test_a_loop_with_a_state(condition):
     )
 
 
+COUNTING = CELL.replace(
+    "stay = Identity(going)",
+    """\
+count = Add(counter, step)
+reached = Cast<to=1>(count)
+below = Less(reached, end)
+other = Less(i, n_max)
+stay = And(other, below)""",
+)
+COUNTER = [("i", NUMBER), ("going", CHOICE), ("counter", TensorProto.INT32), ("state", FLOATS)]
+ENDS = {"n_max": np.int64(10), "end": np.float32(5), "zero": np.int32(0)}
+
+
+@pytest.mark.parametrize("trips", ["", "n", "many"])
+@pytest.mark.parametrize("first", ["", "yes"])
+def test_a_loop_that_a_counter_ends(trips, first):
+    """tf2onnx writes such loops for recurrent layers: 0, 2, 4 are below 5."""
+    parameters = PARAMETERS | ENDS | {"many": np.int64(2**40)}
+    body = loop(COUNTING, ["stay", "count", "next"], inputs=COUNTER, constants={"step": np.int32(2)})
+    body.output[1].CopyFrom(typed("count", TensorProto.INT32))
+    looped = model_of(body, "h = Mul(x, p)", "y = Mul(last, last)", parameters,
+                      inputs=(trips, first, "zero", "h"), outputs=("counted", "last"))  # fmt: skip
+    assert_alike(looped, plain(f"{UNROLLED}\ny = Mul(h3, h3)"))
+
+
+def test_a_loop_that_ends_at_the_length_of_the_data():
+    """The limit is itself a state, which starts with a size of the input."""
+    body = loop("step = Gather<axis=1>(h, i)\nb = Mul(state, step)\nnext = Tanh(b)\ncount = Add(counter, one)\n"
+                "stay = Less(count, size)", ["stay", "count", "size", "next"],
+                inputs=[*INPUTS[:2], ("counter", NUMBER), ("size", NUMBER), ("state", FLOATS)],
+                constants={"one": np.int64(1)})  # fmt: skip
+    for place, name in ((1, "count"), (2, "size")):
+        body.output[place].CopyFrom(typed(name, NUMBER))
+    before = (
+        "h = Mul(x, p)\nshape = Shape<start=1, end=2>(h)\nlength = Squeeze(shape)\nfirst = Gather<axis=1>(h, zero)"
+    )
+    looped = model_of(body, before, "axis = Constant<value_ints=[1]>()\ny = Unsqueeze(last, axis)",
+                      {"p": PARAMETERS["p"], "zero": np.int64(0)},
+                      inputs=("", "", "zero", "length", "first"), outputs=("counted", "size", "last"))  # fmt: skip
+    lines = ["h = Mul(x, p)", "axis = Constant<value_ints=[1]>()"]
+    for turn in range(3):
+        lines += [f"k{turn} = Constant<value_int={turn}>()", f"step{turn} = Gather<axis=1>(h, k{turn})"]
+    lines += ["b0 = Mul(step0, step0)", "s1 = Tanh(b0)", "b1 = Mul(s1, step1)", "s2 = Tanh(b1)",
+              "b2 = Mul(s2, step2)", "s3 = Tanh(b2)", "y = Unsqueeze(s3, axis)"]  # fmt: skip
+    assert_alike(looped, plain("\n".join(lines), {"p": PARAMETERS["p"]}))
+
+
+def test_a_loop_that_uses_a_parameter_of_equal_values():
+    """The copies of a node are one use, so an exporter cannot have merged two parameters into this one."""
+    zeros = PARAMETERS | {"bias": np.zeros(3, np.float32)}
+    body = loop(CELL, ["stay", "next"])
+    build(model_of(body, "h = Mul(x, p)", "y = Mul(last, last)", zeros))
+    with pytest.raises(GraphError, match="may have merged two parameters"):
+        build(model_of(body, "h = Mul(x, p)", "y = Add(last, bias)", zeros))
+
+
 def test_a_loop_that_collects_its_states():
     """The first axis of what it collects is the iteration."""
     body = loop(CELL, ["stay", "next", "next"])
@@ -141,19 +197,25 @@ LONG = {"n": np.int64(UNROLLED_MAX)}
 ENDING = CELL.replace("Identity(going)", "Less(total, limit)").replace(
     "stay", "total = ReduceSum<keepdims=0>(next)\nstay"
 )
+CHANCE = CELL.replace("Identity(going)", "Bernoulli<dtype=9>(odds)")
+DATA = "the condition that ends it depends on the batch size or on data"
 REFUSED = {
-    "too many": (CELL, LONG, {}, "its 4000 iterations have over 4000 nodes"),
+    "too many": (CELL, LONG, {}, "it has more than 1000 iterations, together over 4000 nodes"),
     "none": (CELL, {"n": np.int64(0)}, {}, "it has no iterations"),
-    "an end that depends on data": (ENDING, {"limit": np.float32(99)}, {}, "a condition ends it"),
-    "a condition that is false": (CELL, {"yes": np.array(False)}, {}, "a condition ends it"),
-    "no number": (ENDING, {"limit": np.float32(-99)}, {"inputs": ("", "yes", "h")}, "a condition ends it"),
+    "an end that depends on data": (ENDING, {"limit": np.float32(99)}, {}, DATA),
+    "an end by chance": (CHANCE, {"odds": np.float32(0.5)}, {}, DATA),
+    "a start that depends on data": (CELL, {}, {"inputs": ("n", "any", "h")}, DATA),
+    "a condition that is false": (CELL, {"yes": np.array(False)}, {}, "it has no iterations"),
+    "no number": (ENDING, {"limit": np.float32(-99)}, {"inputs": ("", "yes", "h")}, DATA),
     "the batch": (CELL, {}, {"inputs": ("rows", "yes", "h")}, "its number of iterations depends on the batch"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "parameters", "options", "why"), REFUSED.values(), ids=REFUSED)
 def test_other_loops_are_refused(text, parameters, options, why):
-    before = "h = Mul(x, p)\ns = Shape<end=1>(h)\nrows = Squeeze(s)"
+    before = (
+        "h = Mul(x, p)\ns = Shape<end=1>(h)\nrows = Squeeze(s)\nt = ReduceMax<keepdims=0>(x)\nany = Cast<to=9>(t)"
+    )
     model = model_of(
         loop(text, ["stay", "next"]), before, "y = Mul(last, last)", PARAMETERS | parameters, **options
     )
