@@ -5,6 +5,7 @@ file that other users can read is refused, because they may already know the sec
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -18,6 +19,7 @@ from edgeasync.file_lock import FileLock
 
 _SECRET = 0o600
 _PRIVATE = 0o700
+_NOT_A_FILE = "{}: a folder, a link or a device, not a regular file; replace it"
 
 
 def private_folder(path: Path) -> Path:
@@ -52,25 +54,29 @@ def check_private(path: Path) -> None:
     _check_owner(path, found, remedy=f"run chmod 700 {path}")
 
 
-def read_secret(path: Path, *, public: bool = False, absent: str = HUB_KEYS) -> bytes:
+def read_secret(
+    path: Path, *, public: bool = False, absent: str = HUB_KEYS, known: str = "create new keys"
+) -> bytes:
     """Return the content of a secret file.
 
     If the file is `public`, other users may read it, but not write it. Raises `StorageError` if the
     file cannot be read, is a link, or is accessible to other users. `absent` tells the user what to
-    do if the file is missing.
+    do if the file is missing, and `known` if others may know the secret.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a path would follow links
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
-                raise StorageError(f"{path}: not a regular file; replace it")
-            remedy = f"create new keys, or run chmod 600 {path} if nobody else knows them"
+                raise StorageError(_NOT_A_FILE.format(path))
+            remedy = f"{known}, or run chmod 600 {path} if nobody has read it"
             _check_owner(path, found, remedy=remedy, forbidden=0o022 if public else 0o077)
             return file.read()
     except FileNotFoundError:
         raise StorageError(f"{path}: no such file; {absent}") from None
     except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ELOOP):
+            raise StorageError(_NOT_A_FILE.format(path)) from None
         raise StorageError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
     except MemoryError:
         raise StorageError(

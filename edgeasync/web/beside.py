@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from edgeasync.errors import ConfigError
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_settings import RunSettings
+from edgeasync.runtime.page_settings import MetricsSection, PageSection
 
 if TYPE_CHECKING:
     from edgeasync.web.server import PagePlan
@@ -29,9 +30,15 @@ def check_packages() -> None:
 def prepare_page(settings: RunSettings) -> "PagePlan | None":
     """Check the settings of a page, and create missing tokens; return `None` if there is neither page nor metrics.
 
-    Raises `ConfigError` if the extra `web` is missing, and the errors of `plan_page`.
+    Raises `ConfigError` if the extra `web` is missing, or if other settings of a page have no effect without
+    its address, and the errors of `plan_page`.
     """
     if settings.page.bind is None and settings.metrics.bind is None:
+        if (settings.page, settings.metrics) != (PageSection(), MetricsSection()):
+            raise ConfigError(
+                "[page] or [metrics] has settings, but the hub serves neither; set bind of [page] (--page) or of "
+                "[metrics] (--metrics), or remove the settings"
+            )
         return None
     check_packages()
     from edgeasync.web.server import plan_page  # noqa: PLC0415 - needs the extra

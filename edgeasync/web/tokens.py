@@ -12,8 +12,10 @@ from edgeasync.errors import StorageError
 
 VIEWER_FILE, OPERATOR_FILE = "page-viewer.token", "page-operator.token"
 
-CHARACTERS_MIN = 16
-"""Minimum length of a token, because an administrator may write the files."""
+CHARACTERS_MIN, CHARACTERS_MAX = 16, 256
+"""Limits to the length of a token, because an administrator may write the files."""
+
+ANOTHER = "delete it, and the hub creates another"
 
 
 class PageTokens(msgspec.Struct, frozen=True):
@@ -26,7 +28,12 @@ class PageTokens(msgspec.Struct, frozen=True):
     @classmethod
     def open(cls, folder: Path) -> "PageTokens":
         """Read the tokens in a folder, and create missing ones. Raises `StorageError`."""
-        return cls(folder, _open(folder / VIEWER_FILE), _open(folder / OPERATOR_FILE))
+        tokens = cls(folder, _open(folder / VIEWER_FILE), _open(folder / OPERATOR_FILE))
+        if tokens.is_operator(tokens.viewer):
+            raise StorageError(
+                f"{folder / VIEWER_FILE}: the same token as in {OPERATOR_FILE}, so viewers could give orders; {ANOTHER}"
+            )
+        return tokens
 
     @classmethod
     def unknown(cls, folder: Path) -> "PageTokens":
@@ -54,11 +61,10 @@ def _draw() -> str:
 def _open(path: Path) -> str:
     if not os.path.lexists(path):
         write_secret(path, f"{_draw()}\n".encode())
-    token = read_secret(path, absent="restart the hub").decode(errors="replace").strip()
-    if len(token) < CHARACTERS_MIN or not token.isascii() or not token.isprintable() or " " in token:
-        raise StorageError(
-            f"{path}: not a token of at least {CHARACTERS_MIN} characters; delete it, and the hub creates another"
-        )
+    token = read_secret(path, absent="restart the hub", known=ANOTHER).decode(errors="replace").strip()
+    fits = CHARACTERS_MIN <= len(token) <= CHARACTERS_MAX
+    if not fits or not token.isascii() or not token.isprintable() or " " in token:
+        raise StorageError(f"{path}: not a token of {CHARACTERS_MIN} to {CHARACTERS_MAX} characters; {ANOTHER}")
     return token
 
 

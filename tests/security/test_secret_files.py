@@ -24,7 +24,7 @@ def test_links_are_never_followed(tmp_path):
     target.write_bytes(b"mine")
     target.chmod(0o600)
     (tmp_path / "secret").symlink_to(target)
-    with pytest.raises(StorageError):
+    with pytest.raises(StorageError, match="not a regular file; replace it"):
         read_secret(tmp_path / "secret")
     with pytest.raises(StorageError):
         write_secret(tmp_path / "secret", b"new")
@@ -36,9 +36,10 @@ def test_links_are_never_followed(tmp_path):
         HubKeys.init(tmp_path / "folder")
 
 
-def test_a_pipe_in_a_secrets_place_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "secret", 0o600)
-    with pytest.raises(StorageError, match="not a regular file"):
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_a_folder_in_a_secrets_place_is_refused(tmp_path, make):
+    make(tmp_path / "secret", 0o700)
+    with pytest.raises(StorageError, match="not a regular file; replace it"):
         read_secret(tmp_path / "secret")
 
 

@@ -30,6 +30,12 @@ def test_without_a_page_nothing_is_prepared_and_no_folder_is_made(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("useless", [{"insecure": True}, {"hosts": ("hub.example.org",)}])
+def test_settings_of_a_page_without_an_address_are_refused(tmp_path, useless):
+    with pytest.raises(ConfigError, match="has settings, but the hub serves neither; set bind"):
+        prepare_page(settings(tmp_path, **useless))
+
+
 def test_without_the_extra_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(beside, "PACKAGES", ("prometheus_client", "no_such_package"))
     with pytest.raises(ConfigError, match=r"need no_such_package: pip install 'edgeasync\[web\]'"):
