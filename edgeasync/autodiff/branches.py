@@ -16,7 +16,7 @@ from onnx import helper
 from edgeasync.autodiff.forward import PROBES, SHAPE_OPERATORS, is_picked
 from edgeasync.autodiff.graph import FLOAT, Array, Node, free_inputs, model_of, needed, read_nodes
 from edgeasync.autodiff.probing import open_session
-from edgeasync.autodiff.reading import array_of, opset_of, read_instead, replace_nodes
+from edgeasync.autodiff.reading import array_of, nodes_within, opset_of, read_instead, replace_nodes
 from edgeasync.errors import GraphError
 
 IFS_MAX = 1000
@@ -40,7 +40,8 @@ def resolve_branches(model: onnx.ModelProto) -> tuple[SelectedResult, ...]:
     Names of tensors stay as they are unless both branches, or a branch and the model, use the same
     name. Raises `GraphError` if there are too many.
     """
-    if (count := _count(model.graph)) > IFS_MAX:
+    count = sum(1 for node in nodes_within(model.graph) if node.op_type == "If")
+    if count > IFS_MAX:
         raise GraphError(
             f"the model has {count} If nodes, over the limit of {IFS_MAX}; write the model with fewer branches"
         )
@@ -55,14 +56,6 @@ def resolve_branches(model: onnx.ModelProto) -> tuple[SelectedResult, ...]:
         else:
             break
     return tuple(selected)
-
-
-def _count(graph: onnx.GraphProto) -> int:
-    """Return the number of If nodes, including those in other nodes."""
-    count = sum(1 for node in graph.node if node.op_type == "If")
-    for node in graph.node:
-        count += sum(_count(entry.g) for entry in node.attribute if entry.HasField("g"))
-    return count
 
 
 def _branches(node: onnx.NodeProto) -> dict[bool, onnx.GraphProto]:

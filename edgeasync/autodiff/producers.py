@@ -23,11 +23,19 @@ class Producer(msgspec.Struct, frozen=True):
     sizes: str = "export it with fixed sizes for all axes but the batch"
     batch: str = "export it so that it accepts any batch size, or with a fixed one"
     """Advice if a file has a dynamic batch size, but fails at some batch sizes."""
-    foreign: str = "use the original file, before it was optimized, quantized or compiled"
-    """Advice if a file contains operators outside the standard domain."""
+    foreign: str = (
+        "use the original file, before it was optimized, quantized or compiled, or write that part of the model "
+        "with other operators"
+    )
+    """Advice if a file contains operators outside ONNX."""
 
 
 UNKNOWN = Producer("the exporter")
+
+UNCONVERTED = (
+    "the converter left this TensorFlow operator in the file; write that part of the model with other operations, "
+    "or convert it with the newest tf2onnx, --opset 18 and no --custom-ops"
+)
 
 _DYNAMO = "torch.onnx.export(..., dynamo=True, optimize=False, external_data=False)"
 _TORCHSCRIPT = (
@@ -58,6 +66,7 @@ PRODUCERS = {
         plain="set equal parameters to different values before tf2onnx.convert.from_keras, which merges them",
         sizes="export it with input_signature=[tf.TensorSpec([None, SIZE, ...], tf.float32)], so that only the "
         "batch size varies",
+        foreign=UNCONVERTED,
     ),
     "jax2tf": Producer(
         "jax2tf and tf2onnx",
@@ -65,6 +74,7 @@ PRODUCERS = {
         plain="train the JAX model itself with edgeasync.jax.model",
         sizes="convert it with jax2tf's polymorphic_shapes=['b, ...'], so that only the batch size varies, or "
         "train the JAX model itself with edgeasync.jax.model",
+        foreign=UNCONVERTED,
     ),
     "tf2onnx": Producer(
         "tf2onnx",
@@ -72,6 +82,7 @@ PRODUCERS = {
         plain="set equal parameters to different values before tf2onnx, which merges them",
         sizes="convert it with python -m tf2onnx.convert --inputs 'x:0[-1,SIZE,...]', so that only the batch size "
         "varies",
+        foreign=UNCONVERTED,
     ),
     "paddle2onnx": Producer(
         "paddle2onnx",
@@ -85,6 +96,7 @@ PRODUCERS = {
         plain="convert the TensorFlow model itself, because TensorFlow Lite folds and merges parameters",
         sizes="convert it with python -m tf2onnx.convert --tflite FILE --inputs 'x:0[-1,SIZE,...]', so that only "
         "the batch size varies",
+        foreign=UNCONVERTED,
     ),
     "skl2onnx": Producer(
         "skl2onnx",

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper, version_converter
 
 from edgeasync.autodiff.graph import ONNXRUNTIME, Array, needed, read_nodes
-from edgeasync.autodiff.producers import producer_of
+from edgeasync.autodiff.producers import UNCONVERTED, producer_of
 from edgeasync.errors import GraphError, native_reason
 
 OPSET_MIN, OPSET_MAX = 18, 24
@@ -34,6 +34,13 @@ _WIDER = {
 _PRECISIONS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 """Types of weights that are stored in float32, if the model casts them to it."""
 
+_FOREIGN = {
+    "ai.onnx.contrib": "it comes from onnxruntime-extensions, which prepares texts, images and sound; export the "
+    "model without it, and prepare the data before the device reads it",
+    "ai.onnx.converters.tensorflow": UNCONVERTED,
+}
+"""Advice for operators of known domains outside ONNX."""
+
 _MOVING = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 _LFS = b"version https://git-lfs.github.com/"
@@ -51,12 +58,34 @@ def load(data: bytes) -> onnx.ModelProto:
         raise GraphError(
             f"the model stores sparse tensors, which are not supported: {', '.join(sparse)}; store them densely"
         )
+    _check_operators(model)
     state_output_shapes(model)
     try:
         check(model)
     except Exception as error:
         raise GraphError(f"not a readable ONNX model: {native_reason(error)}; export the model again") from error
     return model
+
+
+def _check_operators(model: onnx.ModelProto) -> None:
+    """Raise `GraphError` if the standard domain does not have all operators that the model uses of it."""
+    own = {function.name for function in model.functions if function.domain in _STANDARD}
+    missing = {
+        node.op_type: node
+        for node in nodes_within(model.graph)
+        if node.domain in _STANDARD
+        and node.op_type not in own | _NORMS.keys()
+        and not onnx.defs.has(node.op_type, opset_of(model))
+    }
+    if not missing:
+        return
+    where = ", ".join([node.where for node in read_nodes(missing.values())])
+    if known := [onnx.defs.get_schema(op) for op in missing if onnx.defs.has(op)]:
+        raise GraphError(
+            f"{where}: the model says opset {opset_of(model)}, which does not have it; export it with opset "
+            f"{max(schema.since_version for schema in known)}"
+        )
+    raise GraphError(f"{where}: not an operator of ONNX; {producer_of(model).foreign}")
 
 
 def state_output_shapes(model: onnx.ModelProto) -> None:
@@ -329,8 +358,8 @@ def _readers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto | None]]:
         for name in node.input:
             found.setdefault(name, []).append(node)
         for attribute in node.attribute:
-            if attribute.HasField("g"):
-                for name in _read_names(attribute.g):
+            for inner in nodes_within(attribute.g):
+                for name in inner.input:
                     found.setdefault(name, []).append(None)
     return found
 
@@ -343,13 +372,12 @@ def stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorPro
             yield from ((node.output[0], entry.t) for entry in node.attribute if entry.name == "value")
 
 
-def _read_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Yield the name of a tensor each time a node reads it, including nodes in loops and branches."""
+def nodes_within(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph, including nodes in loops and branches."""
     for node in graph.node:
-        yield from node.input
+        yield node
         for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _read_names(attribute.g)
+            yield from nodes_within(attribute.g)
 
 
 def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
@@ -380,11 +408,8 @@ def widen_inputs(model: onnx.ModelProto) -> None:
 
 def read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:
     """Rename inputs of all nodes, including nodes in loops and branches."""
-    for node in graph.node:
+    for node in nodes_within(graph):
         node.input[:] = [names.get(name, name) for name in node.input]
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                read_instead(names, attribute.g)
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -398,7 +423,7 @@ def check_domains(model: onnx.ModelProto, output: str) -> None:
         if node.domain not in ("", ONNXRUNTIME):
             raise GraphError(
                 f"{node.where}: operators of the domain {node.domain!r} are not supported on devices; "
-                f"{producer_of(model).foreign}"
+                + _FOREIGN.get(node.domain, producer_of(model).foreign)
             )
 
 

@@ -7,7 +7,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.export import export_model
+from edgeasync.autodiff.producers import UNCONVERTED
 from edgeasync.autodiff.settings import GraphSettings
+from edgeasync.errors import GraphError
 from edgeasync.training.graph_check import check_graph
 from tests.support.models.gradients import assert_same_values, check, numbers, run, session
 from tests.support.models.small_models import DENSE, MSE, edited, model, names, refused
@@ -32,6 +34,41 @@ def test_a_foreign_operator():
         graph = build_training_graph(edited(model(), foreign), GraphSettings(**settings))
         assert names(graph) == trained
         check_graph(graph.model, bytes_max=1 << 20)
+
+
+def test_an_operator_that_a_converter_left():
+    """tf2onnx exits with 0 although it leaves operators in the file that it cannot convert."""
+
+    def left(proto, op="Betainc", domain="", producer="tf2onnx", opset=18):
+        proto.graph.node[1].op_type, proto.graph.node[1].domain = op, domain
+        proto.graph.node[1].name = f"StatefulPartitionedCall/{op}"
+        proto.producer_name, proto.opset_import[0].version = producer, opset
+        if domain:
+            proto.opset_import.append(helper.make_opsetid(domain, 1))
+
+    def said(*arguments):
+        with pytest.raises(GraphError) as told:
+            build_training_graph(edited(model(), lambda proto: left(proto, *arguments)), MSE)
+        return str(told.value)
+
+    node = "node 'StatefulPartitionedCall/Betainc' (Betainc): "
+    assert said().startswith(f"{node}not an operator of ONNX; {UNCONVERTED}")
+    assert f"; {UNCONVERTED}" in said("Betainc", "ai.onnx.converters.tensorflow", "")
+    assert "onnxruntime-extensions" in said("Betainc", "ai.onnx.contrib")
+    assert "of ONNX; use the original file, before" in said("Placeholder", "", "pytorch")
+    assert "(Gelu): the model says opset 18, which does not have it; export it with opset 20" in said("Gelu")
+
+
+def test_an_operator_that_a_converter_left_in_a_branch():
+    proto = onnx.load_model_from_string(model())
+    body = helper.make_graph([helper.make_node("TensorListReserve", [], ["r"])], "b", [], [typed("r")])
+    proto.graph.node.append(helper.make_node("If", ["c"], ["unread"], then_branch=body, else_branch=body))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(True), "c"))
+    refused(proto.SerializeToString(), r"the TensorListReserve that computes 'r': not an operator of ONNX")
+
+
+def typed(name):
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [])
 
 
 def test_an_initializer_in_another_file():
