@@ -138,21 +138,10 @@ class _Search:
         return len(shapes[node.inputs[0]]) > 1 and len(shapes[node.inputs[1]]) == 2
 
     def _weight(self, name: str, axis: int) -> tuple[str, int]:
-        """Return the weight and its axis of classes, before a transposition if there is one.
-
-        A model may read the same weight in its first layer, as a table of embeddings. If the
-        transposition has already been computed, the weight is found by its values.
-        """
+        """Return the weight and its axis of classes, before a transposition if there is one."""
         node = self._makers.get(name)
         if node is not None and node.op == "Transpose" and self._take(name, "Transpose"):
             return node.inputs[0], 1 - axis
-        constants = self._prepared.constants
-        if name in constants:
-            value = constants[name]
-            for other, known in constants.items():
-                same = known.shape == value.shape[::-1] and known.dtype == value.dtype and known is not value
-                if same and np.array_equal(known.T, value):
-                    return other, 1 - axis
         return name, axis
 
 

@@ -39,10 +39,10 @@ def _is_narrow(name: str, constants: Mapping[str, Array]) -> bool:
 def simplify(graph: Graph, outputs: list[str]) -> None:
     """Replace operators that would copy a dequantized weight. `outputs` names the tensors to keep.
 
-    A MatMul by a transposed weight becomes a Gemm, which transposes while it multiplies. A Gather
-    of rows dequantizes only the rows, so that a table of embeddings is never in memory in float32.
-    A matrix whose scales change along its rows is stored transposed, because onnxruntime then
-    dequantizes it up to 50 times as fast.
+    A MatMul by a transposed weight becomes a Gemm, which transposes while it multiplies. So does one
+    by a float weight whose transposition is stored, too. A Gather of rows dequantizes only the rows,
+    so that a table of embeddings is never in memory in float32. A matrix whose scales change along
+    its rows is stored transposed, because onnxruntime then dequantizes it up to 50 times as fast.
     """
     simplifier = _Simplifier(graph, {node.inputs[0] for node in graph.nodes if node.op == "Gather"})
     nodes, graph.nodes = graph.nodes, []
@@ -59,7 +59,7 @@ class _Simplifier:
         self._gathered = gathered
         """Tensors of which nodes read rows."""
         self._weights: dict[str, Node] = {}
-        self._transposed: dict[str, str] = {}
+        self._transposed = _stored_twice(graph)
         """For each transposed weight, the weight."""
         self._swapped: dict[str, str] = {}
         """For each transposed constant, the constant."""
@@ -186,6 +186,33 @@ class _Simplifier:
         graph = self._graph
         picked, width = graph.op("Gather", name, index), len(graph.shapes[result]) - len(graph.shapes[index])
         return graph.op("Unsqueeze", picked, graph.ints(*range(-width, 0)))
+
+
+def _stored_twice(graph: Graph) -> dict[str, str]:
+    """Return float matrices that only products read and whose transposition is stored, with the latter.
+
+    The weight of the last layer and a tied table of embeddings are such a pair.
+    """
+    products, others = set[str](), set[str]()
+    for node in graph.nodes:
+        is_product = node.op in ("MatMul", "Gemm") and not node.domain
+        weights = set(node.inputs[1:2]) if is_product else set()
+        others |= set(free_inputs(node)) - weights
+        products |= weights
+    matrices = {name: value for name, value in graph.constants.items() if value.ndim == 2 and value.dtype == FLOAT}
+    by_shape: dict[tuple[int, ...], list[str]] = {}
+    for name, value in matrices.items():
+        by_shape.setdefault(value.shape, []).append(name)
+    found: dict[str, str] = {}
+    for name in [name for name in matrices if name in products - others]:
+        value = matrices[name]
+        for other in by_shape.get(value.shape[::-1], []):
+            known, is_free = matrices[other], other != name and other not in found
+            # A column is compared first, because it differs in almost all pairs.
+            if is_free and np.array_equal(known[:, 0], value[0]) and np.array_equal(known.T, value):
+                found[name] = other
+                break
+    return found
 
 
 def add_part(graph: Graph, weight: str, axis: int, span: tuple[int, int], start: str) -> str:

@@ -13,6 +13,7 @@ from edgeasync.errors import ConfigError, DataError, GraphError
 from edgeasync.graphs.evaluation import OnnxEvaluator
 from edgeasync.graphs.graph_model import load_graph
 from edgeasync.graphs.onnx_model import OnnxModel
+from edgeasync.graphs.source import with_source
 from edgeasync.losses import CrossEntropy, Huber, MeanAbsoluteError, MeanSquaredError, OnnxLoss
 from edgeasync.policies.optimizers import SGD
 from tests.support.models.gradients import numbers
@@ -147,4 +148,5 @@ def test_a_loss_is_read_from_its_file(tmp_path):
     with pytest.raises(ConfigError, match=r"loss\.onnx: no such file"):
         load_graph(settings)
     (tmp_path / "loss.onnx").write_bytes(loss_of(SQUARES).graph)
-    assert load_graph(settings).graph == build_training_graph(MODEL, GraphSettings(loss=loss_of(SQUARES))).model
+    built = build_training_graph(MODEL, GraphSettings(loss=loss_of(SQUARES)))
+    assert load_graph(settings).graph == with_source(built.model, "")
