@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.hub_process import ADDRESS, NEVER, Looked, allow_many_files, make_spec, run_probed
+from benchmarks.hub_process import ADDRESS, Looked, allow_many_files, make_model, make_settings, run_probed
 from edgeasync.config import FilePath
 from edgeasync.core.engine.sender import ANYBODY
 from edgeasync.core.hub.effects import HubReport
 from edgeasync.core.hub.events import Peer
-from edgeasync.core.hub.settings import FLOAT32, Limits
+from edgeasync.core.hub.settings import Limits
 from edgeasync.host.host_info import prepare_for_service
+from edgeasync.net.channel import BATCH
 from edgeasync.policies.policy import Policy
 from edgeasync.protocol import wire
 from edgeasync.protocol.messages import (
@@ -32,10 +33,9 @@ from edgeasync.protocol.messages import (
     Push,
     Welcome,
 )
-from edgeasync.runtime.hosted_model import HostedModel
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_feed import FeedSource, HubFeed
-from edgeasync.runtime.hub_settings import HubSection, RunSettings
+from edgeasync.runtime.hub_settings import HubSection
 from edgeasync.runtime.page_settings import PageSection
 from edgeasync.web.server import PageServer, plan_page
 
@@ -100,12 +100,17 @@ class SimulatedDevices:
         start_s, pinged, pushed = time.monotonic(), 0, 0
         while True:
             passed_s = time.monotonic() - start_s
-            for turn in range(pinged, pinged := int(passed_s * self._count / HEARTBEAT_S)):
+            due_pings, due_pushes = (
+                int(passed_s * self._count / HEARTBEAT_S),
+                int(passed_s * self._count / PERIOD_S),
+            )
+            for turn in range(pinged, min(due_pings, pinged + BATCH)):
                 peer, header = self._pings[turn % self._count]
                 self._hub.receive(peer, header, None, ANYBODY)
-            for turn in range(pushed, pushed := int(passed_s * self._count / PERIOD_S)):
+            for turn in range(pushed, min(due_pushes, pushed + BATCH)):
                 self._push(self._pings[turn * 7919 % self._count][0])
-            await asyncio.sleep(STEP_S)
+            pinged, pushed = min(due_pings, pinged + BATCH), min(due_pushes, pushed + BATCH)
+            await asyncio.sleep(0.0 if pinged < due_pings else STEP_S)
 
     def _push(self, peer: Peer) -> None:
         base = self._bases.pop(peer, None)
@@ -180,18 +185,17 @@ def serve_crowd(count: int, run: str, pipe: "Connection[Any, None]") -> None:
     """Run a hub with devices; send the port of its feed, then measurements on request."""
     allow_many_files()
     prepare_for_service()
-    settings = RunSettings(
-        hub=HubSection(bind=ADDRESS, run=FilePath(run)), policy=Policy(), codec=FLOAT32, checkpoint=NEVER,
-        limits=Limits(devices_max=count), page=PageSection(bind="127.0.0.1:*"),
-    )  # fmt: skip
+    page, limits = PageSection(bind="127.0.0.1:*"), Limits(devices_max=count)
+    settings = make_settings(
+        HubSection(bind=ADDRESS, run=FilePath(run)), policy=Policy(), limits=limits, page=page
+    )
     listening = asyncio.Event()
 
-    def on_report(report: HubReport) -> None:
+    def note(report: HubReport) -> None:
         if report.event == "listening":
             listening.set()
 
-    model = HostedModel(spec=make_spec(LENGTH), initial=lambda: np.zeros(LENGTH, np.float32))
-    hub = CrowdedHub(settings, model, on_report=on_report)
+    hub = CrowdedHub(settings, make_model(LENGTH), on_report=note)
     hub.devices = SimulatedDevices(hub, count)
 
     async def work() -> None:

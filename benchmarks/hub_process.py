@@ -42,6 +42,11 @@ def make_spec(length: int) -> ParameterSpec:
     return ParameterSpec((Parameter("weights", (length,)),))
 
 
+def make_model(length: int) -> HostedModel:
+    """Return a model of zeros with one array."""
+    return HostedModel(spec=make_spec(length), initial=lambda: np.zeros(length, np.float32))
+
+
 def make_settings(hub: HubSection = NO_JOURNAL, **sections: Any) -> RunSettings:
     """Return the settings of the real hub in all benchmarks: float32 in both directions.
 
@@ -66,7 +71,7 @@ def make_hub(
 
     return HubRuntime(
         msgspec.structs.replace(settings, hub=msgspec.structs.replace(settings.hub, run=FilePath(run))),
-        HostedModel(spec=make_spec(length), initial=lambda: np.zeros(length, np.float32)),
+        make_model(length),
         on_report=on_report,
     )
 
@@ -82,12 +87,14 @@ class Looked:
     """A probe's measurements since the last question: loop lag, pings, pushes, live members.
 
     If the core is timed, they include its slowest event. `cpu_s` is the process's processor time
-    since its start.
+    since its start. `work_max_ms` is the most processor time that the loop's thread used between
+    two wakes of the probe. A longer lag is time in which the machine did not run this thread.
     """
 
     lag_p50_ms: float
     lag_p99_ms: float
     lag_max_ms: float
+    work_max_ms: float = 0.0
     pings: int = 0
     pushes: int = 0
     live: int = 0
@@ -100,20 +107,22 @@ class LagProbe:
 
     def __init__(self) -> None:
         self._lags_ms: list[float] = []
+        self._work_max_s = 0.0
 
     async def run(self) -> None:
         """Measure until cancelled."""
         while True:
-            due_s = time.monotonic() + PROBE_S
+            due_s, begun_s = time.monotonic() + PROBE_S, time.thread_time()
             await asyncio.sleep(PROBE_S)
             self._lags_ms.append(max(0.0, 1e3 * (time.monotonic() - due_s)))
+            self._work_max_s = max(self._work_max_s, time.thread_time() - begun_s)
 
     def look(self) -> Looked:
         """Return the measurements since the last call."""
         lags_ms = self._lags_ms or [0.0]
-        self._lags_ms = []
+        work_max_s, self._lags_ms, self._work_max_s = self._work_max_s, [], 0.0
         p50, p99, worst = (float(value) for value in np.percentile(lags_ms, (50, 99, 100)))
-        return Looked(p50, p99, worst)
+        return Looked(p50, p99, worst, 1e3 * work_max_s)
 
 
 class SlowestEvent:
