@@ -1,7 +1,6 @@
 """The hub's shell, with a ROUTER socket on an event loop, the run's folder, and worker threads."""
 
 import contextlib
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from edgeasync.core.engine.sender import ANYBODY, Sender
 from edgeasync.core.hub.effects import HubReport
 from edgeasync.core.hub.events import Evaluated, Peer
 from edgeasync.core.hub.hub_core import HubCore
-from edgeasync.core.recovery.replay import Sessions
 from edgeasync.core.recovery.state import HubState, capture
 from edgeasync.durable.allow_list import Key
 from edgeasync.durable.commit import GroupCommit
@@ -30,34 +28,25 @@ from edgeasync.durable.keys import HubKeys
 from edgeasync.durable.recovery import Rules
 from edgeasync.durable.run import HubRun
 from edgeasync.errors import EdgeAsyncError, PluginError, StorageError
-from edgeasync.graphs.graph_model import check_forward, keep_files
-from edgeasync.graphs.model_file import load_model
-from edgeasync.graphs.shipped_graph import ship_graph
 from edgeasync.host.completion import Completion
-from edgeasync.host.worker import Worker
 from edgeasync.net.hub_listener import HubListener, ListenerSettings
 from edgeasync.net.network import ZmqNetwork
-from edgeasync.parameters import ParameterSpec, Vector
+from edgeasync.parameters import Vector
 from edgeasync.plugins import refuse_modules_in
 from edgeasync.protocol import wire
-from edgeasync.protocol.graph import ShippedGraph
-from edgeasync.protocol.messages import ModelVersion
-from edgeasync.protocol.status import JournalStatus
 from edgeasync.runtime.deadline_timer import DeadlineTimer
 from edgeasync.runtime.hosted_model import HostedModel
+from edgeasync.runtime.hub_description import HubDescription
 from edgeasync.runtime.hub_evaluation import HubEvaluation
 from edgeasync.runtime.hub_feed import FeedSource, HubFeed
 from edgeasync.runtime.hub_files import HubFiles
+from edgeasync.runtime.hub_opening import HubOpening
 from edgeasync.runtime.hub_settings import MANY_NAMES, RunSettings
 from edgeasync.runtime.hub_threads import CLOSE_S, HubThreads
-from edgeasync.runtime.kept_off import KeptOff
 from edgeasync.runtime.local_orders import LocalOrders
 from edgeasync.runtime.memory import Part, most_memory
 from edgeasync.training.evaluation import Evaluator
 from edgeasync.training.float16_casts import Float16Casts
-
-PROGRESS_S = 5.0
-"""Seconds between two progress reports of a hub that replays a long journal."""
 
 OnReport = Callable[[HubReport], None]
 Result = TypeVar("Result")
@@ -104,8 +93,9 @@ class HubRuntime:
         run = expanded(settings.hub.run)
         refuse_modules_in(run)
         model.check(settings, evaluator)
-        self._settings, self._model = settings, model
-        self._record, self._observe = record, observe
+        self.spec = model.spec
+        """The arrays of the model."""
+        self._settings, self._observe = settings, observe
         self._on_report, self._on_best = on_report or (lambda _: None), on_best or (lambda *_: None)
         self._ending = Completion("Hub")
         self._opened = False
@@ -125,16 +115,15 @@ class HubRuntime:
         )
         self._threads = HubThreads(self._ending)
         self._files = HubFiles(folder, self._run, self.spec, self._threads, report=self.report)
+        self._opening = HubOpening(
+            settings, model, self._run, self._files, self._threads,
+            record=record, report=self.report, is_stopping=lambda: bool(self._asked),
+        )  # fmt: skip
         make_evaluation = partial(HubEvaluation, needs_accuracy=settings.hub.stop.accuracy is not None)
         self._evaluation = None if evaluator is None else make_evaluation(evaluator, self._threads)
         self._log: GroupCommit | None = None
-        self._kept_off = KeptOff(self._network)
+        self._description = HubDescription(self._network, self._files, settings.hub.durability, self.spec.length)
         self._timer = DeadlineTimer(self._tick)
-
-    @property
-    def spec(self) -> ParameterSpec:
-        """The arrays of the model."""
-        return self._model.spec
 
     @property
     def model_file(self) -> Path:
@@ -211,10 +200,9 @@ class HubRuntime:
         if self._asked:
             return "stopping"
         self._threads.begin()
-        self._started_s = time.monotonic()
         self._files.folder.take("another hub is using this folder; choose another folder for run (--run)")
         try:
-            await self._open_in_thread()
+            await self._opening.open(self.request_stop)
             self._engine = self._make_engine()
             self._files.version_saved = self._run.core.version
             self._opened = True
@@ -226,63 +214,6 @@ class HubRuntime:
             raise
         finally:
             self._files.folder.close()
-
-    async def _open_in_thread(self) -> None:
-        """Open the run's folder in a thread, and keep the folder locked until that thread has ended."""
-        opened = Completion("opening")
-        opened.begin()
-        worker = Worker("open", lambda error: self._threads.hand_over(error, opened.fail))
-
-        def work() -> None:
-            self._open()
-            self._threads.hand_over("", opened.reach)
-
-        worker.start()
-        worker.submit(work)
-        try:
-            await opened.wait(self.request_stop)
-        finally:
-            worker.abandon()
-
-    def _open(self) -> None:
-        """Recover the run in the folder, or begin a new run. Recovery may take minutes."""
-        told_s = time.monotonic()
-
-        def on_entry(number: int, *_: object) -> bool:
-            nonlocal told_s
-            if time.monotonic() > told_s + PROGRESS_S:
-                told_s = time.monotonic()
-                self._threads.hand_over(HubReport("replaying", detail=f"entry {number}"), self.report)
-            if self._asked:
-                raise EdgeAsyncError("stopped before the journal was fully replayed; nothing was changed")
-            return True
-
-        check_forward(self.model_file.parent, self._model.forward, self.spec.names)  # before the folder changes
-        self._run.open(
-            self._make_core,
-            self._begin,
-            lineage=secrets.token_hex(8),
-            draw_session=lambda: secrets.token_bytes(16),
-            created_s=time.time(),
-            on_entry=on_entry,
-        )
-        if self._graph is not None:
-            keep_files(self.model_file.parent, bytes(self._graph.payload), self._model.forward, self.spec.names)
-            self._model = msgspec.structs.replace(self._model, graph=None, forward=None)  # frees their memory
-        self._files.begin(self._record)
-
-    def _begin(self) -> tuple[Vector, int]:
-        """Return the initial model of a run without checkpoints."""
-        return load_model(self.model_file, self.spec) if self.model_file.exists() else (self._model.initial(), 0)
-
-    def _make_core(self, rules: Rules, version: ModelVersion, now_s: float, sessions: Sessions) -> HubCore:
-        training = self._model.training(self._settings.local)
-        return rules.make_core(version, now_s, sessions, training=training, graph=self._graph)
-
-    @cached_property
-    def _graph(self) -> ShippedGraph | None:
-        """The training graph that devices fetch. Its base is in the run's folder, which must be locked."""
-        return None if self._model.graph is None else ship_graph(self._model.graph, self.model_file.parent)
 
     def _make_engine(self) -> HubEngine:
         run = self._run
@@ -395,7 +326,7 @@ class HubRuntime:
 
     def on_sweep(self) -> None:
         """Report, at most once a minute, which messages and connections the limits refused."""
-        if news := self._kept_off.news(self._engine.bounds.denied, time.monotonic()):
+        if news := self._description.news(self._engine.bounds.denied, time.monotonic()):
             self.warn(news)
 
     def on_revoked(self, keys: set[Key]) -> None:
@@ -481,19 +412,7 @@ class HubRuntime:
 
     def describe(self) -> dict[str, Any]:
         """Return the status fields that the shell adds: address, process, uptime, files and journal."""
-        log = self._log
-        return {
-            "address": self.address,
-            "pid": os.getpid(),
-            "uptime_s": round(time.monotonic() - self._started_s, 3),
-            "model_file": str(self.model_file.resolve()),
-            "parameters": self.spec.length,
-            "durability": self._settings.hub.durability,
-            "version_durable": self._files.version_saved if log is None else None,
-            "disk_trouble": (log and log.failing) or self._files.unwritten,
-            **self._kept_off.describe(self._engine.bounds.denied, self.core.members),
-            "journal": log and JournalStatus(log.durable, log.bytes_appended, log.batches),
-        }
+        return self._description.describe(self._log, self._engine.bounds.denied, self.core.members)
 
     def stop(self, reason: str) -> None:
         """Make `run` return this reason."""

@@ -20,6 +20,7 @@ from edgeasync.runtime import hub as hub_module
 from edgeasync.runtime.hosted_model import HostedModel
 from edgeasync.runtime.hub import HubRuntime
 from edgeasync.runtime.hub_files import HubFiles
+from edgeasync.runtime.hub_opening import HubOpening
 from edgeasync.training.evaluation import EvaluationResult
 from tests.support.parts.hubs import (
     ONE_BY_ONE,
@@ -182,21 +183,23 @@ async def test_a_hub_cancelled_while_it_opens_its_folder_keeps_it_until_it_has_e
 
 
 @pytest.mark.asyncio
-async def test_a_hub_cancelled_while_it_replays_its_journal_is_cancelled(tmp_path, network):
+async def test_a_hub_cancelled_while_it_replays_its_journal_is_cancelled(tmp_path, network, monkeypatch):
     hub = make_hub(tmp_path, network, stop=StopCondition(updates=5))
     await serve(hub, make_agent(network))
     for checkpoint in sorted(tmp_path.glob("checkpoint-*"))[2:]:
         checkpoint.unlink()  # all but the first: there is something to replay
     opening, loop, go_on = asyncio.Event(), asyncio.get_running_loop(), threading.Event()
 
-    class Watched(HubRuntime):
-        def _make_core(self, *arguments):
-            loop.call_soon_threadsafe(opening.set)
-            go_on.wait(PATIENCE_S)
-            return super()._make_core(*arguments)
+    make_core = HubOpening._make_core
 
+    def make_slowly(*arguments):
+        loop.call_soon_threadsafe(opening.set)
+        go_on.wait(PATIENCE_S)
+        return make_core(*arguments)
+
+    monkeypatch.setattr(HubOpening, "_make_core", make_slowly)
     settings = run_settings(tmp_path, policy=ONE_BY_ONE, stop=StopCondition(updates=5))
-    hub = Watched(settings, zeros(), network=network)
+    hub = HubRuntime(settings, zeros(), network=network)
     serving = asyncio.create_task(hub.run())
     async with asyncio.timeout(PATIENCE_S):
         await opening.wait()
