@@ -31,7 +31,8 @@ class PageTokens(msgspec.Struct, frozen=True):
         tokens = cls(folder, _open(folder / VIEWER_FILE), _open(folder / OPERATOR_FILE))
         if tokens.is_operator(tokens.viewer):
             raise StorageError(
-                f"{folder / VIEWER_FILE}: the same token as in {OPERATOR_FILE}, so viewers could give orders; {ANOTHER}"
+                f"{folder / VIEWER_FILE}: the same token as in {OPERATOR_FILE}, so viewers could give orders; "
+                f"{ANOTHER}"
             )
         return tokens
 

@@ -21,6 +21,7 @@ INSTALLER = Path(__file__).parents[2] / "devices/install.sh"
 
 NEEDS = """\
 Provides-Extra: hub
+Provides-Extra: web
 Provides-Extra: gpu
 Requires-Dist: onnxruntime ; extra == 'gpu'
 Requires-Dist: onnxruntime-gpu ; extra == 'gpu'
@@ -150,12 +151,13 @@ def test_a_mistake_is_told_before_anything_is_installed(tmp_path, arguments, wor
 
 
 @pytest.mark.parametrize("kind", ["agent", "hub"])
-@pytest.mark.parametrize("has_onnx", [True, False])
+@pytest.mark.parametrize("has_all", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_hub_beside_an_agent_gets_what_its_environment_lacks(tmp_path, kind, has_onnx, fails):
+def test_a_hub_beside_an_agent_gets_what_its_environment_lacks(tmp_path, kind, has_all, fails):
     home, wheels = tmp_path / "home", write_wheel(tmp_path / "wheels", "0.1.0")
     told_file = tmp_path / "told"
-    python = [f'if [ "$2" = "import onnx" ]; then exit {int(not has_onnx)}; fi', f'echo "$*" >>{told_file}']
+    packages = "onnx, prometheus_client, starlette, uvicorn"
+    python = [f'if [ "$2" = "import {packages}" ]; then exit {int(not has_all)}; fi', f'echo "$*" >>{told_file}']
     scripts = {"edgeasync": "echo edgeasync 0.1.0", "python": "\n".join([*python, f"exit {int(fails)}"])}
     for name, script in scripts.items():
         file = home / "current/bin" / name
@@ -163,9 +165,10 @@ def test_a_hub_beside_an_agent_gets_what_its_environment_lacks(tmp_path, kind, h
         file.write_text(f"#!/bin/sh\n{script}\n")
         file.chmod(0o755)
     told, code = install(home, "--from", wheels, "--home", home, "--python", sys.executable, kind)
-    wanted = kind == "hub" and not has_onnx
+    wanted = kind == "hub" and not has_all
     ran = told_file.read_text() if told_file.exists() else ""
-    assert ran == (f"-m pip install --quiet onnx --no-index --find-links {wheels}\n" if wanted else "")
+    install_all = "-m pip install --quiet onnx prometheus-client starlette uvicorn"
+    assert ran == (f"{install_all} --no-index --find-links {wheels}\n" if wanted else "")
     assert code == (2 if wanted and fails else 0), told
     assert ("a hub needs onnx" in told) == (wanted and fails)
 

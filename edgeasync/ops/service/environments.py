@@ -133,7 +133,7 @@ def extras_of(kind: Kind) -> str:
     """
     wanted = {
         HUB: kind == "hub" or has_package(HUB_PACKAGE),
-        WEB: has_package(WEB_PACKAGE),
+        WEB: kind == "hub" or has_package(WEB_PACKAGE),
         GPU: has_package(GPU_PACKAGE),
     }
     return ",".join(extra for extra, is_wanted in wanted.items() if is_wanted)

@@ -33,7 +33,7 @@ while [ $# -gt 0 ]; do
     shift 2
 done
 case ${1-} in
-    hub) extras="[hub${gpu:+,$gpu}]" ;;
+    hub) extras="[hub,web${gpu:+,$gpu}]" ;;
     agent | peer | '') extras="${gpu:+[$gpu]}" ;;
     *) fail "'$1' is not known; pass agent, hub or peer, then a settings file" ;;
 esac
@@ -76,8 +76,11 @@ version=$("$home/current/bin/edgeasync" --version 2>/dev/null) || version=''
 if [ -n "$version" ]; then
     echo "install.sh: $version is already installed; to change it, run 'edgeasync service upgrade'"
     env=current
-    if [ "${1-}" = hub ] && ! "$home/$env/bin/python" -c 'import onnx' 2>/dev/null; then
-        pip onnx || fail "a hub needs onnx, which could not be installed in $home; see the error above"
+    if [ "${1-}" = hub ] && ! "$home/$env/bin/python" -c 'import onnx, prometheus_client, starlette, uvicorn' \
+        2>/dev/null; then
+        pip onnx prometheus-client starlette uvicorn ||
+            fail "a hub needs onnx and the packages of its page, which could not be installed in $home; see the" \
+                "error above"
     fi
 else
     [ -n "$source" ] || # root runs the package, so never choose a name in an index by default

@@ -42,7 +42,8 @@ def test_nobody_knows_the_tokens_of_files_that_cannot_be_used(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"short\n", b"two words are no token at all", b"\xff" * 20, b"x" * 20 + b"\x1b[31m", b"x" * 300]
+    "content",
+    [b"", b"short\n", b"two words are no token at all", b"\xff" * 20, b"x" * 20 + b"\x1b[31m", b"x" * 300],
 )
 def test_a_file_without_a_token_is_refused_with_a_remedy(tmp_path, content):
     PageTokens.open(tmp_path)
@@ -56,7 +57,9 @@ def test_a_file_without_a_token_is_refused_with_a_remedy(tmp_path, content):
 def test_a_token_that_others_can_read_is_refused(tmp_path):
     PageTokens.open(tmp_path)
     (tmp_path / VIEWER_FILE).chmod(0o644)
-    with pytest.raises(StorageError, match="other users may have read it .* the hub creates another, or run chmod 600"):
+    with pytest.raises(
+        StorageError, match=r"other users may have read it .* the hub creates another, or run chmod 600"
+    ):
         PageTokens.open(tmp_path)
 
 

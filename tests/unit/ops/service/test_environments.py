@@ -16,8 +16,8 @@ from tests.support.parts.services import names
         ("agent", (), ""),
         ("agent", ("onnx",), "hub"),
         ("agent", ("onnx", "onnxruntime-gpu"), "hub,gpu"),
-        ("hub", (), "hub"),
-        ("hub", ("onnx", "starlette"), "hub,web"),
+        ("agent", ("starlette",), "web"),
+        ("hub", (), "hub,web"),
     ],
 )
 def test_an_upgrade_keeps_what_the_environment_has(monkeypatch, kind, packages, extras):
