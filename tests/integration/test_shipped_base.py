@@ -122,6 +122,6 @@ def test_a_folder_that_cannot_be_written_is_reported(commands, model):
     agent = commands.start(
         "agent", settings, "--hub", address, "--data", commands.data("d.npz"), "--device-id", "pi", "--json"
     )
-    assert "[agent] base_cache" in agent.wait_for("warning", count=2)["detail"]
+    assert "[agent] base_cache" in agent.wait_for("warning")["detail"]
     agent.signal(signal.SIGTERM)
     assert agent.wait() == 0

@@ -30,6 +30,10 @@ class GraphFetch:
         self._stored_bytes = 0
         self._must_look = self._is_locked = False
         """Whether the device looks for the base again before it requests the base."""
+        self.failures = 0
+        """How often the current part could not be received or stored, without any progress."""
+        self._reported = set[str]()
+        """The reasons for these failures."""
 
     def welcomed(self, welcome: Welcome) -> None:
         """Process a `Welcome`. A device leaves a hub whose graph differs from an earlier one."""
@@ -85,7 +89,8 @@ class GraphFetch:
 
     def held(self, event: events.GraphHeld) -> list[DeviceEffect]:
         """Note that the device has the current part; report this."""
-        self.is_busy = False
+        self.is_busy, self.failures = False, 0
+        self._reported.clear()
         what, nbytes = self._part
         self._has_base, self._has_graph = self._has_graph, True
         way = "fetched" if event.fetched else "from the cache"
@@ -93,6 +98,8 @@ class GraphFetch:
 
     def missing(self, event: events.GraphMissing) -> list[DeviceEffect]:
         """Note how much of the current part is stored; request the rest, or refuse it."""
+        if event.stored_bytes > self._stored_bytes:
+            self.failures = 0
         self.is_busy, self._stored_bytes = False, event.stored_bytes
         if not self._needs_base:
             return []
@@ -111,12 +118,20 @@ class GraphFetch:
     def locked(self) -> list[DeviceEffect]:
         """Look for the base again later; report once that another agent downloads it."""
         is_news = not self._is_locked
-        self.failed()
+        self._look_again()
         self._is_locked = True
         return [effects.DeviceReport("base", "another agent on this machine downloads it")] if is_news else []
 
-    def failed(self) -> None:
-        """Note that the current part could not be received; a base must be looked for again."""
+    def broken(self, event: events.GraphBroken) -> list[DeviceEffect]:
+        """Note that the current part could not be received or stored; report each reason once."""
+        self._look_again()
+        self.failures += 1
+        is_news = event.reason not in self._reported
+        self._reported.add(event.reason)
+        return [effects.DeviceReport("warning", event.reason)] if is_news else []
+
+    def _look_again(self) -> None:
+        """Look for a base again before the next request, because its file may have changed."""
         self.is_busy, self._must_look = False, self._needs_base
 
     @property

@@ -5,6 +5,9 @@ from random import Random
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 3.0
 
+FAILING_MAX_S = 60.0
+"""Maximum time until a device repeats a request whose answers it cannot use."""
+
 UNREACHABLE_EVERY_S = 60.0
 """Minimum time between two reports that no hub is reachable."""
 
@@ -97,9 +100,13 @@ class Repetition:
         """Repeat the message soon, because the answer could not be used."""
         self.due_s = now_s + BACKOFF_MIN_S
 
-    def back_off(self, now_s: float) -> None:
-        """Repeat the message in a few seconds, because the message or its answer was malformed."""
-        self.due_s = now_s + BACKOFF_MAX_S * self._random.uniform(0.5, 1.0)
+    def back_off(self, now_s: float, failures: int = 1) -> None:
+        """Repeat the message in a few seconds, because the message or its answer could not be used.
+
+        If this was not the first of several failures, wait longer, but at most `FAILING_MAX_S`.
+        """
+        for_s = min(BACKOFF_MAX_S * 2.0 ** min(failures - 1, 10), FAILING_MAX_S)
+        self.due_s = now_s + for_s * self._random.uniform(0.5, 1.0)
 
     def wait_for_busy(self, now_s: float, retry_after_s: float) -> None:
         """Repeat the message after the time that the busy hub requested, plus a random delay.

@@ -296,9 +296,9 @@ class WorkCycle:
                 self._repetition.wait(now_s, LOCKED_S)
                 return self._graphs.locked()
             case events.GraphBroken():
-                self._graphs.failed()
-                self._repetition.back_off(now_s)
-                return [effects.DeviceReport("warning", event.reason)]
+                told = self._graphs.broken(event)
+                self._repetition.back_off(now_s, self._graphs.failures)
+                return told
             case events.GraphForged():
                 forged = "the fingerprint of the hub's graph or base differs from the announced one"
                 return [refuse_graph(f"{forged}; do not trust this hub")]

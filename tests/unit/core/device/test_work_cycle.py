@@ -8,6 +8,7 @@ import pytest
 from edgeasync.core.device.effects import (
     Connect,
     DeviceReport,
+    FindBase,
     FindGraph,
     InstallModel,
     PrepareTraining,
@@ -131,6 +132,9 @@ def test_a_push_is_repeated_under_its_number_until_it_is_answered():
     assert device.ignored == ["Ack of another update"]
     device.assigned(1, Ack(5, Duplicate(Applied(1))))
     assert device.kinds == [DeviceReport, ResolvePush, InstallModel]
+
+
+BASE = {"base": "cd" * 32, "base_bytes": 5000}
 
 
 def wanting(seed=0):
@@ -386,6 +390,28 @@ def test_a_graph_that_comes_in_broken_is_asked_for_again():
     assert 1.5 <= device.now_s - since_s <= 3.0
     device.hears(GRAPH).give(GraphHeld(fetched=True))
     assert device.said == [Fetch(device.session, device.core.work.held.version)]
+
+
+@pytest.mark.parametrize("base", [False, True], ids=["graph", "base"])
+def test_what_cannot_be_stored_is_reported_once_and_tried_less_and_less_often(base):
+    """The disk may be full for days. Each reason is news, and success ends the series."""
+    device = DeviceBench().welcome(**OFFER | (BASE if base else {}))
+    device.give(GraphHeld(fetched=True) if base else GraphMissing())
+
+    def waited_s(reason):
+        since_s, told = device.now_s, device.give(GraphBroken(reason)).told
+        seen = device.until(FindBase if base else FetchGraph)
+        assert seen is not None
+        return device.now_s - since_s, told
+
+    waits = [
+        waited_s(reason) for reason in ("disk full", "disk full", "no access", "disk full", *["no access"] * 4)
+    ]
+    assert [told for _, told in waits] == [["warning"], [], ["warning"], *[[]] * 5]
+    for count, (wait_s, _) in enumerate(waits):
+        assert 0.5 <= wait_s / min(60.0, 3.0 * 2**count) <= 1.0
+    device.give(GraphHeld(fetched=True))
+    assert device.told == ["base" if base else "graph"]
 
 
 @pytest.mark.parametrize("way", ["asked", "coming in"])
