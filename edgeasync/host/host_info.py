@@ -26,6 +26,9 @@ This is glibc's highest threshold.
 COLLECTED_EVERY = (10_000, 50, 100)
 """Thresholds of Python's garbage collector for its three generations: the number of new objects,
 then the number of collections of the next younger generation.
+
+So code that runs once a second or for each message must not create reference cycles, such as a
+nested function that refers to itself: their memory may stay allocated for hours.
 """
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3

@@ -4,6 +4,7 @@ import pytest
 
 from edgeasync.core.engine.fold_queue import BROADCAST_AT_A_TIME, INLINE_BYTES_MAX, SLICE_BYTES
 from edgeasync.protocol.messages import Assignment, Goodbye, Refuse, Wake
+from tests.support.parts.garbage import no_garbage
 from tests.support.parts.turns import Bench
 
 
@@ -15,6 +16,21 @@ def test_a_flush_is_answered_in_slices(length, each):
     assert sum(counts) == 48
     assert max(counts) <= each
     assert sorted(bench.to(Assignment)) == bench.peers
+
+
+@pytest.mark.parametrize("length", [10, SLICE_BYTES // 4, INLINE_BYTES_MAX // 4])
+def test_updates_and_what_answers_them_are_freed_at_once(length):
+    bench = Bench(3, length=length)
+    with no_garbage():
+        bench.push_all()
+        assert sum(bench.counts(Assignment)) == 3
+
+
+def test_the_end_of_a_fleet_leaves_nothing_for_the_garbage_collector():
+    bench = Bench(2 * BROADCAST_AT_A_TIME)
+    with no_garbage():
+        bench.engine.request_stop(0.0)
+        bench.counts(Goodbye)
 
 
 def test_many_updates_of_a_middling_model_are_folded_in_the_background():
