@@ -44,6 +44,19 @@ def test_a_page_without_a_token_asks_until_it_has_the_right_one(serve, visit, fl
     assert "token" not in page.url
 
 
+def test_escape_does_not_close_the_form_that_reading_needs(serve, visit, fleet):
+    server = serve(fleet, token="viewers-token")
+    page = visit(server.url, errors=("401",), live=False)
+    field = page.get_by_label("Token", exact=True)
+    field.fill("viewers-")
+    for _ in range(4):
+        page.keyboard.press("Escape")
+    expect(field).to_have_value("viewers-")
+    field.fill("viewers-token")
+    page.keyboard.press("Enter")
+    page.locator("#connection[data-state=live]").wait_for()
+
+
 def test_another_tab_does_not_have_the_token(serve, visit, fleet):
     server = serve(fleet, token="viewer-token")
     page = visit(server.url, live=False, errors=REFUSED)
@@ -78,6 +91,15 @@ def test_a_page_shows_why_a_hub_refuses_it_and_tries_again(serve, visit, fleet):
     expect(page.locator("#connection")).to_have_text(f"disconnected, trying again · {server.busy}")
     server.busy = ""
     expect(page.locator("#connection")).to_have_text("live")
+
+
+def test_a_download_from_a_hub_that_is_gone_says_so(serve, visit, fleet):
+    server = serve(fleet)
+    page = visit(server.url, errors=("ERR_", "net::"))
+    server.stop()
+    expect(page.locator("#connection")).to_contain_text("disconnected")
+    page.get_by_role("link", name="Newest model").click()
+    expect(page.locator("#toast")).to_contain_text("No answer from the hub")
 
 
 def test_an_order_to_a_hub_that_is_gone_says_so(serve, visit, fleet):

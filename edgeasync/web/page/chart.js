@@ -3,9 +3,8 @@
 import { clock, count, duration, percent, significant } from "./text.js";
 import { get, press, write } from "./dom.js";
 
-/** Values of a point of the history. */
+/** Values of a point of the history; the first two are also the places of the buttons that choose between them. */
 const TIME = 0,
-  VERSION = 1,
   LOSS = 3,
   EVALUATION_LOSS = 4,
   ACCURACY = 5;
@@ -25,21 +24,12 @@ export class Chart {
     this.chosenLog = null;
     this.isLog = false;
     this.hasAccuracy = false;
-    const byTime = get("by-time"),
-      byVersion = get("by-version"),
-      log = get("log-scale");
-    this.log = log;
-    for (const [button, x] of [
-      [byTime, TIME],
-      [byVersion, VERSION],
-    ]) {
-      button.addEventListener("click", () => {
-        press([byTime, byVersion], button);
-        this.x = x;
-        this.rebuild();
-      });
-    }
-    log.addEventListener("click", () => {
+    press([get("by-time"), get("by-version")], (x) => {
+      this.x = x;
+      this.rebuild();
+    });
+    this.log = get("log-scale");
+    this.log.addEventListener("click", () => {
       this.chosenLog = !this.isLog;
       this.rebuild();
     });

@@ -15,7 +15,7 @@ const HIDDEN_MS = 60_000;
 export class Refusal extends Error {
   constructor(status, message) {
     super(message);
-    this.status = status;
+    this.needsToken = status === 401 || status === 403;
   }
 }
 
@@ -33,6 +33,7 @@ export class Connection {
     this.onState = onState;
     this.askToken = askToken;
     this.failures = 0;
+    this.isLive = false;
     this.abort = null;
     this.wake = null;
     this.hiddenTimer = 0;
@@ -68,13 +69,8 @@ export class Connection {
     });
     if (!answer.ok) {
       const fallback = `the hub answered with ${answer.status} ${answer.statusText}`;
-      throw new Refusal(
-        answer.status,
-        await answer.json().then(
-          (said) => String(said.error),
-          () => fallback,
-        ),
-      );
+      const said = await answer.json().catch(() => ({}));
+      throw new Refusal(answer.status, String(said.error ?? fallback));
     }
     return answer;
   }
@@ -89,8 +85,7 @@ export class Connection {
       try {
         return await this.request(path, options);
       } catch (error) {
-        const needsToken = error instanceof Refusal && (error.status === 401 || error.status === 403);
-        if (!needsToken) throw error;
+        if (!error.needsToken) throw error;
         if (!(await this.askToken(error.message))) return null;
       }
     }
@@ -103,12 +98,12 @@ export class Connection {
       try {
         await this.stream();
       } catch (error) {
-        if (error instanceof Refusal) refusal = error.message;
-        if (error instanceof Refusal && (error.status === 401 || error.status === 403)) {
+        if (error.needsToken) {
           this.onState("refused");
           await this.askToken(error.message);
           continue;
         }
+        if (error instanceof Refusal) refusal = error.message;
       }
       if (document.hidden && this.abort?.signal.reason === "hidden") {
         this.onState("paused");
@@ -145,6 +140,7 @@ export class Connection {
         line += parts[parts.length - 1];
       }
     } finally {
+      this.isLive = false;
       clearTimeout(watch);
       abort.abort("ended");
     }
@@ -159,6 +155,7 @@ export class Connection {
       throw error;
     }
     this.failures = 0;
+    this.isLive = true;
     this.onState("live");
   }
 

@@ -24,11 +24,12 @@ export class DeviceView {
     this.view = get("device");
     this.body = get("device-body");
     this.notice = make("p", { class: "notice", role: "status", hidden: true });
-    this.actions = make("p", { class: "buttons" });
+    this.order = make("button", { type: "button" });
+    this.order.addEventListener("click", () => this.send());
     this.facts = make("div", {});
     this.eventsTitle = make("h3", {}, "Latest events");
     this.events = make("ol", {});
-    this.body.append(this.notice, this.actions, this.facts, this.eventsTitle, this.events);
+    this.body.append(this.notice, this.order, this.facts, this.eventsTitle, this.events);
     get("device-close").addEventListener("click", () => this.leave());
     addEventListener("hashchange", () => this.route());
   }
@@ -52,8 +53,8 @@ export class DeviceView {
     }
     write(get("device-title"), short(id, 100));
     this.notice.hidden = true;
-    for (const part of [this.actions, this.facts, this.events]) part.replaceChildren();
-    this.eventsTitle.hidden = true;
+    for (const part of [this.facts, this.events]) part.replaceChildren();
+    this.order.hidden = this.eventsTitle.hidden = true;
     this.body.scrollTop = 0;
     get("device-title").focus();
     void this.load();
@@ -94,135 +95,102 @@ export class DeviceView {
 
   show({ device, attention, events, time }) {
     this.say(attention?.words ?? "");
-    this.showActions(device);
-    const groups = device ? describe(device, time) : [];
-    // Groups keep their elements while their names stay, so that a selection of text survives an update.
-    const names = groups.map(([name]) => name);
+    this.order.hidden = !device;
+    this.isReleased = !device?.quarantine;
+    write(this.order, this.isReleased ? "Quarantine" : "Release");
+    this.order.title = this.isReleased ? "Exclude its updates from the model" : "Let its updates count again";
+    // Facts keep their elements while their names stay, so that a selection of text survives an update.
+    const name = ([one]) => one;
     fill(
       this.facts,
-      names,
-      (name) => name,
-      (name) => make("section", {}, make("h3", {}, name), make("dl", {})),
+      device ? Object.entries(describe(device, time)) : [],
+      name,
+      ([title]) => make("section", {}, make("h3", {}, title), make("dl")),
+      (section, [, facts]) =>
+        fill(
+          section.lastElementChild,
+          Object.entries(facts).filter(([, value]) => value),
+          name,
+          ([term]) => make("div", {}, make("dt", {}, term), make("dd")),
+          (fact, [, value]) => write(fact.lastElementChild, short(value, 1000)),
+        ),
     );
-    groups.forEach(([, facts], place) => {
-      const list = this.facts.children[place].querySelector("dl");
-      fill(
-        list,
-        facts,
-        ([name]) => name,
-        ([name]) => make("div", {}, make("dt", {}, name), make("dd", {})),
-      );
-      facts.forEach(([, value], at) => write(list.children[at].lastElementChild, short(value, 1000)));
-    });
     this.eventsTitle.hidden = !events.length;
     fill(this.events, [...events].reverse(), (one) => `${this.fleet.lineage} ${one.number}`, eventItem);
   }
 
-  showActions(device) {
-    const verbs = device ? [device.quarantine ? "release" : "quarantine"] : [];
-    fill(
-      this.actions,
-      verbs,
-      (verb) => `${this.id} ${verb}`,
-      (verb) => {
-        const button = make("button", { type: "button" }, verb === "release" ? "Release" : "Quarantine");
-        button.title = verb === "release" ? "Let its updates count again" : "Exclude its updates from the model";
-        button.addEventListener("click", async () => {
-          button.disabled = true;
-          const done = `${this.id}: ${verb === "release" ? "released" : "quarantined"}`;
-          if (await this.act(`api/devices/${encodeURIComponent(this.id)}/${verb}`, {}, done)) await this.load();
-          button.disabled = false;
-        });
-        return button;
-      },
-    );
+  /** Quarantine or release the device. */
+  async send() {
+    const [verb, done] = this.isReleased ? ["quarantine", "quarantined"] : ["release", "released"];
+    this.order.disabled = true;
+    if (await this.act(`api/devices/${encodeURIComponent(this.id)}/${verb}`, {}, `${this.id}: ${done}`)) {
+      await this.load();
+    }
+    this.order.disabled = false;
+    if (document.activeElement === document.body) this.order.focus(); // disabling it took its focus
   }
 }
 
 /**
- * Return all that is known about a device, as groups of names and values.
+ * Return all that is known about a device, as groups of facts; facts without a value are not shown.
  * @param {any} d its DeviceStatus
  * @param {number} time the hub's time
- * @returns {[string, [string, string][]][]}
  */
 function describe(d, time) {
   const rejected = Object.entries(d.updates_rejected)
     .map(([reason, times]) => `${count(Number(times))} ${reason}`)
     .sort();
-  const pace = d.pace_percent < 100 && `${d.pace_percent} % of the time`;
-  const groups = [
-    [
-      "State",
-      [
-        ["state", joined(", ", d.state, pace, d.pace_reason)],
-        ["quarantine", d.quarantine && `${d.quarantine.cause}; ends ${d.quarantine.ends}`],
-        ["left", d.why_left],
-        ["last seen", `${d.last_seen_s < 10 ? `${d.last_seen_s.toFixed(1)} s` : duration(d.last_seen_s)} ago`],
-        ["last step", d.stalled_s > 0 && `${duration(d.stalled_s)} ago`],
-        ["joined", d.joined_s !== null && `${clock(time - d.joined_s)}, ${duration(d.joined_s)} ago`],
-        ["last error", d.last_error_s !== null && `${duration(d.last_error_s)} ago: ${d.last_error}`],
-        ["temperature", d.temperature_c !== null && `${Math.round(d.temperature_c)} °C`],
-      ],
-    ],
-    [
-      "Learning",
-      [
-        ["loss", d.loss === null ? "not reported" : significant(d.loss, 4)],
-        [
-          "updates",
-          joined(
-            ", ",
-            `${count(d.updates_applied)} applied`,
-            d.updates_buffered > 0 && `${count(d.updates_buffered)} buffered`,
-            d.duplicates > 0 && `${count(d.duplicates)} repeated`,
-          ),
-        ],
-        ["rejected", rejected.join(", ")],
-        [
-          "clipping",
-          d.weight_kept !== null && d.weight_kept < 0.995 && `${percent(d.weight_kept)} of their length counted`,
-        ],
-        ["last update", `${count(d.local_steps)} steps, staleness ${count(d.staleness)}`],
-        [
-          "next update",
-          d.assigned_steps ? joined(": ", `${count(d.assigned_steps)} steps`, d.why) : "not assigned yet",
-        ],
-      ],
-    ],
-    [
-      "Speed",
-      [
-        ["speed", `${significant(d.examples_per_s)} examples/s`],
-        ["a step", d.step_s > 0 && seconds(d.step_s)],
-        ["period", d.period_s ? `${seconds(d.period_s)} between updates` : "not measured yet"],
-        ["talk", `${seconds(d.talk_s)}, ${percent(d.talk_share)}`],
-        ["rests", d.rest_s > 0 && `for ${seconds(d.rest_s)}`],
-      ],
-    ],
-    [
-      "Link",
-      [
-        ["address", d.address],
-        ["round trip", d.round_trip_s ? seconds(d.round_trip_s) : "not measured yet"],
-        ["rate", d.bandwidth_bytes_per_s ? `${bytes(d.bandwidth_bytes_per_s)}/s` : "not measured yet"],
-        ["codec", d.push_codec],
-        ["traffic", `${bytes(d.bytes_up)} up, ${bytes(d.bytes_down)} down`],
-        [
-          "today",
-          joined(", ", bytes(d.day_bytes), d.day_left_bytes !== null && `${bytes(d.day_left_bytes)} left`),
-        ],
-      ],
-    ],
-    [
-      "Machine",
-      [
-        ["machine", d.machine || "unknown"],
-        ["software", d.software],
-        ["clock", d.clock_offset_s !== null && offset(d.clock_offset_s)],
-      ],
-    ],
-  ];
-  return groups.map(([name, facts]) => [name, facts.filter(([, value]) => value)]);
+  const few = (number, what) => number > 0 && `${count(number)} ${what}`;
+  return {
+    State: {
+      state: joined(", ", d.state, d.pace_percent < 100 && `${d.pace_percent} % of the time`, d.pace_reason),
+      quarantine: d.quarantine && `${d.quarantine.cause}; ends ${d.quarantine.ends}`,
+      left: d.why_left,
+      "last seen": ago(d.last_seen_s),
+      "last step": d.stalled_s > 0 && ago(d.stalled_s),
+      joined: d.joined_s !== null && `${clock(time - d.joined_s)}, ${ago(d.joined_s)}`,
+      "last error": d.last_error_s !== null && `${ago(d.last_error_s)}: ${d.last_error}`,
+      temperature: d.temperature_c !== null && `${Math.round(d.temperature_c)} °C`,
+    },
+    Learning: {
+      loss: d.loss === null ? "not reported" : significant(d.loss, 4),
+      updates: joined(
+        ", ",
+        `${count(d.updates_applied)} applied`,
+        few(d.updates_buffered, "buffered"),
+        few(d.duplicates, "repeated"),
+      ),
+      rejected: rejected.join(", "),
+      clipping:
+        d.weight_kept !== null && d.weight_kept < 0.995 && `${percent(d.weight_kept)} of their length counted`,
+      "last update": `${count(d.local_steps)} steps, staleness ${count(d.staleness)}`,
+      "next update": d.assigned_steps ? joined(": ", `${count(d.assigned_steps)} steps`, d.why) : "not assigned yet",
+    },
+    Speed: {
+      speed: `${significant(d.examples_per_s)} examples/s`,
+      "a step": d.step_s > 0 && seconds(d.step_s),
+      period: d.period_s ? `${seconds(d.period_s)} between updates` : "not measured yet",
+      talk: `${seconds(d.talk_s)}, ${percent(d.talk_share)}`,
+      rests: d.rest_s > 0 && `for ${seconds(d.rest_s)}`,
+    },
+    Link: {
+      address: d.address,
+      "round trip": d.round_trip_s ? seconds(d.round_trip_s) : "not measured yet",
+      rate: d.bandwidth_bytes_per_s ? `${bytes(d.bandwidth_bytes_per_s)}/s` : "not measured yet",
+      codec: d.push_codec,
+      traffic: `${bytes(d.bytes_up)} up, ${bytes(d.bytes_down)} down`,
+      today: joined(", ", bytes(d.day_bytes), d.day_left_bytes !== null && `${bytes(d.day_left_bytes)} left`),
+    },
+    Machine: {
+      machine: d.machine || "unknown",
+      software: d.software,
+      clock: d.clock_offset_s !== null && offset(d.clock_offset_s),
+    },
+  };
+}
+
+function ago(value) {
+  return `${duration(value)} ago`;
 }
 
 function offset(value) {

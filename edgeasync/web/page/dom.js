@@ -33,6 +33,11 @@ export function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Change an element's attribute, if it differs. */
+export function mark(element, name, value) {
+  if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
+}
+
 /**
  * Show a list of items, and reuse the elements of those that are still there.
  * @template T
@@ -40,8 +45,9 @@ export function write(element, text) {
  * @param {T[]} items
  * @param {(item: T) => string} key unique text of an item; an element is made anew when it changes
  * @param {(item: T) => HTMLElement} build
+ * @param {(element: any, item: T) => void} [update] called with every item, new or not
  */
-export function fill(list, items, key, build) {
+export function fill(list, items, key, build, update) {
   const old = new Map([...list.children].map((child) => [child.itemKey, child]));
   let next = list.firstElementChild;
   for (const item of items) {
@@ -55,13 +61,19 @@ export function fill(list, items, key, build) {
     }
     if (element === next) next = next.nextElementSibling;
     else list.insertBefore(element, next);
+    update?.(element, item);
   }
   for (const element of old.values()) element.remove();
 }
 
-/** Mark one of several buttons as pressed. */
-export function press(buttons, pressed) {
-  for (const button of buttons) button.setAttribute("aria-pressed", String(button === pressed));
+/** Let a click on one of several buttons release the others; `choose` is called with its place. */
+export function press(buttons, choose) {
+  buttons.forEach((button, place) =>
+    button.addEventListener("click", () => {
+      for (const one of buttons) mark(one, "aria-pressed", one === button);
+      choose(place);
+    }),
+  );
 }
 
 /** Return the address of a device's view. */

@@ -1,7 +1,7 @@
 // Lists beside the table: who needs attention, who wants in, what happened.
 
 import { clock, count, duration, joined, short } from "./text.js";
-import { deviceLink, fill, get, make, press, write } from "./dom.js";
+import { deviceLink, fill, get, make, mark, press, write } from "./dom.js";
 
 /** Events that are a reason to look; docs/operate/events.md explains all events. */
 const PROBLEMS = new Set([
@@ -38,34 +38,26 @@ export function showAttention(fleet) {
   get("attention-list").hidden = attentionCount === 0;
   const rest = attentionCount - attention.length;
   const more = { device: "", reason: "", words: `and ${count(rest)} more` };
-  const items = rest > 0 ? [...attention, more] : attention;
-  const list = get("attention-list");
   fill(
-    list,
-    items,
+    get("attention-list"),
+    rest > 0 ? [...attention, more] : attention,
     ({ device }) => device,
     ({ device }) => make("li", {}, deviceLink(device, short(device, 80)), make("p", { class: "words" })),
+    (item, { reason, words }) => {
+      mark(item, "data-reason", reason);
+      write(item.lastElementChild, short(words));
+    },
   );
-  items.forEach(({ reason, words }, place) => {
-    const item = list.children[place];
-    item.dataset.reason = reason;
-    write(item.lastElementChild, short(words));
-  });
 }
 
 export class Events {
   constructor(fleet) {
     this.fleet = fleet;
     this.onlyProblems = false;
-    const all = get("all-events"),
-      problems = get("problems");
-    for (const button of [all, problems]) {
-      button.addEventListener("click", () => {
-        press([all, problems], button);
-        this.onlyProblems = button === problems;
-        this.update();
-      });
-    }
+    press([get("all-events"), get("problems")], (place) => {
+      this.onlyProblems = place === 1;
+      this.update();
+    });
   }
 
   update() {
@@ -104,7 +96,9 @@ export class Pending {
     const { pending, summary } = this.fleet;
     const waiting = (pending ?? []).filter(({ refused }) => !refused);
     const refused = (pending ?? []).length - waiting.length;
-    const denied = Object.entries(summary.denied).map(([reason, times]) => `${count(times)} ${denial(reason)}`);
+    const denied = Object.entries(summary.denied).map(
+      ([reason, times]) => `${count(times)} ${DENIALS[reason] ?? short(reason, 40)}`,
+    );
     get("pending").hidden = pending === null && !denied.length;
     write(get("pending-count"), waiting.length ? count(waiting.length) : "");
     get("no-pending").hidden = waiting.length > 0 || pending === null;
@@ -122,11 +116,9 @@ export class Pending {
       waiting,
       ({ fingerprint }) => fingerprint,
       (one) => this.item(one),
+      (item, { address, seen }) =>
+        write(item.querySelector(".words"), `${short(address, 80)}, ${duration(this.fleet.ago(seen))} ago`),
     );
-    for (const [place, item] of [...get("pending-list").children].entries()) {
-      const { address, seen } = waiting[place];
-      write(item.querySelector(".words"), `${short(address, 80)}, ${duration(this.fleet.ago(seen))} ago`);
-    }
   }
 
   item(one) {
@@ -162,8 +154,4 @@ export class Pending {
       form,
     );
   }
-}
-
-function denial(reason) {
-  return DENIALS[reason] ?? short(reason, 40);
 }

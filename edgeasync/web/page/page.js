@@ -8,11 +8,13 @@ import { Events, Pending, showAttention } from "./lists.js";
 import { Fleet } from "./fleet.js";
 import { STATES, Table } from "./table.js";
 import { askToken } from "./token.js";
-import { fill, get, make, write } from "./dom.js";
+import { fill, get, make, mark, write } from "./dom.js";
 import { showSummary } from "./summary.js";
 
 /** How long a message about an action stays. */
 const TOAST_MS = 6000;
+
+const NO_ANSWER = "No answer from the hub; try again once the page is live";
 
 const STATE_WORDS = {
   connecting: "connecting",
@@ -80,14 +82,10 @@ function showState(state, words = "") {
 
 /** Show how many devices are in each state; each count filters the table. */
 function showStates() {
-  const states = ["", ...STATES.filter((state) => fleet.counts[state]), "attention"];
-  const names = states.filter((state) => state !== "attention" || fleet.attentionCount || table.state === state);
-  if (table.state && !names.includes(table.state)) names.push(table.state);
-  const numbers = { "": fleet.devices.size, attention: fleet.attentionCount, ...fleet.counts };
-  const place = get("states");
+  const numbers = { ...fleet.counts, "": fleet.devices.size, attention: fleet.attentionCount };
   fill(
-    place,
-    names,
+    get("states"),
+    ["", ...STATES, "attention"].filter((state) => !state || numbers[state] || table.state === state),
     (state) => state,
     (state) => {
       const chip = make(
@@ -102,12 +100,11 @@ function showStates() {
       });
       return chip;
     },
+    (chip, state) => {
+      write(chip.firstElementChild, count(numbers[state] ?? 0));
+      mark(chip, "aria-pressed", state === table.state);
+    },
   );
-  names.forEach((state, at) => {
-    const chip = place.children[at];
-    write(chip.firstElementChild, count(numbers[state] ?? 0));
-    chip.setAttribute("aria-pressed", String(state === table.state));
-  });
 }
 
 /** Send an operator's order; show whether it worked. */
@@ -117,10 +114,7 @@ async function act(path, body, done) {
     if (answer) toast(done, "good");
     return answer !== null;
   } catch (error) {
-    toast(
-      error instanceof Refusal ? error.message : "No answer from the hub; try again once the page is live",
-      "bad",
-    );
+    toast(error instanceof Refusal ? error.message : NO_ANSWER, "bad");
     return false;
   }
 }
@@ -138,7 +132,7 @@ function toast(words, level) {
 
 /** Download a model with the token. Without one, the browser follows the link itself. */
 async function download(event) {
-  if (!connection.token) return;
+  if (!connection.token && connection.isLive) return;
   event.preventDefault();
   const link = event.currentTarget;
   link.setAttribute("aria-busy", "true");
@@ -150,7 +144,7 @@ async function download(event) {
     make("a", { href: address, download: named?.[1] ?? `${link.id}.safetensors` }).click();
     setTimeout(() => URL.revokeObjectURL(address), 60_000);
   } catch (error) {
-    toast(error instanceof Refusal ? error.message : "The download broke off; try again", "bad");
+    toast(error instanceof Refusal ? error.message : NO_ANSWER, "bad");
   } finally {
     link.removeAttribute("aria-busy");
   }

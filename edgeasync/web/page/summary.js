@@ -22,26 +22,23 @@ const BOUNDS = {
 export function showSummary(fleet) {
   const { summary } = fleet;
   write(get("place"), short(`${summary.address} · lineage ${summary.lineage}`, 200));
-  const notices = findNotices(summary);
   fill(
     get("notices"),
-    notices,
+    findNotices(summary),
     (one) => one.join(),
     ([level, words]) => make("li", { "data-level": level }, short(words, 800)),
   );
-  const figures = findFigures(fleet);
   fill(
     get("figures"),
-    figures,
+    findFigures(fleet),
     ([name]) => name,
-    ([name]) => make("div", {}, make("dt", {}, name), make("dd", {}), make("dd", { class: "muted" })),
+    ([name]) => make("div", {}, make("dt", {}, name), make("dd"), make("dd", { class: "muted" })),
+    ({ children: [, shown, below] }, [, value, more]) => {
+      write(shown, value);
+      write(below, more);
+      below.title = more;
+    },
   );
-  figures.forEach(([, value, more], place) => {
-    const [, shown, below] = get("figures").children[place].children;
-    write(shown, value);
-    write(below, more);
-    below.title = more;
-  });
   for (const [id, version] of [
     ["newest", summary.version],
     ["best", summary.best?.version],

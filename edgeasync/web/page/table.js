@@ -1,7 +1,7 @@
 // The table of devices: only the rows in view exist as elements, so that 10,000 devices scroll as well as three.
 
-import { count, percent, seconds, short, significant } from "./text.js";
-import { deviceHref, make, write } from "./dom.js";
+import { count, duration, percent, seconds, short, significant } from "./text.js";
+import { deviceHref, make, mark, write } from "./dom.js";
 
 /** Height of a row; page.css has the same. */
 const ROW_PX = 30;
@@ -12,109 +12,29 @@ const AIM_MS = 2000;
 
 export const STATES = ["training", "joining", "paused", "lost", "left", "quarantined"];
 
-/**
- * - `name`: heading, as in the terminal's table.
- * - `text`: what a cell shows. `key`: what to sort by. `upwards`: whether the first click sorts upwards.
- * @typedef {object} Column
- * @property {string} name
- * @property {string} title
- * @property {(row: any, fleet: import("./fleet.js").Fleet) => string} text
- * @property {(device: import("./fleet.js").Device) => number | string} key
- * @property {boolean} [upwards]
- */
+const known = (value, show) => (value ? show(value) : "");
 
-const number = (value) => (value === null ? -Infinity : value);
-
+/** A column: its heading, a title, a device's value, the value as text, and whether the first click sorts upwards. */
 const COLUMNS = [
-  {
-    name: "device",
-    title: "Devices that need attention first, then by name",
-    text: (row) => short(row.id, 80),
-    key: (device) => device.rank,
-    upwards: true,
-  },
-  {
-    name: "state",
-    title: "State, pace, and why it needs attention",
-    text: (row) => row.state,
-    key: (device) => STATES.indexOf(device.row.state),
-  },
-  {
-    name: "seen",
-    title: "Time since its last message",
-    text: (row, fleet) => age(fleet.ago(row.last_seen)),
-    key: (device) => -device.row.last_seen,
-  },
-  {
-    name: "updates",
-    title: "Updates that are part of the model",
-    text: (row) => count(row.updates_applied),
-    key: (device) => device.row.updates_applied,
-    upwards: true,
-  },
-  {
-    name: "rejected",
-    title: "Updates that never count",
-    text: (row) => (row.updates_rejected ? count(row.updates_rejected) : ""),
-    key: (device) => device.row.updates_rejected,
-  },
-  {
-    name: "stale",
-    title: "Staleness of its last update, in versions",
-    text: (row) => String(row.staleness),
-    key: (device) => device.row.staleness,
-  },
-  {
-    name: "ex/s",
-    title: "Examples that it trains on per second",
-    text: (row) => (row.examples_per_s ? significant(row.examples_per_s) : ""),
-    key: (device) => device.row.examples_per_s,
-    upwards: true,
-  },
-  {
-    name: "loss",
-    title: "Mean loss of its last local steps",
-    text: (row) => (row.loss === null ? "" : significant(row.loss)),
-    key: (device) => number(device.row.loss),
-  },
-  {
-    name: "period",
-    title: "Time between two exchanges",
-    text: (row) => (row.period_s ? seconds(row.period_s) : ""),
-    key: (device) => device.row.period_s,
-  },
-  {
-    name: "talk",
-    title: "Share of the period spent on communication",
-    text: (row) => percent(row.talk_share),
-    key: (device) => device.row.talk_share,
-  },
-  {
-    name: "machine",
-    title: "Board or computer",
-    text: (row) => short(row.machine, 80),
-    key: (device) => device.row.machine,
-    upwards: true,
-  },
-];
+  ["device", "Devices that need attention first, then by name", "id", (id) => short(id, 80), true],
+  ["state", "State, pace, and why it needs attention", "state"],
+  ["seen", "Time since its last message", "last_seen", (time, fleet) => duration(Math.round(fleet.ago(time)))],
+  ["updates", "Updates that are part of the model", "updates_applied", (value) => count(value), true],
+  ["rejected", "Updates that never count", "updates_rejected", (value) => known(value, count)],
+  ["stale", "Staleness of its last update, in versions", "staleness", String],
+  ["ex/s", "Examples that it trains on per second", "examples_per_s", (value) => known(value, significant), true],
+  ["loss", "Mean loss of its last local steps", "loss", (value) => (value === null ? "" : significant(value))],
+  ["period", "Time between two exchanges", "period_s", (value) => known(value, seconds)],
+  ["talk", "Share of the period spent on communication", "talk_share", (value) => percent(value)],
+  ["machine", "Board or computer", "machine", (name) => short(name, 80), true],
+].map(([name, title, field, text, upwards = false]) => ({ name, title, field, text, upwards }));
 
-function age(value) {
-  if (value < 120) return `${Math.round(value)} s`;
-  if (value < 5400) return `${Math.round(value / 60)} min`;
-  return value < 172_800 ? `${Math.round(value / 3600)} h` : `${Math.round(value / 86_400)} d`;
-}
-
-function order(key, upwards) {
-  const sign = upwards ? 1 : -1;
-  return (one, other) => {
-    const a = key(one),
-      b = key(other);
-    return a < b ? -sign : a > b ? sign : one.rank - other.rank;
-  };
-}
-
-const byUrgency = (one, other) =>
-  one.urgency === other.urgency ? one.rank - other.rank : one.urgency - other.urgency;
+/** What to sort by, where it is not the value. */
+const KEYS = {
+  id: (device) => device.rank,
+  state: (device) => STATES.indexOf(device.row.state),
+  last_seen: (device) => -device.row.last_seen,
+};
 
 export class Table {
   /**
@@ -135,12 +55,8 @@ export class Table {
     this.moved = -Infinity;
     /** rows by place modulo their number, so that a row keeps its element while it stays in view */
     this.pool = [];
-    this.buttons = COLUMNS.map((column) => this.heading(column));
-    const head = make(
-      "div",
-      { role: "row", class: "head", "aria-rowindex": 1 },
-      ...this.buttons.map(({ cell }) => cell),
-    );
+    this.headings = COLUMNS.map((column) => this.heading(column));
+    const head = make("div", { role: "row", class: "head", "aria-rowindex": 1 }, ...this.headings);
     this.body = make("div", { role: "rowgroup", class: "rows" });
     this.grid = make(
       "div",
@@ -151,53 +67,43 @@ export class Table {
     place.append(this.grid);
     this.grid.addEventListener("scroll", () => this.draw(), { passive: true });
     this.grid.addEventListener("keydown", (event) => this.onKey(event));
-    this.body.addEventListener(
-      "pointermove",
-      () => {
-        this.moved = performance.now();
-      },
-      { passive: true },
-    );
+    this.body.addEventListener("pointermove", () => (this.moved = performance.now()), { passive: true });
     this.body.addEventListener("click", (event) => this.onClick(event));
     new ResizeObserver(() => this.draw()).observe(this.grid);
   }
 
   heading(column) {
-    const button = make("button", { type: "button", title: column.title, tabindex: 0 }, column.name);
-    const cell = make("div", { role: "columnheader", "aria-sort": "none", class: cellClass(column) }, button);
+    const button = make("button", { type: "button", title: column.title }, column.name);
     button.addEventListener("click", () => this.sortBy(column));
-    return { column, cell };
+    return makeCell("columnheader", column, button);
   }
 
   /** Sort by a column; again: the other way; a third time: by urgency. */
   sortBy(column) {
-    const first = Boolean(column.upwards);
-    if (this.column !== column) {
-      this.column = column;
-      this.upwards = first;
-    } else if (this.upwards === first) {
-      this.upwards = !first;
-    } else {
-      this.column = null;
-    }
-    for (const { column: one, cell } of this.buttons) {
+    const again = this.column === column;
+    const turned = again && this.upwards !== column.upwards;
+    this.column = turned ? null : column;
+    this.upwards = again ? !column.upwards : column.upwards;
+    COLUMNS.forEach((one, place) => {
       const sorted = this.upwards ? "ascending" : "descending";
-      cell.setAttribute("aria-sort", one === this.column ? sorted : "none");
-    }
-    this.grid.scrollTop = 0;
-    this.select();
+      mark(this.headings[place], "aria-sort", one === this.column ? sorted : "none");
+    });
+    this.selectFromTop();
   }
 
   /** Show only devices that match every word. */
   filter(text) {
     this.words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    this.grid.scrollTop = 0;
-    this.select();
+    this.selectFromTop();
   }
 
   /** Show only devices in a state, or all if it is empty. */
   filterState(state) {
     this.state = state;
+    this.selectFromTop();
+  }
+
+  selectFromTop() {
     this.grid.scrollTop = 0;
     this.select();
   }
@@ -212,15 +118,19 @@ export class Table {
 
   /** Choose and sort the devices to show. */
   select() {
-    const { words, state } = this;
-    const found = [];
-    for (const device of this.fleet.devices.values()) {
-      if (state === "attention" ? device.urgency === Infinity : state && device.row.state !== state) continue;
-      if (words.length && !words.every((word) => device.text.includes(word))) continue;
-      found.push(device);
-    }
-    this.shown = found.sort(this.column ? order(this.column.key, this.upwards) : byUrgency);
-    this.onChange(found.length);
+    const { words, state, column } = this;
+    const field = column?.field;
+    const key = column ? (KEYS[field] ?? ((device) => device.row[field] ?? -Infinity)) : (device) => device.urgency;
+    const sign = column && !this.upwards ? -1 : 1;
+    this.shown = [...this.fleet.devices.values()]
+      .filter((device) => !state || (state === "attention" ? device.reason : device.row.state === state))
+      .filter((device) => words.every((word) => device.text.includes(word)))
+      .sort((one, other) => {
+        const a = key(one),
+          b = key(other);
+        return a < b ? -sign : a > b ? sign : one.rank - other.rank;
+      });
+    this.onChange(this.shown.length);
     this.draw();
   }
 
@@ -233,60 +143,49 @@ export class Table {
     const room = Math.ceil(grid.clientHeight / ROW_PX) + 2 * SPARE;
     while (this.pool.length < room) this.pool.push(this.makeRow(this.pool.length));
     const size = this.pool.length;
-    for (const element of this.pool) {
-      const place = first + ((((element.number - first) % size) + size) % size);
-      this.drawRow(element, place, shown[place]);
-    }
-    const active = this.pool.find((element) => element.device === this.active && this.active);
+    for (let place = first; place < first + size; place += 1)
+      this.drawRow(this.pool[place % size], place, shown[place]);
+    const active = this.pool.find(({ device }) => device && device === this.active);
     if (active) grid.setAttribute("aria-activedescendant", active.row.id);
     else grid.removeAttribute("aria-activedescendant");
   }
 
   makeRow(number) {
-    const cells = COLUMNS.map((column) => make("div", { role: "gridcell", class: cellClass(column) }));
+    const cells = COLUMNS.map((column) => makeCell("gridcell", column));
     const link = make("a", { tabindex: -1, class: "name" });
-    cells[0].append(link);
     const words = make("span", { class: "state" });
-    const tag = make("span", { class: "tag", hidden: true });
+    const tag = make("span", { class: "tag" });
+    cells[0].append(link);
     cells[1].append(words, tag);
-    const row = make("div", { role: "row", id: `row-${number}`, hidden: true }, ...cells);
+    const row = make("div", { role: "row", id: `row-${number}` }, ...cells);
     this.body.append(row);
-    return { number, row, cells, link, words, tag, device: "", place: -1, href: "" };
+    return { row, cells, link, words, tag, device: "" };
   }
 
   drawRow(element, place, device) {
     const { row, cells, link, words, tag } = element;
-    if (row.hidden !== !device) row.hidden = !device;
+    row.hidden = !device;
     if (!device) {
       element.device = "";
       return;
-    }
-    if (element.place !== place) {
-      element.place = place;
-      row.style.transform = `translateY(${place * ROW_PX}px)`;
-      row.setAttribute("aria-rowindex", String(place + 2));
     }
     if (element.device !== device.id) {
       element.device = device.id;
       link.href = deviceHref(device.id);
     }
-    const { row: values, reason } = device;
-    const isActive = device.id === this.active;
-    if (element.isActive !== isActive) {
-      element.isActive = isActive;
-      row.setAttribute("aria-selected", String(isActive));
-    }
-    write(link, COLUMNS[0].text(values, this.fleet));
-    const pace =
-      !reason && values.state === "training" && values.pace_percent < 100 ? ` ${values.pace_percent} %` : "";
-    write(words, values.state + pace);
-    if (words.dataset.state !== values.state) words.dataset.state = values.state;
-    const shownReason = reason === values.state ? "" : reason;
-    write(tag, shownReason.replaceAll("_", " "));
-    if (tag.dataset.reason !== shownReason) tag.dataset.reason = shownReason;
-    if (tag.hidden !== !shownReason) tag.hidden = !shownReason;
-    for (let place = 2; place < COLUMNS.length; place += 1)
-      write(cells[place], COLUMNS[place].text(values, this.fleet));
+    row.style.transform = `translateY(${place * ROW_PX}px)`;
+    mark(row, "aria-rowindex", place + 2);
+    mark(row, "aria-selected", device.id === this.active);
+    const { state, pace_percent: pace } = device.row;
+    const reason = device.reason === state ? "" : device.reason;
+    write(words, !device.reason && state === "training" && pace < 100 ? `${state} ${pace} %` : state);
+    mark(words, "data-state", state);
+    write(tag, reason.replaceAll("_", " "));
+    mark(tag, "data-reason", reason);
+    tag.hidden = !reason;
+    COLUMNS.forEach(({ field, text }, at) => {
+      if (text) write(at ? cells[at] : link, text(device.row[field], this.fleet));
+    });
   }
 
   onKey(event) {
@@ -336,6 +235,6 @@ export class Table {
   }
 }
 
-function cellClass(column) {
-  return `cell ${column.name.replace("/", "")}`;
+function makeCell(role, { name }, ...children) {
+  return make("div", { role, class: `cell ${name.replace("/", "")}` }, ...children);
 }

@@ -13,36 +13,26 @@ export function askToken(words, mayCancel) {
   const dialog = get("token"),
     field = get("token-field"),
     cancel = get("token-cancel");
-  const form = dialog.querySelector("form");
   cancel.hidden = !mayCancel;
   field.value = "";
   write(get("token-words"), short(words, 600));
-  if (!dialog.open) dialog.showModal();
+  dialog.showModal();
   field.focus();
   return new Promise((resolve) => {
-    const listening = new AbortController();
     const end = (token) => {
-      listening.abort();
+      dialog.onclose = null;
       dialog.close();
       field.value = "";
       resolve(token);
     };
-    form.addEventListener(
-      "submit",
-      (event) => {
-        event.preventDefault();
-        if (field.value.trim()) end(field.value.trim());
-      },
-      { signal: listening.signal },
-    );
-    cancel.addEventListener("click", () => end(""), { signal: listening.signal });
-    dialog.addEventListener(
-      "cancel",
-      (event) => {
-        event.preventDefault();
-        if (mayCancel) end("");
-      },
-      { signal: listening.signal },
-    );
+    // Browsers close a dialog when Escape is pressed a second time, whatever a page says.
+    dialog.onclose = () => {
+      if (!dialog.open) mayCancel ? end("") : dialog.showModal();
+    };
+    dialog.onsubmit = (event) => {
+      event.preventDefault();
+      if (field.value.trim()) end(field.value.trim());
+    };
+    cancel.onclick = () => end("");
   });
 }
