@@ -4,8 +4,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgeasync.cli.device_table import in_bytes
 from edgeasync.cli.output import Printer, print_table
+from edgeasync.core.hub.device_words import in_bytes
 from edgeasync.durable.run_folder import RunFolder
 from edgeasync.ops.runs import (
     BestVersion,

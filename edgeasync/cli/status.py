@@ -9,19 +9,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from edgeasync.cli.device_table import (
-    SORT_KEYS,
-    SortKey,
-    device_lines,
-    device_table,
-    in_bytes,
-    seconds,
-    sort_devices,
-)
+from edgeasync.cli.device_table import SORT_KEYS, SortKey, device_table, sort_devices
 from edgeasync.cli.options import one_of
 from edgeasync.cli.output import Printer, visible
 from edgeasync.config import suggest
 from edgeasync.core.hub.attention import find_attention
+from edgeasync.core.hub.device_words import device_lines, in_bytes, seconds
 from edgeasync.errors import ConfigError, ProtocolError
 from edgeasync.host.wall_clock import written
 from edgeasync.protocol.feed import Attention

@@ -170,6 +170,8 @@ class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
     """when the hub described the device"""
     device: DeviceStatus | None
     """the device's entry of the status; null if its key may join, but it has not joined this run"""
+    facts: list[tuple[str, str]]
+    """the same in words, as names and values; empty without `device`"""
     attention: Attention | None
     """why it needs attention; null if it does not"""
     events: list[RecentEvent]

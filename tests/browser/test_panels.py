@@ -177,14 +177,12 @@ def test_one_device_is_opened_from_the_table_and_follows_the_feed(server, page, 
     page.get_by_role("searchbox").fill(name)
     page.get_by_role("gridcell", name=name, exact=True).click()
     expect(page.locator("#device-title")).to_have_text(name)
-    expect(page.locator("#device dl")).to_have_count(5)
-    shown = facts(page)
-    assert shown["machine"] == fleet.devices[name].machine
-    assert shown["software"] == "edgeasync 0.1.0"
+    expect(page.locator("#device dl > div").first).to_be_visible()
+    assert facts(page)["machine"] == f"{fleet.devices[name].machine}, edgeasync 0.1.0"
     assert page.url.endswith(f"#device={name}")
     fleet.change(name, temperature_c=71.0)
     server.tick()
-    expect(page.locator("#device dl > div", has_text="temperature").locator("dd")).to_have_text("71 °C")
+    expect(page.locator("#device dl > div", has_text="temperature").locator("dd")).to_have_text("71 C")
     page.go_back()
     expect(page.locator("#device")).to_be_hidden()
 
@@ -204,7 +202,7 @@ def test_a_device_that_never_came_and_an_unknown_one_say_so(serve, visit):
     page = visit(server.url, errors=("404",))
     page.locator("#attention-list a", has_text="barn-9").click()
     expect(page.locator("#device .notice")).to_contain_text("it has not connected in this run")
-    expect(page.locator("#device dl")).to_have_count(0)
+    expect(page.locator("#device dl > div")).to_have_count(0)
     page.goto(f"{server.url}#device=nobody")
     expect(page.locator("#device .notice")).to_have_text("nobody: the hub knows no such device")
 

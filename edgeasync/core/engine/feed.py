@@ -18,6 +18,7 @@ from edgeasync.core.engine.hub_engine import HubEngine
 from edgeasync.core.engine.recent_events import raw_list
 from edgeasync.core.hub.attention import absent_devices, look_at
 from edgeasync.core.hub.changes import Changes
+from edgeasync.core.hub.device_words import device_lines
 from edgeasync.protocol.feed import ATTENTION_MAX, EVENTS_SHOWN, Attention, DeviceRow, PendingKey
 from edgeasync.protocol.status import DeviceStatus, HubSummary
 
@@ -170,6 +171,7 @@ class Feed:
             {
                 "time": round(self._shell.wall_s(), 3),
                 "device": device,
+                "facts": [] if device is None else [*device_lines(device)],
                 "attention": attention,
                 "events": self._events.of_device(name, EVENTS_OF_DEVICE),
             }

@@ -6,6 +6,7 @@ import msgspec
 
 from edgeasync.core.hub.attention import find_attention
 from edgeasync.core.hub.device_status import device_row
+from edgeasync.core.hub.device_words import device_lines
 from edgeasync.protocol.feed import (
     ATTENTION_MAX,
     EVENTS_SHOWN,
@@ -158,6 +159,7 @@ class MadeFleet:
         return DeviceDetails(
             time=self.time,
             device=known.get(name),
+            facts=[*device_lines(known[name])] if name in known else [],
             attention=next((one for one in find_attention(status) if one.device == name), None),
             events=[event for event in self.events if event.device == name][-50:],
         )
