@@ -26,9 +26,9 @@ def commands(tmp_path):
 
 
 def start_page(commands, hub):
-    """Return the URL of a hub's page, and the operator's token."""
+    """Return the URL of a hub's page, and its tokens."""
     url, _, folder = hub.wait_for("page")["detail"].partition("; the tokens are in ")
-    return url, PageTokens.open(commands.folder / folder).operator
+    return url, PageTokens.open(commands.folder / folder)
 
 
 def version(page):
@@ -53,7 +53,7 @@ def test_a_fleet_is_followed_through_a_quarantine_and_a_kill_of_its_hub(commands
     flags = ("--bind", free_address(), "--page", free_address().removeprefix("tcp://"))
     settings = commands.settings()
     hub, address = commands.hub(settings, *flags)
-    url, token = start_page(commands, hub)
+    url, tokens = start_page(commands, hub)
     for name in DEVICES:
         commands.agent(address, name)
     page = visit(url, errors=LOGGED)
@@ -65,7 +65,7 @@ def test_a_fleet_is_followed_through_a_quarantine_and_a_kill_of_its_hub(commands
     page.get_by_role("gridcell", name="barn-1", exact=True).click()
     expect(page.locator("#device dl > div", has_text="address").locator("dd")).to_have_text("127.0.0.1")
     page.get_by_role("button", name="Quarantine", exact=True).click()
-    enter_token(page, token)
+    enter_token(page, tokens.operator)
     expect(page.locator("#toast")).to_have_text("barn-1: quarantined")
     expect(page.locator("#attention-list")).to_contain_text("barn-1")
     expect(page.locator("#states")).to_contain_text("1 quarantined")
@@ -90,7 +90,7 @@ def test_a_fleet_is_followed_through_a_quarantine_and_a_kill_of_its_hub(commands
 def test_a_device_that_knocks_is_let_in_on_the_page(commands, visit, tmp_path):
     keys = HubKeys.init(tmp_path / "keys")
     hub, address = start_hub(commands, keys, "--knocking", "--page", "127.0.0.1:*")
-    url, token = start_page(commands, hub)
+    url, tokens = start_page(commands, hub)
     page = visit(url, errors=LOGGED)
     expect(page.locator("#no-pending")).to_be_visible()
     agent = commands.agent(address, "pi-1", "--hub-key", keys.pair().public.hex())
@@ -99,8 +99,20 @@ def test_a_device_that_knocks_is_let_in_on_the_page(commands, visit, tmp_path):
     expect(page.locator("#pending code")).to_have_text([shown])
     page.get_by_role("textbox", name=f"Name of the device with key {shown}").fill("pi-1")
     page.keyboard.press("Enter")
-    enter_token(page, token)
+    enter_token(page, tokens.operator)
     expect(page.locator("#toast")).to_have_text("pi-1 may join")
     agent.wait_for("joined")
     expect(page.locator("#states")).to_contain_text("1 training")
     expect(page.locator("#no-pending")).to_be_visible()
+
+
+def test_a_page_whose_token_is_revoked_asks_for_another(commands, visit):
+    hub, _ = commands.hub(commands.settings(), "--page", "127.0.0.1:*", "--page-hosts", "hub.example.org")
+    url, tokens = start_page(commands, hub)
+    page = visit(url.replace("hub.example.org", "127.0.0.1"), live=False, errors=LOGGED)
+    enter_token(page, tokens.viewer)
+    expect(page.locator("#connection")).to_have_text("live")
+    tokens.files[0].unlink()
+    expect(page.get_by_label("Token", exact=True)).to_be_visible()
+    enter_token(page, tokens.operator)
+    expect(page.locator("#connection")).to_have_text("live")
