@@ -135,7 +135,7 @@ def _build_published(found: published.Published, settings: GraphSettings) -> tup
         proto = quantize(proto, weights)
         notes.append(f"{len(weights.axes)} frozen weights are stored in {weights.base}")
     elif settings.base is not None:
-        notes.append(f"the frozen weights are quantized already, so base {settings.base!r} does not change them")
+        notes.append("the file stores its frozen weights quantized, and they are used as they are")
     loss = find_loss(settings.loss)
     sample: Shape
     if isinstance(loss, OnnxLoss):

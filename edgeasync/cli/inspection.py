@@ -10,6 +10,9 @@ from edgeasync.cli.output import Printer, print_table, remark_lines
 from edgeasync.ops.doctor.training import duration
 from edgeasync.ops.inspection import Inspection, TrainingSummary
 
+PLAIN = "4 bytes a value on loopback"
+"""On links as fast as loopback, encoding would cost more time than it saves."""
+
 
 def print_inspection(found: Inspection, file: Path, printer: Printer, *, parameters: bool) -> None:
     """Print the findings about a file, and its trained arrays if `parameters` is set."""
@@ -54,7 +57,7 @@ def _training_rows(training: TrainingSummary) -> list[tuple[str, str]]:
         ("trained", f"{training.output} with {training.loss}, {_tensor(training.target)}"),
         ("values", values),
         ("graph", f"{training.graph_nodes:,} nodes, {_size(training.graph_bytes)}{base}, received once"),
-        ("exchange", f"{exchange}; {_size(whole.bytes)} when joining ({whole.codec})"),
+        ("exchange", f"{exchange}; {_size(whole.bytes)} when joining ({whole.codec}); {PLAIN}"),
     ]
     if (step := training.step) is None:
         return [*rows, ("step", f"not measured: {training.step_problem}")]

@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,15 @@ def start(program: str, *arguments: object) -> Process:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603
 
 
-def wait_for_update(number: int, hub: Process, address: str) -> None:
+def end_if_failed(hub: Process, devices: Iterable[Process]) -> None:
+    """End the devices if the hub has failed. They would wait for it for minutes."""
+    if hub.poll():
+        for device in devices:
+            device.kill()
+        sys.exit(f"the hub failed with exit code {hub.returncode}; its message is above")
+
+
+def wait_for_update(number: int, hub: Process, devices: Collection[Process], address: str) -> None:
     """Wait until the hub has applied this number of updates, or has ended."""
     while hub.poll() is None:
         try:
@@ -38,6 +47,7 @@ def wait_for_update(number: int, hub: Process, address: str) -> None:
         except HubUnreachableError:
             pass  # it builds the model
         time.sleep(0.1)
+    end_if_failed(hub, devices)
 
 
 def kill(process: Process, name: str) -> None:
@@ -61,12 +71,15 @@ def train(arguments: argparse.Namespace, for_hub: list[str]) -> list[dict[str, A
     names = sorted(path.stem.removesuffix("-later") for path in texts.glob("*-later.npz"))
     devices = {name: start_device(name) for name in names}
     if arguments.kill:
-        wait_for_update(1, hub, address)
+        wait_for_update(1, hub, devices.values(), address)
         kill(devices[KILLED], KILLED)
         devices[KILLED] = start_device(KILLED)
-        wait_for_update(5, hub, address)
+        wait_for_update(5, hub, devices.values(), address)
         kill(hub, "hub")
         hub = start_hub()
+    while any(process.poll() is None for process in devices.values()):
+        end_if_failed(hub, devices.values())
+        time.sleep(0.1)
     printed = {name: process.communicate()[0] for name, process in devices.items()}
     hub.wait()
     if failed := [name for name, process in {"hub": hub, **devices}.items() if process.returncode]:

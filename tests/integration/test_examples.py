@@ -149,6 +149,19 @@ def test_devices_fine_tune_a_language_model_on_their_own_texts(start, tmp_path):
             assert int(after) < int(before), name
 
 
+@pytest.mark.parametrize("flags", [[], ["--kill"]], ids=["plain", "with kills"])
+def test_devices_end_with_a_hub_that_fails_at_its_start(start, tmp_path, flags):
+    (tmp_path / "lm.onnx").write_bytes(b"no model")
+    (tmp_path / "texts").mkdir()
+    np.savez(tmp_path / "texts/characters-later.npz", x=np.zeros((2, 4), np.int64), y=np.zeros((2, 4), np.int64))
+    np.savez(tmp_path / "texts/characters.npz", x=np.zeros((2, 4), np.int64), y=np.zeros((2, 4), np.int64))
+    fleet = start("small_lm/fleet.py", "lm.onnx", "texts", "--bind", free_address(), *flags)
+    told = fleet.communicate(timeout=WHOLE_S)[1]
+    assert fleet.returncode == 1
+    assert "lm.onnx: not a readable ONNX model" in told
+    assert told.splitlines()[-1] == "the hub failed with exit code 1; its message is above"
+
+
 def test_a_table_shows_on_which_boards_a_graph_fits(start, tmp_path):
     make_language_model(
         start, layers=1, hidden=16, intermediate=24, heads=4, key_value_heads=2, vocabulary=32, tokens=8

@@ -77,7 +77,8 @@ def test_what_people_read(commands, forward):
     assert facts["values"].strip() == "195 trained, 0 running statistics, 0 frozen"
     assert (
         facts["exchange"].strip()
-        == "780 bytes up (identity), 199 bytes down (int8); 390 bytes when joining (float16)"
+        == "780 bytes up (identity), 199 bytes down (int8); 390 bytes when joining (float16); "
+        "4 bytes a value on loopback"
     )
     assert "for 5 examples on 1 core" in facts["step"]
     assert f"{name}  8 x 16  128     trained" in told
