@@ -2,6 +2,8 @@
 
 from functools import partial
 
+from edgeasync.autodiff.graph import Graph
+from edgeasync.autodiff.rules.elementwise import is_positive
 from edgeasync.autodiff.rules.recurrent import (
     INITIAL_C,
     INITIAL_H,
@@ -22,8 +24,6 @@ from edgeasync.autodiff.rules.recurrent import (
 )
 from edgeasync.autodiff.rules.registry import Gradients, Step, rule
 from edgeasync.errors import GraphError
-
-ACTIVATIONS = ("Sigmoid", "Tanh", "Tanh")
 
 KEPT = ("i", "o", "f", "g", "kept", "squashed")
 """What the forward loop stores for the gradient, at each time step: the gates, f c, and tanh(c')."""
@@ -48,16 +48,24 @@ def _forward(step: Step) -> None:
 
 def _has_gradient(step: Step) -> bool:
     try:
-        check(step, ACTIVATIONS)
+        check(step, _activations(step))
     except GraphError:  # raised again if a gradient arrives
         return False
     return any(name in step.graph.active for name in step.node.outputs)
+
+
+def _activations(step: Step) -> tuple[str, str, str]:
+    """Return the activations that all directions should have: Tanh or ReLU, except in the gates."""
+    given = [str(name.decode() if isinstance(name, bytes) else name) for name in step.attribute("activations", [])]
+    inner, outer = ["Relu" if name.lower() == "relu" else "Tanh" for name in [*given, "", "", ""][1:3]]
+    return "Sigmoid", inner, outer
 
 
 def _run(step: Step, index: int, *, backwards: bool) -> tuple[str, str, str]:
     """Append the loop of one direction. Return all states, the last state and the last cell state."""
     graph, op, count = step.graph, step.graph.op, direction_count(step)
     hidden = graph.static_shape(step.input(R), step.node.where)[-1]
+    _, inner, outer = _activations(step)
     weights, recurrent = (pick(graph, step.input(position), index, count, 0) for position in (W, R))
     bias = []
     if step.input(B):
@@ -70,10 +78,10 @@ def _run(step: Step, index: int, *, backwards: bool) -> tuple[str, str, str]:
         sums = op("Gemm", op("Concat", carried[0], *now, axis=1), joined, *bias)
         *gates, g = graph.add("Split", sums, outputs=4, axis=1, num_outputs=4)
         i, o, f = [op("Sigmoid", name) for name in gates]
-        g = op("Tanh", g)
+        g = op(inner, g)
         kept = op("Mul", f, carried[1])
         c = op("Add", kept, op("Mul", i, g))
-        squashed = op("Tanh", c)
+        squashed = op(outer, c)
         h = op("Mul", o, squashed)
         return [h, c], [op("Identity", h), i, o, f, g, kept, squashed]
 
@@ -91,14 +99,16 @@ def _run(step: Step, index: int, *, backwards: bool) -> tuple[str, str, str]:
 
 @rule("LSTM", forward=_forward)
 def _lstm(step: Step) -> Gradients:
-    return differentiate(step, partial(_cell, step.saved), ACTIVATIONS)
+    activations = _activations(step)
+    return differentiate(step, partial(_cell, step.saved, activations), activations)
 
 
-def _cell(saved: dict[str, str], direction: RecurrentDirection) -> Local:
+def _cell(saved: dict[str, str], activations: tuple[str, str, str], direction: RecurrentDirection) -> Local:
     """Return the gradients of an LSTM cell, with c' = f c + i g and h' = o tanh(c') at each step.
 
     The gates i, o and f are sigmoids of linear maps of x and h, and g is the tanh of such a map.
-    The derivatives reuse values that are already known, for example o (1 - tanh^2) = o - h' tanh.
+    Either tanh may be a ReLU instead. The derivatives reuse values that are already known, for
+    example o (1 - tanh^2) = o - h' tanh.
     """
     graph, op, times, hidden = direction.graph, direction.graph.op, direction.times, direction.hidden
     previous, states = direction.rows(direction.previous), direction.rows(direction.states)
@@ -110,10 +120,10 @@ def _cell(saved: dict[str, str], direction: RecurrentDirection) -> Local:
         op("Sub", new, op("Mul", new, i)),
         op("Sub", states, op("Mul", states, o)),
         op("Sub", kept, op("Mul", kept, f)),
-        op("Sub", i, op("Mul", new, g)),
+        _slope(graph, activations[1], i, new, g),
         axis=1,
     )
-    to_cells = op("Sub", o, op("Mul", states, squashed))
+    to_cells = _slope(graph, activations[2], o, states, squashed)
 
     def back(carried: list[str], now: list[str]) -> tuple[list[str], list[str]]:
         (grad_h, grad_kept), (slope, to_cell, kept_share, *earlier) = carried, now
@@ -130,3 +140,10 @@ def _cell(saved: dict[str, str], direction: RecurrentDirection) -> Local:
     rows = direction.rows(gates, 4 * hidden)
     recurrent = graph.op("Gemm", rows, previous, transA=1)
     return Local(before_input=rows, recurrent=recurrent, state_bias="", initial=[initial_h, initial_c])
+
+
+def _slope(graph: Graph, function: str, factor: str, product: str, value: str) -> str:
+    """Return the derivative of `factor` f, where f has the result `value`, and `product` is factor f."""
+    if function == "Relu":
+        return graph.op("Mul", factor, is_positive(graph, value))
+    return graph.op("Sub", factor, graph.op("Mul", product, value))

@@ -69,6 +69,13 @@ def _space_to_depth(step: Step) -> Gradients:
     return [step.graph.op("DepthToSpace", step.gradient, blocksize=int(step.attribute("blocksize", 1)))]
 
 
+@rule("ReverseSequence")
+def _reverse_sequence(step: Step) -> Gradients:
+    """Reverse the gradient in the same way, because this reverses the values back."""
+    axes = {name: int(value) for name, value in step.node.attributes.items()}
+    return [step.graph.op("ReverseSequence", step.gradient, step.input(1), **axes), None]
+
+
 @rule("Concat")
 def _concat(step: Step) -> Gradients:
     axis = step.axis()

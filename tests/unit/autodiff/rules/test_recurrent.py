@@ -58,6 +58,11 @@ LSTM, GRU = Case("LSTM"), Case("GRU")
 BEFORE = Case("GRU", reset_after=0)
 RNN = Case("RNN")
 RELU = Case("RNN", attributes=(("activations", ["Relu"]),))
+RELUS = [
+    Case("LSTM", attributes=(("activations", ["Sigmoid", *functions]),))
+    for functions in (("Relu", "Relu"), ("Relu", "Tanh"), ("tanh", "relu"))
+]
+"""As Keras writes an LSTM with the activation ReLU."""
 
 
 def draw(case):
@@ -116,7 +121,7 @@ def forward_model(case, parameters, *, lengths=None, peepholes=False):
         while not wanted[-1]:
             wanted.pop()
         attributes = {"hidden_size": case.hidden, "direction": case.direction, **dict(case.attributes)}
-        if case.kind == "RNN" and "activations" in attributes:
+        if "activations" in attributes:
             attributes["activations"] = attributes["activations"] * case.count
         if case.kind == "GRU":
             attributes["linear_before_reset"] = case.reset_after
@@ -143,11 +148,17 @@ def sigmoid(value):
     return 1.0 / (1.0 + np.exp(-value))
 
 
+def relu(value):
+    return np.maximum(value, 0)
+
+
 def lstm_step(case, x, state, maps):
     (h, c), (weights, recurrent, *biases) = state, maps
     i, o, f, g = np.split(x @ weights.T + h @ recurrent.T + sum(biases), 4, axis=-1)
-    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-    return sigmoid(o) * np.tanh(c), c
+    names = dict(case.attributes).get("activations", ["Sigmoid", "Tanh", "Tanh"])
+    inner, outer = [relu if name.lower() == "relu" else np.tanh for name in names[1:]]
+    c = sigmoid(f) * c + sigmoid(i) * inner(g)
+    return sigmoid(o) * outer(c), c
 
 
 def gru_step(case, x, state, maps):
@@ -164,7 +175,7 @@ def gru_step(case, x, state, maps):
 def rnn_step(case, x, state, maps):
     (h, c), (weights, recurrent, *biases) = state, maps
     sums = x @ weights.T + h @ recurrent.T + sum(biases)
-    return np.maximum(sums, 0) if case.attributes else np.tanh(sums), c
+    return relu(sums) if case.attributes else np.tanh(sums), c
 
 
 def layer_forward(case, sequence, parameters, layer, start):
@@ -248,7 +259,7 @@ def check(case, **extra):
 
 DIRECTIONS = [
     replace(base, direction=direction, bias=bias)
-    for base in (LSTM, GRU, BEFORE, RNN, RELU)
+    for base in (LSTM, *RELUS, GRU, BEFORE, RNN, RELU)
     for direction in ("forward", "reverse", "bidirectional")
     for bias in (True, False)
 ]
@@ -265,7 +276,7 @@ USES = [
 ]
 STATES = [
     replace(base, initial=initial, batch=batch, direction="bidirectional", used=("Y", "Y_h"))
-    for base in (LSTM, GRU, BEFORE, RNN, RELU)
+    for base in (LSTM, *RELUS, GRU, BEFORE, RNN, RELU)
     for initial, batch in (("computed", None), ("trained", 4), ("zeros", 4), ("constant", 4))
 ]
 OTHERS = [
@@ -344,6 +355,7 @@ def test_gates_of_an_lstm_are_computed_once(layers):
         (GRU, {"clip": 2.0}, "clipped"),
         (LSTM, {"input_forget": 1}, "coupled"),
         (LSTM, {"activations": ["HardSigmoid", "Tanh", "Tanh"]}, "activations are HardSigmoid"),
+        (LSTM, {"activations": ["Sigmoid", "Relu", "Elu"]}, "Sigmoid, Relu, Elu instead of Sigmoid, Relu, Tanh"),
         (GRU, {"activations": ["Sigmoid", "Relu"]}, "activations are Sigmoid, Relu"),
         (RNN, {"activations": ["Affine"]}, "activations are Affine instead of Tanh"),
         (RNN, {"clip": 2.0}, "clipped"),

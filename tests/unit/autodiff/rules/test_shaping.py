@@ -323,6 +323,16 @@ def test_channels_that_become_places(mode):
     )
 
 
+@pytest.mark.parametrize(("axes", "lengths"), [((0, 1), (2, 3, 1, 0)), ((1, 0), (2, 4, 3))])
+def test_sequences_that_are_reversed(axes, lengths):
+    """Only the first values of a sequence are reversed, as many as its length."""
+    text = (
+        f"t = Transpose<perm=[1, 2, 0]>(h)\na = ReverseSequence<time_axis={axes[0]}, batch_axis={axes[1]}>(t, n)\n"
+        "b = Mul(a, w)\ny = Transpose<perm=[2, 0, 1]>(b)"
+    )
+    check(text, (3, 4), {"n": ints(*lengths), "w": numbers((3, 4, 1), 5)})
+
+
 def test_places_that_become_channels():
     check("a = SpaceToDepth<blocksize=2>(h)\ny = Mul(a, w)", (2, 4, 6), {"w": numbers((8, 2, 3), 5)})
 
