@@ -17,7 +17,7 @@ from edgeasync.autodiff.export import settle
 from edgeasync.autodiff.forward import SHAPE_OPERATORS
 from edgeasync.autodiff.graph import Array, free_inputs, read_nodes
 from edgeasync.autodiff.probing import open_session
-from edgeasync.autodiff.reading import replace_nodes
+from edgeasync.autodiff.reading import nodes_within, replace_nodes
 from edgeasync.errors import native_reason
 
 EXAMPLES = 3
@@ -89,6 +89,7 @@ class _Freeing:
         self._axes = dict.fromkeys(self._inputs, 0)
         """The tensors that depend on the data, and the axis of each that is probably the batch."""
         self._batch: str | None = None
+        self._replaced: set[str] = set()
 
     def apply(self) -> None:
         """Change the model in place."""
@@ -106,6 +107,11 @@ class _Freeing:
                     self._axes[name] = self._axis_after(node, found[0], place)
             self._nodes.append(node)
         replace_nodes(self._graph, self._nodes)
+        # So a state that is named in `train` is missing, and the build uses the batch size of the file.
+        unread = self._replaced.difference(*[node.input for node in nodes_within(self._graph)])
+        kept = [entry for entry in self._graph.initializer if entry.name not in unread]
+        del self._graph.initializer[:]
+        self._graph.initializer.extend(kept)
 
     def _free(self, node: onnx.NodeProto) -> None:
         found = {
@@ -184,10 +190,20 @@ class _Freeing:
             self._expand(node, place, 0)
 
     def _expand(self, node: onnx.NodeProto, place: int, axis: int) -> None:
-        """Expand an axis of size 1 of a constant input to the batch size."""
+        """Expand a constant input, which has the same values for each example, to the batch size."""
         name = node.input[place] if place < len(node.input) else ""
-        if not name or name in self._axes or self._size != 1 or self._shape(name)[axis : axis + 1] != (1,):
+        dims = self._shape(name)
+        if not name or name in self._axes or dims[axis : axis + 1] != (self._size,):
             return
+        if self._size > 1:
+            all_examples = self._first[name]
+            one = all_examples.take([0], axis)
+            is_weight = all_examples.any() and any(entry.name == name for entry in self._graph.initializer)
+            if is_weight or (one != all_examples).any():
+                return
+            self._replaced.add(name)
+            name = f"{node.output[0]}::one_{place}"
+            self._nodes.append(helper.make_node("Constant", [], [name], value=numpy_helper.from_array(one)))
         if self._batch is None:
             self._batch = "batch::size"
             shape = helper.make_node("Shape", [self._inputs[0]], [self._batch], start=0, end=1)
@@ -195,7 +211,7 @@ class _Freeing:
         sizes, value = f"{node.output[0]}::sizes_{place}", f"{node.output[0]}::input_{place}"
         before, after = [
             self._add(f"{sizes}_{number}", np.array(part, np.int64))
-            for number, part in enumerate((self._shape(name)[:axis], self._shape(name)[axis + 1 :]))
+            for number, part in enumerate((dims[:axis], dims[axis + 1 :]))
         ]
         self._nodes += [
             helper.make_node("Concat", [before, self._batch, after], [sizes], axis=0),

@@ -47,7 +47,7 @@ def select(model: onnx.ModelProto, values: Mapping[str, Array], settings: GraphS
     candidates = _candidates(model, values, settings.train or ())
     names = list(dict.fromkeys([*candidates, *sorted(statistics)]))
     if not names:
-        raise GraphError(_nothing_to_train(values))
+        raise GraphError(_nothing_to_train(model, values))
     chosen = _chosen(names, settings)
     thawed = {name for name in names if settings.names(name)}.difference(statistics).union(settings.train or ())
     said = [name for name in _frozen(model) if name not in thawed]
@@ -190,13 +190,15 @@ def _statistics(model: onnx.ModelProto, values: Mapping[str, Array]) -> tuple[se
     return {name for norm in norms for name in norm[2:]}, norms
 
 
-def _nothing_to_train(values: Mapping[str, Array]) -> str:
+def _nothing_to_train(model: onnx.ModelProto, values: Mapping[str, Array]) -> str:
     """Return the reason why a model has no trainable parameter, usually its half precision."""
     others = sorted({str(value.dtype) for value in values.values() if value.ndim and value.dtype != FLOAT})
     if any("float" in name for name in others):
         return f"the model has no float32 parameter, only {', '.join(others)}; export it in float32"
     if any(value.dtype == FLOAT and not np.isfinite(value).all() for value in values.values()):
         return "all parameters of the model contain NaN or infinite values; choose another file"
+    if any(node.op_type in ("DequantizeLinear", "QLinearConv", "QLinearMatMul") for node in model.graph.node):
+        return "all weights of the model are quantized; use the original file, before it was quantized"
     return (
         "the model has no parameter, that is, no float32 initializer with at least one axis; check the file, or "
         "export it again"

@@ -7,8 +7,9 @@ import pytest
 from edgeasync.autodiff.build import build_training_graph
 from edgeasync.autodiff.settings import GraphSettings
 from edgeasync.errors import GraphError
+from tests.support.models.exported import written
 from tests.support.models.gradients import forward, numbers, run, session, squares
-from tests.support.models.small_models import MSE
+from tests.support.models.small_models import MSE, names
 
 TOKEN = {"t": numbers((1, 1, 4), 3), "w": numbers((4, 3), 1)}
 NEAREST = 'mode="nearest", nearest_mode="floor", coordinate_transformation_mode="asymmetric"'
@@ -92,6 +93,19 @@ def test_a_file_of_several_examples(size):
     text = "a = Reshape(x, s)\ny = MatMul(a, w)"
     data = forward(text, {"s": np.array([size, -1]), "w": numbers((24, 3), 1)}, (6, 4), batch=size)
     assert batches(build_training_graph(data, MSE)) == {"batch"}
+
+
+@pytest.mark.parametrize("kind", ["zeros", "equal", "apart", "trained"])
+def test_a_file_of_several_examples_with_a_state(kind):
+    """An initial state becomes that of any batch if all examples have the same one, which is not trained."""
+    state = {"zeros": np.zeros((1, 2, 3)), "apart": numbers((1, 2, 3), 3)}.get(kind, np.full((1, 2, 3), 0.5))
+    text = "a = Transpose<perm=[1, 0, 2]>(x)\nq, h = GRU<hidden_size=3>(a, w, r, , , i)\ny = Squeeze(h, zero)"
+    parameters = {"w": numbers((1, 9, 4), 1), "r": numbers((1, 9, 3), 2), "zero": np.array([0])}
+    parameters["i"] = state.astype(np.float32)
+    data = written(text, parameters, (6, 4), batch=2, constants=() if kind == "trained" else {"i"})
+    graph = build_training_graph(data.SerializeToString(), MSE)
+    assert batches(graph) == ({""} if kind in ("apart", "trained") else {"batch"})
+    assert names(graph) == (["w", "r", "i"] if kind == "trained" else ["w", "r"])
 
 
 ACROSS = {
