@@ -1,5 +1,7 @@
 """Each panel of the page shows what the feed says, and follows it."""
 
+import itertools
+
 import msgspec
 import pytest
 
@@ -73,6 +75,17 @@ def test_the_keyboards_place_in_the_list_survives_updates(server, page, fleet):
     fleet.time += 7200.0
     server.tick()
     expect(words).not_to_have_text(before)
+    expect(page.locator("#attention-list a").first).to_be_focused()
+
+
+def test_the_keyboards_place_outlives_its_item(server, page, fleet):
+    link = page.locator("#attention-list a", has_text="gate-5")
+    link.focus()
+    fleet.change("gate-5", updates_rejected={})
+    server.tick()
+    expect(link).to_have_count(0)
+    expect(page.locator("#attention-list")).to_be_focused()
+    page.keyboard.press("Tab")
     expect(page.locator("#attention-list a").first).to_be_focused()
 
 
@@ -151,6 +164,21 @@ def test_the_chart_shows_any_history(serve, visit, make):
     for name in ("version", "time", "log", "log"):
         page.get_by_role("button", name=name, exact=True).click()
         expect(page.locator("#chart canvas")).to_have_count(1)
+
+
+@pytest.mark.parametrize("seconds", [70, 75, 240])
+def test_times_below_the_chart_do_not_touch(seconds, serve, visit):
+    fleet = MadeFleet(3)
+    fleet.history = fleet.history[-seconds:]
+    page = visit(serve(fleet).url)
+    page.evaluate(
+        "() => { const old = uPlot; window.uPlot = function (...all) { return (window.plot = new old(...all)) } }"
+    )
+    for chosen in ("version", "time"):
+        page.get_by_role("button", name=chosen, exact=True).click()
+    places = page.evaluate("() => plot.axes[0]._splits.map((time) => plot.valToPos(time, 'x'))")
+    assert len(places) > 2
+    assert min(right - left for left, right in itertools.pairwise(places)) >= 60
 
 
 def test_a_run_without_updates_has_no_chart(serve, visit):

@@ -125,7 +125,7 @@ export class Chart {
           share: { range: (_, least) => [Math.min(0.9, Math.max(0, Math.floor(10 * least) / 10)), 1] },
         },
         axes: [
-          { ...axis, grid: { show: false }, size: 28, ...(this.x === TIME ? { values: clockLabels } : {}) },
+          { ...axis, grid: { show: false }, size: 28, space: 70, ...(this.x === TIME ? { values: clockLabels } : {}) },
           {
             ...axis,
             size: 52,

@@ -63,7 +63,15 @@ export function fill(list, items, key, build, update) {
     else list.insertBefore(element, next);
     update?.(element, item);
   }
-  for (const element of old.values()) element.remove();
+  for (const element of old.values()) {
+    const hadFocus = element.contains(document.activeElement);
+    element.remove();
+    // Not the next item, which keys pressed for this one would change.
+    if (hadFocus) {
+      list.tabIndex = Math.max(list.tabIndex, -1);
+      list.focus();
+    }
+  }
 }
 
 /** Let a click on one of several buttons release the others; `choose` is called with its place. */
