@@ -140,6 +140,17 @@ def replace_file(path: Path, *content: Buffer, private: bool = True) -> None:
         raise StorageError(f"{path}: cannot be written: {error.strerror}{cure}") from error
 
 
+def protect(descriptor: int) -> None:
+    """Make a file read-only, so that no program overwrites it in place while it is mapped.
+
+    A process that reads a mapped page beyond the end of the file is ended by SIGBUS. Replacing or
+    deleting the file is harmless. Does nothing if the file system does not support modes, or if
+    another user owns the file.
+    """
+    with contextlib.suppress(OSError):
+        os.fchmod(descriptor, 0o400)
+
+
 def check_out(name: str, out: Path, *read: Path, run: Path | None = None) -> None:
     """Raise `ConfigError` if `out` must not be overwritten.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import xxhash
 
 from edgeasync.config import expanded
-from edgeasync.durable.files import make_folder, sync_folder
+from edgeasync.durable.files import make_folder, protect, sync_folder
 from edgeasync.errors import StorageError
 from edgeasync.file_lock import FileLock
 from edgeasync.protocol.graph import Base
@@ -183,6 +183,7 @@ class BaseCache:
                 digest.update(part)
             if digest.hexdigest() == base.fingerprint:
                 os.utime(lock.descriptor)
+                protect(lock.descriptor)
                 return lock
             self._warn(f"{file}: damaged; deleting it and downloading the base again")
             file.unlink(missing_ok=True)
@@ -219,6 +220,7 @@ class BaseCache:
 
     def _keep(self, partial: _Partial) -> None:
         """Rename a verified download, and use it from now on."""
+        protect(partial.lock.descriptor)
         os.fsync(partial.lock.descriptor)
         self._part_file(partial.base).replace(self.folder / partial.base.file_name)
         sync_folder(self.folder)

@@ -3,6 +3,7 @@
 import mmap
 from pathlib import Path
 
+from edgeasync.durable.files import protect
 from edgeasync.errors import StorageError
 from edgeasync.graphs.split_base import split_base
 from edgeasync.protocol.graph import ShippedBase, ShippedGraph
@@ -21,6 +22,7 @@ def ship_graph(graph: Buffer, folder: Path) -> ShippedGraph:
     path = folder / split.base.file_name
     try:
         with open_regular(path) as file:
+            protect(file.fileno())
             content = mmap.mmap(file.fileno(), split.base.nbytes, prot=mmap.PROT_READ)
     except (OSError, ValueError) as error:
         raise StorageError(f"{path}: cannot be mapped: {error}; start the hub again") from error

@@ -81,6 +81,7 @@ def test_all_agents_of_a_user_share_a_base(commands, model):
 
     hub.kill()
     written = base_in(commands.folder / "run").stat().st_mtime_ns
+    assert base_in(commands.folder / "run").stat().st_mode & 0o777 == 0o400
     start_hub(commands, model, address)
     for agent in agents:
         agent.wait_for("joined", count=2)
@@ -106,6 +107,7 @@ def test_a_run_is_exported_and_a_damaged_base_is_downloaded_again(commands, mode
     assert (commands.folder / "exported.onnx").stat().st_size > FROZEN_BYTES
     agent.kill()
     file = base_in(bases(commands))
+    file.chmod(0o600)  # the file is read-only
     os.truncate(file, FROZEN_BYTES // 2)
     again = commands.agent(address, "pi")
     has_base(commands, again, "fetched")

@@ -154,6 +154,16 @@ def test_abandoned_downloads_make_way_too(bench):
     assert [file.name for file in bench.folder.iterdir()] == [BASES[2].file_name]
 
 
+def test_a_base_cannot_be_overwritten_by_mistake(bench):
+    """A program that shortens a mapped file ends those that read it; one that replaces it does not."""
+    bench.keep(0)
+    assert bench.path(0).stat().st_mode & 0o777 == 0o400
+    copied = bench.path(1)
+    copied.write_bytes(CONTENTS[1])
+    assert bench.agent().find(BASES[1]) == NBYTES
+    assert copied.stat().st_mode & 0o777 == 0o400
+
+
 # -- damage ----------------------------------------------------------------------------------------------------
 
 
@@ -162,6 +172,7 @@ def test_abandoned_downloads_make_way_too(bench):
 )
 def test_a_damaged_base_is_downloaded_again(bench, damage):
     bench.keep(0)
+    bench.path(0).chmod(0o600)
     bench.path(0).write_bytes(damage(CONTENTS[0]))
     assert bench.agent().find(BASES[0]) == 0
     assert "damaged" in bench.warnings[0]
