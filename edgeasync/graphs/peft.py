@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import safetensors.numpy
 
 from edgeasync.durable.files import replace_file
-from edgeasync.durable.tensors import tensor_parts
 from edgeasync.errors import ConfigError, GraphError
 from edgeasync.lora import LoRA
 from edgeasync.parameters import Arrays
@@ -18,8 +19,11 @@ CONFIG_FILE, ADAPTERS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 """PEFT wraps the user's module, so all names of parameters begin with this prefix."""
 
-_SAVED = re.compile(r"(?P<module>\w+(\.\w+)*)\.(weight|bias)")
-"""Names of parameters whose module PEFT can save as a whole."""
+_SAVED = re.compile(r"(?P<module>\w+(\.\w+)*)\.(weight|bias|running_mean|running_var)")
+"""Names of arrays whose module PEFT can save as a whole."""
+
+_COUNTED, _COUNT = ".running_mean", ".num_batches_tracked"
+"""An array of a batch norm, and its counter, which PEFT needs, but an ONNX file does not have."""
 
 _INSTEAD = "write the arrays under their names in the ONNX file, to a file that ends in .safetensors"
 
@@ -63,8 +67,10 @@ def write_peft(folder: Path, forward: bytes, arrays: Arrays) -> None:
         for entry in proto.graph.initializer
         if entry.name in own or ((found := _SAVED.fullmatch(entry.name)) and found["module"] in modules)
     }
-    tensors = {_PREFIX + name: array for name, array in (kept | dict(arrays)).items()}
-    replace_file(folder / ADAPTERS_FILE, *tensor_parts(tensors, {"format": "pt"}), private=False)
+    whole = kept | dict(arrays)
+    whole |= {f"{module}{_COUNT}": np.zeros((), np.int64) for module in modules if module + _COUNTED in whole}
+    tensors = {_PREFIX + name: array for name, array in whole.items()}
+    replace_file(folder / ADAPTERS_FILE, safetensors.numpy.save(tensors, {"format": "pt"}), private=False)
     replace_file(folder / CONFIG_FILE, msgspec.json.format(msgspec.json.encode(config)), private=False)
 
 

@@ -116,6 +116,48 @@ def test_peft_loads_adapters_and_agrees(make, settings, tmp_path):
         assert np.abs(results[f"{name}.grad"] - exact).max() <= 1e-4 * np.abs(exact).max(), name
 
 
+class Normed(nn.Module):
+    """A module with a batch norm, after a convolution or a linear layer."""
+
+    def __init__(self, convolves):
+        super().__init__()
+        self.body = nn.Conv1d(6, 8, 3) if convolves else nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.score = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = torch.tanh(self.norm(self.body(x)))
+        return self.score(x if x.ndim == 2 else x.mean(2))
+
+
+@pytest.mark.parametrize("train", ["norm.*", "norm.weight"])
+@pytest.mark.parametrize("convolves", [False, True])
+def test_peft_loads_a_batch_norm_that_was_trained_besides(convolves, train, tmp_path):
+    """Its statistics move with it, and PEFT needs its counter, which the run does not have."""
+    torch.manual_seed(3)
+    module, x = Normed(convolves), numbers((4, 6, 10) if convolves else (4, 6), 1)
+    content = edgeasync.torch.to_onnx(module, torch.from_numpy(x)).SerializeToString()
+    built = build_training_graph(content, GraphSettings(lora="2:body", train=(train,)))
+    arrays = {
+        parameter.name: np.abs(0.3 * numbers(parameter.shape, seed)) + np.float32(0.1)
+        for seed, parameter in enumerate(built.spec.parameters)
+    }
+    assert {"norm.running_mean", "norm.running_var"} <= arrays.keys()
+    write_peft(tmp_path / "tuned", built.forward, arrays)
+    tuned = peft.PeftModel.from_pretrained(module, tmp_path / "tuned").eval()
+    state = tuned.state_dict()
+    for name in ("weight", "running_mean", "running_var"):
+        found = state[f"base_model.model.norm.modules_to_save.default.{name}"]
+        np.testing.assert_array_equal(found, arrays[f"norm.{name}"])
+    counter = state["base_model.model.norm.modules_to_save.default.num_batches_tracked"]
+    assert (counter.dtype, counter.item()) == (torch.int64, 0)
+    (exported,) = session(export_model(built.forward, arrays)).run(None, {"x": x})
+    np.testing.assert_allclose(exported, tuned(torch.from_numpy(x)).detach(), rtol=1e-5, atol=1e-5)
+    tuned.save_pretrained(tmp_path / "again")
+    again = peft.PeftModel.from_pretrained(Normed(convolves), tmp_path / "again").eval()
+    assert again.state_dict().keys() == state.keys()
+
+
 def test_names_that_torch_has_not_are_refused_with_the_list(tmp_path):
     weights = {"first": numbers((4, 4)), "fc_weight": numbers((4, 4), 1)}
     content = forward("h = MatMul(x, first)\ny = MatMul(h, fc_weight)", weights, (4,))
