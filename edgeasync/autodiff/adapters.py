@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from edgeasync.autodiff import reading
+from edgeasync.autodiff import precision, reading
 from edgeasync.autodiff.contents import SOURCE
 from edgeasync.autodiff.graph import FLOAT, Array
 from edgeasync.autodiff.layers import StoredLayer, find_layers, without_numbers
@@ -53,6 +53,7 @@ def adapt(model: bytes, lora: LoRA, train: Iterable[str] = ()) -> AdaptedModel:
     a pattern matches no layer, or if the model has other adapters.
     """
     proto = reading.inline_functions(reading.load(model))
+    precision.widen_halves(proto)
     if (made := settings_in(proto)) is not None:
         if not _is_same(made, lora):
             raise GraphError(
@@ -204,7 +205,7 @@ def merge(model: onnx.ModelProto) -> None:
     values = {entry.name: entry for entry in model.graph.initializer}
     layers = adapted_layers(model)
     merged = [layer for layer in layers if not layer.is_quantized]
-    reading.widen_weights(model, {layer.weight for layer in merged})
+    precision.widen_weights(model, {layer.weight for layer in merged})
     stored = dict(reading.stored_tensors(model.graph))
     for layer in merged:
         tensor = stored[layer.weight]

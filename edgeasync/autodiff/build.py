@@ -7,7 +7,16 @@ import msgspec
 import numpy as np
 import onnx
 
-from edgeasync.autodiff import adapters, contract, differentiate, forward, published, reading, user_loss
+from edgeasync.autodiff import (
+    adapters,
+    contract,
+    differentiate,
+    forward,
+    precision,
+    published,
+    reading,
+    user_loss,
+)
 from edgeasync.autodiff.chunks import add_loss_in_chunks, find_head
 from edgeasync.autodiff.contract import is_training_graph
 from edgeasync.autodiff.endings import check_ending, classes_are_last
@@ -125,7 +134,7 @@ def _build_with_any_batch(model: bytes, settings: GraphSettings) -> tuple[Traini
 def _build_published(found: published.Published, settings: GraphSettings) -> tuple[TrainingGraph, Weights | None]:
     proto, notes, warnings = found.model, [*found.notes], found.warnings
     del found  # otherwise, the values before quantization would stay in memory
-    reading.widen_inputs(proto)
+    precision.widen_inputs(proto)
     chosen = choose_output(proto, settings.output)
     notes += [chosen.remark] if chosen.remark else []
     output = chosen.name

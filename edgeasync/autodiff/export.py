@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from edgeasync.autodiff import adapters, contract, reading
+from edgeasync.autodiff import adapters, contract, precision, reading
 from edgeasync.autodiff.branches import resolve_branches
 from edgeasync.autodiff.graph import Array
 from edgeasync.autodiff.masks import without_masks
@@ -46,9 +46,11 @@ def insert(model: onnx.ModelProto, trained: Mapping[str, Array]) -> None:
     """Replace arrays of a model by those of `trained`, and switch the model to inference mode.
 
     A weight that the model stores in float16 or float64 and casts to float32 is replaced by its
-    trained values in float32, without the Cast. Raises the same errors as `export_model`.
+    trained values in float32, without the Cast. If the model computes with a trained weight in
+    float16, it then computes in float32. Raises the same errors as `export_model`.
     """
-    reading.widen_weights(model, trained.keys())
+    precision.widen_halves(model, trained.keys())
+    precision.widen_weights(model, trained.keys())
     values = reading.initial_values(model)
     _check_values(values, trained)
     _replace_values(model.graph, values, trained)

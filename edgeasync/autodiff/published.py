@@ -3,7 +3,7 @@
 import msgspec
 import onnx
 
-from edgeasync.autodiff import reading
+from edgeasync.autodiff import precision, reading
 from edgeasync.autodiff.batch import (
     EXAMPLES,
     difference,
@@ -46,6 +46,7 @@ def read(data: bytes) -> Published:
     if is_training_graph(data):
         raise GraphError("this is a training graph; pass the forward model that it was built from")
     original = reading.inline_functions(reading.load(data))
+    halves = precision.widen_halves(original)
     if reading.opset_of(original) >= BROADCAST_SINCE:
         reading.replace_scalers(original)
     model = original
@@ -56,7 +57,7 @@ def read(data: bytes) -> Published:
     before, model = model, reading.convert(model)
     if model is not before:
         _check_conversion(before, model)
-    reading.widen_weights(model)
+    precision.widen_weights(model)
     size, notes, warnings, fixed = fixed_size(model), list[str](), list[str](), None
     _check_selections(model, selections, size)
     if size is not None:
@@ -85,6 +86,8 @@ def read(data: bytes) -> Published:
             f"{first}{chooses} by the data; both branches are computed and trained, each with the examples that "
             "take it"
         )
+    if halves:
+        notes.append("the file computes in float16, but trains and is exported in float32")
     return Published(model, tuple(notes), tuple(warnings), fixed)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
-from edgeasync.autodiff import reading
+from edgeasync.autodiff import precision, reading
 from edgeasync.autodiff.branches import resolve_branches
 from edgeasync.autodiff.graph import IR_VERSION, Array, Node, free_inputs, read_nodes
 from edgeasync.autodiff.settings import Base
@@ -208,7 +208,8 @@ def quantize_file(data: bytes, weights: Weights) -> bytes:
     resolve_branches(model)
     if reading.opset_of(model) < OPSETS["int8"]:
         model = reading.convert(model)
-    reading.widen_weights(model, weights.axes)
+    precision.widen_halves(model, weights.axes)
+    precision.widen_weights(model, weights.axes)
     return bytes(quantize(model, weights).SerializeToString())
 
 

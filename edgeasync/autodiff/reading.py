@@ -1,15 +1,16 @@
 """Reads a model file and normalizes its opset, input types, output and initial values."""
 
+import contextlib
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from graphlib import TopologicalSorter
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper, version_converter
 
-from edgeasync.autodiff.graph import ONNXRUNTIME, Array, needed, read_nodes
+from edgeasync.autodiff.graph import ONNXRUNTIME, Array, free_inputs, needed, read_nodes
 from edgeasync.autodiff.producers import UNCONVERTED, producer_of
 from edgeasync.errors import GraphError, native_reason
 
@@ -24,24 +25,12 @@ _NORMS = {"LayerNormalization": 17, "SimplifiedLayerNormalization": sys.maxsize}
 
 _STANDARD = ("", "ai.onnx")
 
-_WIDER = {
-    **dict.fromkeys((TensorProto.DOUBLE, TensorProto.FLOAT16), TensorProto.FLOAT),
-    **dict.fromkeys((TensorProto.INT32, TensorProto.INT16, TensorProto.INT8), TensorProto.INT64),
-    **dict.fromkeys((TensorProto.UINT16, TensorProto.UINT8, TensorProto.BOOL), TensorProto.INT64),
-}
-"""Unsupported input types, and the supported type that replaces each."""
-
-_PRECISIONS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
-"""Types of weights that are stored in float32, if the model casts them to it."""
-
 _FOREIGN = {
     "ai.onnx.contrib": "it comes from onnxruntime-extensions, which prepares texts, images and sound; export the "
     "model without it, and prepare the data before the device reads it",
     "ai.onnx.converters.tensorflow": UNCONVERTED,
 }
 """Advice for operators of known domains outside ONNX."""
-
-_MOVING = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 _LFS = b"version https://git-lfs.github.com/"
 
@@ -59,6 +48,7 @@ def load(data: bytes) -> onnx.ModelProto:
             f"the model stores sparse tensors, which are not supported: {', '.join(sparse)}; store them densely"
         )
     _check_operators(model)
+    _sort_nodes(model.graph)
     state_output_shapes(model)
     try:
         check(model)
@@ -86,6 +76,16 @@ def _check_operators(model: onnx.ModelProto) -> None:
             f"{max(schema.since_version for schema in known)}"
         )
     raise GraphError(f"{where}: not an operator of ONNX; {producer_of(model).foreign}")
+
+
+def _sort_nodes(graph: onnx.GraphProto) -> None:
+    """Sort nodes by their inputs. onnxruntime does this itself, and its tools write unsorted files."""
+    makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
+    reads = [{makers[name] for name in free_inputs(node) if name in makers} for node in read_nodes(graph.node)]
+    if any(place <= max(needed, default=-1) for place, needed in enumerate(reads)):
+        with contextlib.suppress(CycleError):  # the check reports it
+            order = list(TopologicalSorter(dict(enumerate(reads))).static_order())
+            replace_nodes(graph, [graph.node[place] for place in order])
 
 
 def state_output_shapes(model: onnx.ModelProto) -> None:
@@ -143,21 +143,21 @@ def read_message(data: bytes) -> onnx.ModelProto:
         model = onnx.load_model_from_string(data)
     except Exception as error:
         raise GraphError("not a readable ONNX model; choose another file, or export the model again") from error
-    if not all(map(_is_text, _parts(model))):
+    if not all(map(_is_text, parts(model))):
         raise GraphError("the model contains text that is not UTF-8; export the model again")
     return model
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Yield the tensors of a model that are stored in external files."""
-    for part in _parts(model):
+    for part in parts(model):
         if isinstance(part, onnx.TensorProto) and (
             part.external_data or part.data_location == onnx.TensorProto.EXTERNAL
         ):
             yield part
 
 
-def _parts(model: onnx.ModelProto) -> Iterator[Any]:
+def parts(model: onnx.ModelProto) -> Iterator[Any]:
     """Yield a model and all messages within it."""
     waiting: list[Any] = [model]
     while waiting:
@@ -276,40 +276,6 @@ def _unconverted(model: onnx.ModelProto, error: Exception) -> GraphError:
     )
 
 
-def widen_weights(model: onnx.ModelProto, names: Collection[str] | None = None) -> None:
-    """Store weights in float32 that the model stores in another precision and casts to float32.
-
-    Between a weight and its Cast nodes, there may be nodes that only move values, such as a
-    Transpose. The Cast nodes are removed, so that a weight keeps its name. If `names` is set, only
-    these weights change. A weight that other nodes read too stays as it is.
-    """
-    graph = model.graph
-    same: dict[str, str] = {}
-    wider = set[str]()
-    readers = _readers(graph)
-    for name, tensor in stored_tensors(graph):
-        if tensor.data_type in _PRECISIONS and (names is None or name in names):
-            found = _casts_of(name, readers)
-            if found is not None:
-                with np.errstate(over="ignore"):
-                    value = array_of(tensor, f"tensor {name!r}").astype(np.float32)
-                tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
-                same |= found
-                wider.update((name, *found.values()))
-    for entry in (*graph.input, *graph.value_info):
-        if entry.name in wider:
-            entry.type.tensor_type.elem_type = TensorProto.FLOAT
-    results = {entry.name for entry in graph.output}
-    kept = []
-    for node in graph.node:
-        if node.output[0] in same and node.output[0] in results:
-            node.CopyFrom(helper.make_node("Identity", [same.pop(node.output[0])], node.output[:1]))
-        if node.output[0] not in same:
-            kept.append(node)
-    read_instead(same, graph)
-    replace_nodes(graph, kept)
-
-
 def replace_scalers(model: onnx.ModelProto) -> None:
     """Replace Scaler nodes, as which skl2onnx writes a StandardScaler, by nodes that devices support."""
     nodes: list[onnx.NodeProto] = []
@@ -329,39 +295,6 @@ def replace_scalers(model: onnx.ModelProto) -> None:
             helper.make_node("Mul", [names["shifted"], names["scale"]], [output]),
         ]
     replace_nodes(model.graph, nodes)
-
-
-def _casts_of(name: str, readers: Mapping[str, list[onnx.NodeProto | None]]) -> dict[str, str] | None:
-    """Return the results of the Cast nodes to float32 that read a tensor, with their inputs.
-
-    Return `None` if any other node computes with the tensor.
-    """
-    found: dict[str, str] = {}
-    waiting = [name]
-    while waiting:
-        for node in readers.get(each := waiting.pop(), []):
-            if node is None or node.input[0] != each:
-                return None
-            if node.op_type == "Cast" and any(entry.i == TensorProto.FLOAT for entry in node.attribute):
-                found[node.output[0]] = each
-            elif node.op_type in _MOVING:
-                waiting.append(node.output[0])
-            else:
-                return None
-    return found or None
-
-
-def _readers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto | None]]:
-    """Return the nodes that read each tensor, and `None` for nodes in loops and branches and outputs."""
-    found: dict[str, list[onnx.NodeProto | None]] = {entry.name: [None] for entry in graph.output}
-    for node in graph.node:
-        for name in node.input:
-            found.setdefault(name, []).append(node)
-        for attribute in node.attribute:
-            for inner in nodes_within(attribute.g):
-                for name in inner.input:
-                    found.setdefault(name, []).append(None)
-    return found
 
 
 def stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -385,25 +318,6 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> No
     nodes = [*nodes]
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def widen_inputs(model: onnx.ModelProto) -> None:
-    """Change inputs with types such as int32 or float64 to int64 or float32, the types of datasets.
-
-    For each changed input, a Cast node converts the data to the type that the model uses.
-    """
-    graph = model.graph
-    values = {tensor.name for tensor in graph.initializer}
-    casts: dict[str, onnx.NodeProto] = {}
-    for entry in graph.input:
-        kind = entry.type.tensor_type.elem_type
-        if entry.name not in values and kind in _WIDER:
-            casts[entry.name] = helper.make_node("Cast", [entry.name], [f"{entry.name}::cast"], to=kind)
-            entry.type.tensor_type.elem_type = _WIDER[kind]
-    if not casts:
-        return
-    read_instead({name: cast.output[0] for name, cast in casts.items()}, graph)
-    replace_nodes(graph, [*casts.values(), *graph.node])
 
 
 def read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:

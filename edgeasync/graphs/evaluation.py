@@ -205,13 +205,13 @@ def evaluation_graph(forward_model: bytes, spec: ParameterSpec, output: str | No
     """
     from onnx import TensorProto, ValueInfoProto, helper  # noqa: PLC0415 - devices do not install onnx
 
-    from edgeasync.autodiff import published, reading  # noqa: PLC0415
+    from edgeasync.autodiff import precision, published  # noqa: PLC0415
     from edgeasync.autodiff.export import insert  # noqa: PLC0415
     from edgeasync.autodiff.graph import IR_VERSION, free_inputs, needed, read_nodes  # noqa: PLC0415
     from edgeasync.autodiff.outputs import choose_output  # noqa: PLC0415
 
     proto = published.read(forward_model).model
-    reading.widen_inputs(proto)
+    precision.widen_inputs(proto)
     # The values do not matter, because the arrays become inputs below.
     insert(proto, spec.views(np.zeros(spec.length, np.float32)))
     graph = proto.graph

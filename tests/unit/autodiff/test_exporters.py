@@ -150,7 +150,6 @@ def test_constants_of_some_layers_are_named_in_a_warning_that_can_be_followed():
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        (numbers((4, 5), 1).astype(np.float16), "float16"),
         (numbers((4, 5), 1).astype(np.float64), "float64"),
         (np.full((4, 5), np.nan, np.float32), "not finite"),
     ],
