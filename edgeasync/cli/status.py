@@ -15,11 +15,11 @@ from edgeasync.cli.output import Printer, visible
 from edgeasync.config import suggest
 from edgeasync.core.hub.attention import find_attention
 from edgeasync.core.hub.device_words import device_lines, in_bytes, seconds
+from edgeasync.core.hub.fleet_words import denied_words, find_notices
 from edgeasync.errors import ConfigError, ProtocolError
 from edgeasync.host.wall_clock import written
 from edgeasync.protocol.feed import Attention
 from edgeasync.protocol.status import (
-    ActiveAlarm,
     CadenceStatus,
     DeviceStatus,
     EvaluationStatus,
@@ -27,27 +27,6 @@ from edgeasync.protocol.status import (
     RecentEvent,
     read_status,
 )
-
-REMEDIES = {
-    "alert": "nothing was changed",
-    "probation": "its updates have limited weight",
-    "excluded": "excluded by an operator",
-    "increase_frequency": "intervals were halved",
-    "reduce_lr": "the hub's learning rate was halved",
-    "reduce_local_lr": "the devices' learning rates were halved",
-    "rollback": "rolled back to an earlier model, at half the hub's learning rate",
-}
-
-DENIALS = {
-    "hub_key": "with the wrong hub key",
-    "plain": "without encryption",
-    "protocol": "with a broken handshake",
-    "revoked": "with a revoked key",
-    "routing_id": "with a custom routing id",
-    "token": "with a used or expired token",
-    "unfinished": "with an unfinished handshake",
-    "unknown_key": "with an unknown key",
-}
 
 PIPE_WIDTH = 10_000
 """Output width if standard output is not a terminal; scripts expect each device on one line."""
@@ -146,7 +125,7 @@ def describe_status(
     if view.device is not None:
         return _one_device(status, view.device, attention, events)
     parts: list[RenderableType] = [Text(visible(line)) for line in _totals(status)]
-    parts += [Text(visible(_alarm(alarm)), style="bold") for alarm in status.alarms if not alarm.device]
+    parts += [Text(visible(one.words), style="bold" if one.level == "bad" else "") for one in find_notices(status)]
     rows = _select(status.devices, attention, view)
     if attention and view.state is None:
         free = len(attention) if view.whole else max(LISTED_MIN, (height - len(parts)) // 2 - 2)
@@ -220,15 +199,8 @@ def _totals(status: HubStatus) -> Iterator[str]:
         f"{status.duplicates} duplicates{rollbacks}; messages refused: {status.messages_refused}"
     )
     if status.denied:
-        yield "connections refused: " + ", ".join(
-            f"{count} {DENIALS.get(why, why)}" for why, count in status.denied.items()
-        )
-    if status.disk_trouble:
-        cost = "the hub accepts no updates until it can write again"
-        if status.durability == "checkpoint":
-            cost = "training continues, but a crash of the hub loses everything after the last checkpoint"
-        yield f"cannot write the run's folder: {status.disk_trouble}; {cost}"
-    yield _cadence(status.cadence, status.learning_rate_factor)
+        yield f"connections refused: {denied_words(status.denied)}"
+    yield _cadence(status.cadence)
     traffic = status.traffic
     if traffic.day_left_bytes is not None and traffic.bytes_per_day_max is not None:
         quota = in_bytes(traffic.bytes_per_day_max)
@@ -249,28 +221,18 @@ def _counts(status: HubStatus) -> str:
     return f"devices: {', '.join(parts) or 'none'}"
 
 
-def _cadence(cadence: CadenceStatus, learning_rate_factor: float) -> str:
-    """Return a line about the fleet's exchange period, and the hub's learning rate if it is reduced."""
+def _cadence(cadence: CadenceStatus) -> str:
+    """Return a line about the fleet's exchange period."""
     words = f"period {seconds(cadence.period_s)}" if cadence.period_s else "no period yet"
     if cadence.bound:
         words += f", target {seconds(cadence.aim_s)}: {BOUNDS.get(cadence.bound, cadence.bound)}"
     if cadence.gain < 1.0:
         words += f", shortened to {cadence.gain:.0%}: {cadence.cause}"
-    if cadence.resting:
-        still = f"no progress for {seconds(cadence.still_s)}"
-        words += f"; idle: {still}, exchanges every {seconds(cadence.rest_period_s)}"
-    elif cadence.rest_cause:
+    if cadence.rest_cause and not cadence.resting:
         words += f"; awake: {cadence.rest_cause}"
     if cadence.warming_up:
         words += "; warming up"
-    if learning_rate_factor != 1.0:
-        words += f"; the hub's learning rate is reduced to {learning_rate_factor:.3g} of its setting"
     return f"fleet: {words}"
-
-
-def _alarm(alarm: ActiveAlarm) -> str:
-    """Return a line about an alarm of the whole fleet."""
-    return f"alarm: fleet, for {seconds(alarm.since_s)}: {alarm.cause}; {REMEDIES.get(alarm.remedy, alarm.remedy)}"
 
 
 def _evaluation(evaluated: EvaluationStatus) -> str:

@@ -49,6 +49,15 @@ class Attention(msgspec.Struct, frozen=True, gc=False):
     """human-readable sentence with all reasons"""
 
 
+class Notice(msgspec.Struct, frozen=True, gc=False):
+    """What an operator must know about the whole fleet."""
+
+    level: Literal["bad", "info"]
+    """whether something is wrong"""
+    words: str
+    """human-readable sentence"""
+
+
 class DeviceRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One device, sent as an array of these values in this order."""
 
@@ -143,6 +152,10 @@ class FeedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """the [status](#edgeasync-status) without the devices, with at most 100 `alarms` and 100
     `enrolled_unseen`
     """
+    notices: list[Notice]
+    """what an operator must know about the whole fleet, the most urgent first"""
+    denied: str
+    """the connections that the hub refused, in words; empty without one"""
     counts: dict[str, int]
     """number of devices in each state"""
     attention: list[Attention]

@@ -195,8 +195,8 @@ def test_troubles_of_the_whole_fleet_are_said_at_the_top(serve, visit, fleet):
     fleet.alarms.append(ActiveAlarm("", cause, "rollback", 90.0, []))
     page = visit(serve(fleet).url)
     assert page.locator("#notices li").all_inner_texts() == [
-        "Cannot write the run's folder: disk full; the hub accepts no updates until it can write again",
-        f"Alarm of the fleet, for 90 s: {cause}; rolled back to an earlier model, at half the hub's learning rate",
+        "cannot write the run's folder: disk full; the hub accepts no updates until it can write again",
+        f"alarm: fleet, for 90 s: {cause}; rolled back to an earlier model, at half the hub's learning rate",
     ]
 
 

@@ -19,6 +19,7 @@ from edgeasync.core.engine.recent_events import raw_list
 from edgeasync.core.hub.attention import absent_devices, look_at
 from edgeasync.core.hub.changes import Changes
 from edgeasync.core.hub.device_words import device_lines
+from edgeasync.core.hub.fleet_words import denied_words, find_notices
 from edgeasync.protocol.feed import ATTENTION_MAX, EVENTS_SHOWN, Attention, DeviceRow, PendingKey
 from edgeasync.protocol.status import DeviceStatus, HubSummary
 
@@ -350,12 +351,15 @@ class Feed:
 
     def _encode(self, view: _View, changes: dict[str, Any]) -> bytes:
         """Encode a `FeedUpdate`."""
+        summary = msgspec.convert(view.summary, HubSummary)
         return msgspec.json.encode(
             {
                 "lineage": self._core.lineage,
                 "number": self.number,
                 "time": view.time,
                 "summary": view.summary,
+                "notices": [*find_notices(summary)],
+                "denied": denied_words(summary.denied),
                 "counts": self._rows.counts,
                 "attention": view.attention,
                 "attention_count": view.attention_count,

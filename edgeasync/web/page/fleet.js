@@ -40,6 +40,8 @@ export class Fleet {
     /** The hub's time of the newest update. */
     this.time = 0;
     this.summary = null;
+    this.notices = [];
+    this.denied = "";
     /** names of the values of a device */
     this.columns = [];
     this.counts = {};
@@ -67,12 +69,8 @@ export class Fleet {
       this.events = [];
       this.history = [];
     }
-    this.number = update.number;
-    this.lineage = update.lineage;
-    this.time = update.time;
-    this.summary = update.summary;
-    this.counts = update.counts;
-    this.pending = update.pending;
+    const { number, lineage, time, summary, notices, denied, counts, pending } = update;
+    Object.assign(this, { number, lineage, time, summary, notices, denied, counts, pending });
     this.applyDevices(update.devices, update.gone);
     this.applyAttention(update.attention, update.attention_count);
     this.events = [...[...update.events].reverse(), ...this.events].slice(0, EVENTS_MAX);

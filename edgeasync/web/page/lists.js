@@ -20,17 +20,6 @@ const PROBLEMS = new Set([
 /** Events in the list; older ones stay in `edgeasync events`. */
 const EVENTS_SHOWN = 200;
 
-const DENIALS = {
-  hub_key: "with the wrong hub key",
-  plain: "without encryption",
-  protocol: "with a broken handshake",
-  revoked: "with a revoked key",
-  routing_id: "with a custom routing id",
-  token: "with a used or expired token",
-  unfinished: "with an unfinished handshake",
-  unknown_key: "with an unknown key",
-};
-
 export function showAttention(fleet) {
   const { attention, attentionCount } = fleet;
   write(get("attention-count"), attentionCount ? count(attentionCount) : "");
@@ -93,13 +82,10 @@ export class Pending {
   }
 
   update() {
-    const { pending, summary } = this.fleet;
+    const { pending, denied } = this.fleet;
     const waiting = (pending ?? []).filter(({ refused }) => !refused);
     const refused = (pending ?? []).length - waiting.length;
-    const denied = Object.entries(summary.denied).map(
-      ([reason, times]) => `${count(times)} ${DENIALS[reason] ?? short(reason, 40)}`,
-    );
-    get("pending").hidden = pending === null && !denied.length;
+    get("pending").hidden = pending === null && !denied;
     write(get("pending-count"), waiting.length ? count(waiting.length) : "");
     get("no-pending").hidden = waiting.length > 0 || pending === null;
     get("pending-list").hidden = waiting.length === 0;
@@ -108,7 +94,7 @@ export class Pending {
       joined(
         " · ",
         refused > 0 && `${count(refused)} refused keys`,
-        denied.length > 0 && `refused connections: ${denied.join(", ")}`,
+        denied && `refused connections: ${short(denied)}`,
       ),
     );
     fill(

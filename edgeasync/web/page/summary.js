@@ -3,14 +3,6 @@
 import { bytes, count, duration, joined, percent, seconds, short, significant } from "./text.js";
 import { fill, get, make, write } from "./dom.js";
 
-const REMEDIES = {
-  alert: "nothing was changed",
-  increase_frequency: "intervals were halved",
-  reduce_lr: "the hub's learning rate was halved",
-  reduce_local_lr: "the devices' learning rates were halved",
-  rollback: "rolled back to an earlier model, at half the hub's learning rate",
-};
-
 const BOUNDS = {
   change: "local steps at most double or halve per assignment",
   device: "limited by the devices' local_steps_max",
@@ -24,9 +16,9 @@ export function showSummary(fleet) {
   write(get("place"), short(`${summary.address} · lineage ${summary.lineage}`, 200));
   fill(
     get("notices"),
-    findNotices(summary),
-    (one) => one.join(),
-    ([level, words]) => make("li", { "data-level": level }, short(words, 800)),
+    fleet.notices,
+    ({ words }) => words,
+    ({ level, words }) => make("li", { "data-level": level }, short(words, 800)),
   );
   fill(
     get("figures"),
@@ -47,29 +39,6 @@ export function showSummary(fleet) {
     link.hidden = version === undefined;
     link.title = version === undefined ? "" : `Download version ${version} as safetensors`;
   }
-}
-
-function findNotices(summary) {
-  const notices = [];
-  if (summary.disk_trouble) {
-    const cost =
-      summary.durability === "checkpoint"
-        ? "training continues, but a crash of the hub loses everything after the last checkpoint"
-        : "the hub accepts no updates until it can write again";
-    notices.push(["bad", `Cannot write the run's folder: ${summary.disk_trouble}; ${cost}`]);
-  }
-  for (const alarm of summary.alarms.filter((one) => !one.device)) {
-    const remedy = REMEDIES[alarm.remedy] ?? alarm.remedy;
-    notices.push(["bad", `Alarm of the fleet, for ${duration(alarm.since_s)}: ${alarm.cause}; ${remedy}`]);
-  }
-  const { cadence, learning_rate_factor: factor } = summary;
-  if (cadence.resting) {
-    const still = `the model has not improved for ${duration(cadence.still_s)}`;
-    notices.push(["info", `Idle: ${still}, so devices exchange every ${seconds(cadence.rest_period_s)}`]);
-  }
-  if (factor !== 1)
-    notices.push(["info", `The hub's learning rate is reduced to ${significant(factor)} of its setting`]);
-  return notices;
 }
 
 function findFigures({ summary, counts }) {

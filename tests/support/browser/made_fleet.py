@@ -7,6 +7,7 @@ import msgspec
 from edgeasync.core.hub.attention import find_attention
 from edgeasync.core.hub.device_status import device_row
 from edgeasync.core.hub.device_words import device_lines
+from edgeasync.core.hub.fleet_words import denied_words, find_notices
 from edgeasync.protocol.feed import (
     ATTENTION_MAX,
     EVENTS_SHOWN,
@@ -253,6 +254,8 @@ class MadeFleet:
             previous=previous,
             time=self.time,
             summary=self._summary(),
+            notices=[*find_notices(status)],
+            denied=denied_words(self.denied),
             counts=counts,
             attention=attention[:ATTENTION_MAX],
             attention_count=len(attention),

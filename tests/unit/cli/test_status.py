@@ -11,7 +11,6 @@ from edgeasync.cli.device_table import SORT_KEYS
 from edgeasync.cli.output import Printer
 from edgeasync.cli.status import (
     BOUNDS,
-    REMEDIES,
     STATES,
     View,
     describe_status,
@@ -20,6 +19,7 @@ from edgeasync.cli.status import (
     view_of,
 )
 from edgeasync.core.hub.events import HubReceived
+from edgeasync.core.hub.fleet_words import REMEDIES
 from edgeasync.core.hub.member import DeviceState
 from edgeasync.errors import ConfigError
 from edgeasync.policies.frequency import Bound, Cadence
@@ -270,7 +270,7 @@ def test_alarms_have_a_cause_and_a_remedy():
     text = joined(shown(status([device("shed")], alarms=alarms, rollbacks=2)))
     assert "shed warned for 90 s: loss 8, the fleet's 0.05 to exclude a device with a warning: " in text
     for act in REMEDIES.values():
-        assert f"alarm: fleet, for 120 s: the loss is 9; {act}" in text
+        assert f"alarm: fleet, for 2 min: the loss is 9; {act}" in text
     assert "2 rollbacks" in text
 
 
