@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from msgspec import inspect
 
-from edgeasync.cli.status import REMEDIES
 from edgeasync.core.hub.events import Evaluated, HubReceived
+from edgeasync.core.hub.fleet_words import REMEDIES
 from edgeasync.core.hub.hub_core import HubCore
 from edgeasync.core.hub.member import DeviceState
 from edgeasync.core.hub.settings import HubCoreSettings

@@ -9,6 +9,8 @@ from edgeasync.protocol.status import HubSummary
 
 REMEDIES = {
     "alert": "nothing was changed",
+    "probation": "its updates have limited weight",
+    "excluded": "excluded by an operator",
     "increase_frequency": "intervals were halved",
     "reduce_lr": "the hub's learning rate was halved",
     "reduce_local_lr": "the devices' learning rates were halved",
