@@ -91,7 +91,7 @@ def test_a_status_is_text_and_no_markup():
     for code in ("\x1b[1m", "\x1b[0m"):  # what rich itself writes for headings
         text = text.replace(code, "")
     assert is_harmless(text)
-    assert text.count("[bold]") == 20
+    assert text.count("[bold]") == 18
 
 
 def test_the_demo_shows_text(capsys):
