@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from edgeasync.autodiff import precision, reading
 from edgeasync.autodiff.contents import SOURCE
-from edgeasync.autodiff.graph import FLOAT, Array
+from edgeasync.autodiff.graph import FLOAT, Array, refill
 from edgeasync.autodiff.layers import StoredLayer, find_layers, without_numbers
 from edgeasync.errors import GraphError
 from edgeasync.lora import LoRA
@@ -83,7 +83,7 @@ def adapt(model: bytes, lora: LoRA, train: Iterable[str] = ()) -> AdaptedModel:
     for node in proto.graph.node:
         adapted = by_result.get(node.output[0]) if node.output else None
         nodes += [node] if adapted is None else _with_adapter(node, adapted)
-    reading.replace_nodes(proto.graph, nodes)
+    refill(proto.graph.node, nodes)
     exact = msgspec.structs.replace(lora, targets=",".join([layer.name for layer in chosen]))
     helper.set_model_props(proto, {entry.key: entry.value for entry in proto.metadata_props} | metadata_of(exact))
     told = ", ".join(without_numbers([layer.name for layer in chosen]))
@@ -219,9 +219,7 @@ def merge(model: onnx.ModelProto) -> None:
 
 
 def _remove_metadata(model: onnx.ModelProto, *keys: str) -> None:
-    kept = [entry for entry in model.metadata_props if entry.key not in keys]
-    del model.metadata_props[:]
-    model.metadata_props.extend(kept)
+    refill(model.metadata_props, [entry for entry in model.metadata_props if entry.key not in keys])
 
 
 def weight_change(first: Array, second: Array, lora: LoRA) -> Array:
@@ -246,7 +244,7 @@ def _remove(model: onnx.ModelProto, layers: Iterable[StoredLayer]) -> None:
     for node in nodes:
         node.output[:] = [restored.get(name, name) for name in node.output]
     read = {name for node in nodes for name in node.input}
-    reading.replace_nodes(graph, [node for node in nodes if _SCALING not in node.output or _SCALING in read])
+    refill(graph.node, [node for node in nodes if _SCALING not in node.output or _SCALING in read])
     for place in reversed(range(len(graph.initializer))):  # in place, because the others may be large
         if graph.initializer[place].name in arrays:
             del graph.initializer[place]

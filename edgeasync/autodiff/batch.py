@@ -15,9 +15,9 @@ from onnx import helper, numpy_helper
 
 from edgeasync.autodiff.export import settle
 from edgeasync.autodiff.forward import SHAPE_OPERATORS
-from edgeasync.autodiff.graph import Array, free_inputs, read_nodes
-from edgeasync.autodiff.probing import open_session
-from edgeasync.autodiff.reading import nodes_within, replace_nodes
+from edgeasync.autodiff.graph import Array, free_inputs, read_nodes, refill
+from edgeasync.autodiff.probing import run_every_tensor
+from edgeasync.autodiff.reading import nodes_within
 from edgeasync.errors import native_reason
 
 EXAMPLES = 3
@@ -106,12 +106,10 @@ class _Freeing:
                 for place, name in enumerate(node.output):
                     self._axes[name] = self._axis_after(node, found[0], place)
             self._nodes.append(node)
-        replace_nodes(self._graph, self._nodes)
+        refill(self._graph.node, self._nodes)
         # So a state that is named in `train` is missing, and the build uses the batch size of the file.
         unread = self._replaced.difference(*[node.input for node in nodes_within(self._graph)])
-        kept = [entry for entry in self._graph.initializer if entry.name not in unread]
-        del self._graph.initializer[:]
-        self._graph.initializer.extend(kept)
+        refill(self._graph.initializer, [entry for entry in self._graph.initializer if entry.name not in unread])
 
     def _free(self, node: onnx.NodeProto) -> None:
         found = {
@@ -137,9 +135,7 @@ class _Freeing:
             if 0 in shape:
                 return
             self._set(node, 1, np.array(shape, np.int64))
-            kept = [entry for entry in node.attribute if entry.name != "allowzero"]
-            del node.attribute[:]
-            node.attribute.extend(kept)
+            refill(node.attribute, [entry for entry in node.attribute if entry.name != "allowzero"])
 
     def _axis_after(self, node: onnx.NodeProto, name: str, place: int) -> int:
         """Return the axis of an output that is probably the batch, because it is so for the input `name`."""
@@ -363,14 +359,6 @@ def run_all(model: onnx.ModelProto, feeds: Mapping[str, Array], copies: int = 1)
 
     Sequences and dictionaries, such as those of ZipMap, are omitted.
     """
-    whole = onnx.ModelProto()
-    whole.CopyFrom(model)
-    graph = whole.graph
-    names = [name for node in graph.node for name in node.output if name]
-    del graph.value_info[:]
-    del graph.output[:]
-    graph.output.extend([onnx.ValueInfoProto(name=name) for name in names])
-    session = open_session(whole.SerializeToString())
     fed = {name: np.concatenate([value] * copies) for name, value in feeds.items()}
-    results = zip(names, session.run(names, fed), strict=True)
-    return {name: value for name, value in results if isinstance(value, np.ndarray)} | fed
+    results = run_every_tensor(model, fed)
+    return {name: value for name, value in results.items() if isinstance(value, np.ndarray)} | fed

@@ -14,9 +14,9 @@ import onnx
 from onnx import helper
 
 from edgeasync.autodiff.forward import PROBES, SHAPE_OPERATORS, is_picked
-from edgeasync.autodiff.graph import FLOAT, Array, Node, free_inputs, model_of, needed, read_nodes
+from edgeasync.autodiff.graph import FLOAT, Array, Node, free_inputs, model_of, needed, read_nodes, refill
 from edgeasync.autodiff.probing import open_session
-from edgeasync.autodiff.reading import array_of, nodes_within, opset_of, read_instead, replace_nodes
+from edgeasync.autodiff.reading import array_of, nodes_within, opset_of, read_instead
 from edgeasync.errors import GraphError
 
 IFS_MAX = 1000
@@ -91,7 +91,7 @@ def _replace(graph: onnx.GraphProto, node: onnx.NodeProto, *, decided: bool | No
         for then, other, output in zip(results[True], results[False], outputs, strict=True):
             added += _where(condition, then, other, output, makers)
     where = read_nodes([node])[0].where
-    replace_nodes(graph, [*before, *added, *after])
+    refill(graph.node, [*before, *added, *after])
     if decided is not None:
         return []
     return [SelectedResult(where, then, other) for then, other in zip(results[True], results[False], strict=True)]

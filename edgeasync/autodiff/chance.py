@@ -7,6 +7,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from edgeasync.autodiff.graph import refill
+
 GOLDEN = (math.sqrt(5) - 1) / 2
 """The golden ratio minus 1.
 
@@ -29,8 +31,7 @@ def without_chance(model: bytes) -> bytes:
         if entry.name in ratios:
             entry.CopyFrom(numpy_helper.from_array(np.zeros((), np.float32), entry.name))
     nodes = [part for node in proto.graph.node for part in (_spread(node) if node.op_type in _DRAWING else [node])]
-    del proto.graph.node[:]
-    proto.graph.node.extend(nodes)
+    refill(proto.graph.node, nodes)
     return bytes(proto.SerializeToString())
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 
 from edgeasync.autodiff.chance import without_chance
-from edgeasync.autodiff.graph import Array, free_inputs, needed, read_nodes, value_info, write_nodes
+from edgeasync.autodiff.graph import Array, free_inputs, needed, read_nodes, refill, value_info, write_nodes
 from edgeasync.autodiff.inspection import count_operations, example_feeds
 from edgeasync.autodiff.losses import TARGET
 from edgeasync.autodiff.probing import open_session
@@ -279,6 +279,5 @@ def _loss_alone(proto: onnx.ModelProto, held: Mapping[str, Array]) -> onnx.Model
         (alone.graph.output, [entry for entry in proto.graph.output if entry.name == LOSS]),
         (alone.graph.initializer, [entry for entry in proto.graph.initializer if entry.name in used]),
     ):
-        del field[:]
-        field.extend(kept)
+        refill(field, kept)
     return alone

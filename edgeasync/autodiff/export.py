@@ -1,7 +1,6 @@
 """Exports a trained model by inserting the trained values into the forward model."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import onnx
@@ -9,7 +8,7 @@ from onnx import helper, numpy_helper
 
 from edgeasync.autodiff import adapters, contract, precision, reading
 from edgeasync.autodiff.branches import resolve_branches
-from edgeasync.autodiff.graph import Array
+from edgeasync.autodiff.graph import Array, refill
 from edgeasync.autodiff.masks import without_masks
 from edgeasync.errors import GraphError, ModelMismatchError, native_reason
 
@@ -95,8 +94,8 @@ def _replace_values(graph: onnx.GraphProto, values: Mapping[str, Array], trained
         elif node.op_type != "Constant" or output not in trained:
             nodes.append(node)
     kept = [entry for entry in graph.initializer if entry.name not in new]
-    _refill(graph.initializer, [*kept, *[numpy_helper.from_array(value, name) for name, value in new.items()]])
-    _refill(graph.node, nodes)
+    refill(graph.initializer, [*kept, *[numpy_helper.from_array(value, name) for name, value in new.items()]])
+    refill(graph.node, nodes)
 
 
 def settle(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
@@ -111,11 +110,11 @@ def settle(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
         if node.op_type == "Dropout":
             del node.input[1:]
         elif node.op_type == "BatchNormalization":
-            _refill(node.attribute, [entry for entry in node.attribute if entry.name != "training_mode"])
+            refill(node.attribute, [entry for entry in node.attribute if entry.name != "training_mode"])
             moved = [*zip(node.input[3:5], node.output[1:3], strict=False)]
             del node.output[1:]
             nodes += [helper.make_node("Identity", [old], [new]) for old, new in moved if new in read]
-    _refill(graph.node, nodes)
+    refill(graph.node, nodes)
 
 
 def _remove_unread(graph: onnx.GraphProto, before: set[str]) -> None:
@@ -125,11 +124,11 @@ def _remove_unread(graph: onnx.GraphProto, before: set[str]) -> None:
         nodes = [node for node in graph.node if not names.issuperset(filter(None, node.output))]
         if len(nodes) == len(graph.node):
             break
-        _refill(graph.node, nodes)
-    _refill(graph.initializer, [entry for entry in graph.initializer if entry.name not in names])
+        refill(graph.node, nodes)
+    refill(graph.initializer, [entry for entry in graph.initializer if entry.name not in names])
     there = {name for node in graph.node for name in node.output}
     there.update(entry.name for entry in graph.initializer)  # value_info records the kind of each initializer
-    _refill(graph.value_info, [entry for entry in graph.value_info if entry.name in there])
+    refill(graph.value_info, [entry for entry in graph.value_info if entry.name in there])
 
 
 def _read_names(graph: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
@@ -138,9 +137,3 @@ def _read_names(graph: onnx.GraphProto | onnx.FunctionProto) -> set[str]:
     names = {name for node in graph.node for name in node.input}
     names.update(output if isinstance(output, str) else output.name for output in graph.output)
     return names.union(*map(_read_names, bodies))
-
-
-def _refill(field: Any, entries: list[Any]) -> None:
-    """Replace the entries of a repeated field."""
-    del field[:]
-    field.extend(entries)

@@ -317,7 +317,7 @@ def _drawing(model: onnx.ModelProto, prepared: ForwardGraph) -> list[str]:
 def folded_scalars(model: onnx.ModelProto, prepared: ForwardGraph) -> dict[str, str]:
     """Return scalars that torch's newer exporter precomputed, according to its metadata."""
     folded = _said(model, _FOLDED_FROM)
-    used = {name for node in prepared.nodes for name in free_inputs(node)}
+    used = {name for node in prepared.nodes if node.op != "Clip" for name in free_inputs(node)}
     return {
         entry.name: folded[entry.name].strip("[]")
         for entry in model.graph.initializer

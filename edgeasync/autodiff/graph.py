@@ -193,6 +193,13 @@ class Graph:
         return None
 
 
+def refill(field: Any, entries: Iterable[Any]) -> None:
+    """Replace the entries of a repeated field of a message."""
+    entries = [*entries]
+    del field[:]
+    field.extend(entries)
+
+
 def needed(nodes: Iterable[Node], outputs: Iterable[str]) -> list[Node]:
     """Return the nodes that `outputs` depend on, in their original order."""
     wanted, kept = set(outputs), []

@@ -13,9 +13,9 @@ from edgeasync.autodiff import published, reading
 from edgeasync.autodiff.contents import ModelContents, TensorInfo
 from edgeasync.autodiff.contract import GRADIENT, NEXT
 from edgeasync.autodiff.expansions import EXPANSIONS
-from edgeasync.autodiff.graph import Array, Node, free_inputs, read_nodes, value_info
+from edgeasync.autodiff.graph import Array, Node, free_inputs, read_nodes, refill, value_info
 from edgeasync.autodiff.losses import TARGET
-from edgeasync.autodiff.probing import open_session
+from edgeasync.autodiff.probing import run_every_tensor
 from edgeasync.autodiff.rules import RULES, STOPPING
 from edgeasync.autodiff.serialization import detach
 from edgeasync.errors import GraphError, native_reason
@@ -201,21 +201,15 @@ def _operations_of_scan(node: Node, known: Mapping[str, Array], proto: onnx.Mode
     for entry, axis in zip(body.input[states:], axes, strict=False):
         feeds[entry.name] = feeds[entry.name].take(0, axis)
     inner = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, graph=body)
-    del inner.graph.input[:]
-    inner.graph.input.extend(value_info(name, value.dtype, value.shape) for name, value in feeds.items())
+    refill(inner.graph.input, [value_info(name, value.dtype, value.shape) for name, value in feeds.items()])
     times: int = known[node.inputs[states]].shape[axes[0]]
     return times * count_operations(inner, feeds)
 
 
 def run_with_every_tensor(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """Run a graph, and return all tensors that it computes. Raises `GraphError` if it fails."""
-    whole = onnx.ModelProto()
-    whole.CopyFrom(proto)
-    names = [output for node in proto.graph.node for output in node.output if output]
-    del whole.graph.output[:]
-    whole.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     try:
-        return dict(zip(names, open_session(whole.SerializeToString()).run(names, feeds), strict=True))
+        return run_every_tensor(proto, feeds)
     except Exception as error:
         raise GraphError(f"the graph does not run: {native_reason(error)}") from error
 

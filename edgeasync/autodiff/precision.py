@@ -6,12 +6,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from edgeasync.autodiff.graph import refill
 from edgeasync.autodiff.reading import (
     array_of,
     nodes_within,
     parts,
     read_instead,
-    replace_nodes,
     stored_tensors,
 )
 
@@ -36,10 +36,13 @@ def widen_halves(model: onnx.ModelProto, names: Collection[str] | None = None) -
     Models that only store weights in these types, and cast them to float32, stay as they are. If
     `names` is set, only these weights decide.
     """
-    readers = _readers(model.graph)
-    scales = {node.input[1] for node in nodes_within(model.graph) if node.op_type == "DequantizeLinear"}
+    readers, nodes = _readers(model.graph), [*nodes_within(model.graph)]
+    scales = {node.input[1] for node in nodes if node.op_type == "DequantizeLinear"}
     halves = {name for name, tensor in stored_tensors(model.graph) if tensor.data_type in _HALVES} - scales
-    if all(_casts_of(name, readers) for name in (halves if names is None else halves.intersection(names))):
+    narrowed = any(entry.i in _HALVES for node in nodes if node.op_type == "Cast" for entry in node.attribute)
+    if names is not None:
+        halves, narrowed = halves.intersection(names), False
+    if not narrowed and all(_casts_of(name, readers) for name in halves):
         return False
     for part in parts(model):
         if isinstance(part, TensorProto) and part.data_type in _HALVES:
@@ -90,7 +93,7 @@ def widen_weights(model: onnx.ModelProto, names: Collection[str] | None = None) 
         if node.output[0] not in same:
             kept.append(node)
     read_instead(same, graph)
-    replace_nodes(graph, kept)
+    refill(graph.node, kept)
 
 
 def _casts_of(name: str, readers: Mapping[str, list[onnx.NodeProto | None]]) -> dict[str, str] | None:
@@ -142,4 +145,4 @@ def widen_inputs(model: onnx.ModelProto) -> None:
     if not casts:
         return
     read_instead({name: cast.output[0] for name, cast in casts.items()}, graph)
-    replace_nodes(graph, [*casts.values(), *graph.node])
+    refill(graph.node, [*casts.values(), *graph.node])

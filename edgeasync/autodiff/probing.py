@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 import onnxruntime
 
-from edgeasync.autodiff.graph import Array, Node, free_inputs, model_of, tensor, value_info
+from edgeasync.autodiff.graph import Array, Node, free_inputs, model_of, refill, tensor, value_info
 from edgeasync.autodiff.serialization import detach, is_large
 
 PART_NODES = 16
@@ -26,15 +26,23 @@ def open_session(model: bytes) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
 
 
+def run_every_tensor(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Run a model, and return everything that its nodes compute. Raises the errors of onnxruntime."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    names = [name for node in model.graph.node for name in node.output if name]
+    del whole.graph.value_info[:]
+    refill(whole.graph.output, [onnx.ValueInfoProto(name=name) for name in names])
+    return dict(zip(names, open_session(whole.SerializeToString()).run(names, feeds), strict=True))
+
+
 def open_in_place(model: bytes) -> tuple[onnxruntime.InferenceSession, dict[str, Array]]:
     """Open a session that does not copy the large constants of a serialized model.
 
     Return the session, and these constants, which each run needs as further inputs.
     """
     light, values = detach(model)
-    kept = [entry for entry in light.graph.initializer if entry.name not in values]
-    del light.graph.initializer[:]
-    light.graph.initializer.extend(kept)
+    refill(light.graph.initializer, [entry for entry in light.graph.initializer if entry.name not in values])
     light.graph.input.extend([value_info(name, value.dtype, value.shape) for name, value in values.items()])
     return open_session(light.SerializeToString()), values
 

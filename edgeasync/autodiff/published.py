@@ -87,7 +87,7 @@ def read(data: bytes) -> Published:
             "take it"
         )
     if halves:
-        notes.append("the file computes in float16, but trains and is exported in float32")
+        notes.append("the file computes in float16, but trains in float32")
     return Published(model, tuple(notes), tuple(warnings), fixed)
 
 

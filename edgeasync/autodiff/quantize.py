@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper, version_converter
 
 from edgeasync.autodiff import precision, reading
 from edgeasync.autodiff.branches import resolve_branches
-from edgeasync.autodiff.graph import IR_VERSION, Array, Node, free_inputs, read_nodes
+from edgeasync.autodiff.graph import IR_VERSION, Array, Node, free_inputs, read_nodes, refill
 from edgeasync.autodiff.settings import Base
 from edgeasync.errors import GraphError, argument, native_reason
 
@@ -145,12 +145,10 @@ def quantize(model: onnx.ModelProto, weights: Weights) -> onnx.ModelProto:
         scales.append(scale)
         nodes += added
         replaced.update([name, *results])
-    del graph.initializer[:]
-    graph.initializer.extend([*kept, *small.values(), *scales])
-    inputs = [entry for entry in graph.input if entry.name not in replaced]  # older files list initializers
-    del graph.input[:]
-    graph.input.extend(inputs)
-    reading.replace_nodes(graph, [*nodes, *[node for node in graph.node if replaced.isdisjoint(node.output)]])
+    refill(graph.initializer, [*kept, *small.values(), *scales])
+    # Older files list initializers as inputs.
+    refill(graph.input, [entry for entry in graph.input if entry.name not in replaced])
+    refill(graph.node, [*nodes, *[node for node in graph.node if replaced.isdisjoint(node.output)]])
     return made
 
 
@@ -243,8 +241,7 @@ def _light_copy(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """
     large = [entry for entry in model.graph.initializer if math.prod(entry.dims) >= LARGE_VALUES]
     small = [entry for entry in model.graph.initializer if math.prod(entry.dims) < LARGE_VALUES]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(small)
+    refill(model.graph.initializer, small)
     if reading.opset_of(model) >= opset:
         copied = onnx.ModelProto()
         copied.CopyFrom(model)
@@ -264,8 +261,6 @@ def _light_copy(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
             f"{argument('base', 'int8')}, or export the model with this opset"
         ) from error
     names = {entry.name for entry in added}
-    inputs = [entry for entry in converted.graph.input if entry.name not in names]
-    del converted.graph.input[:]
-    converted.graph.input.extend(inputs)
+    refill(converted.graph.input, [entry for entry in converted.graph.input if entry.name not in names])
     converted.ir_version = max(converted.ir_version, IR_VERSION)
     return converted

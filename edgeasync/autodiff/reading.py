@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper, version_converter
 
-from edgeasync.autodiff.graph import ONNXRUNTIME, Array, free_inputs, needed, read_nodes
+from edgeasync.autodiff.graph import ONNXRUNTIME, Array, free_inputs, needed, read_nodes, refill
 from edgeasync.autodiff.producers import UNCONVERTED, producer_of
 from edgeasync.errors import GraphError, native_reason
 
@@ -85,7 +85,7 @@ def _sort_nodes(graph: onnx.GraphProto) -> None:
     if any(place <= max(needed, default=-1) for place, needed in enumerate(reads)):
         with contextlib.suppress(CycleError):  # the check reports it
             order = list(TopologicalSorter(dict(enumerate(reads))).static_order())
-            replace_nodes(graph, [graph.node[place] for place in order])
+            refill(graph.node, [graph.node[place] for place in order])
 
 
 def state_output_shapes(model: onnx.ModelProto) -> None:
@@ -294,7 +294,7 @@ def replace_scalers(model: onnx.ModelProto) -> None:
             helper.make_node("Sub", [names["float"], names["offset"]], [names["shifted"]]),
             helper.make_node("Mul", [names["shifted"], names["scale"]], [output]),
         ]
-    replace_nodes(model.graph, nodes)
+    refill(model.graph.node, nodes)
 
 
 def stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -311,13 +311,6 @@ def nodes_within(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         yield node
         for attribute in node.attribute:
             yield from nodes_within(attribute.g)
-
-
-def replace_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
-    """Replace all nodes of a graph."""
-    nodes = [*nodes]
-    del graph.node[:]
-    graph.node.extend(nodes)
 
 
 def read_instead(names: Mapping[str, str], graph: onnx.GraphProto) -> None:

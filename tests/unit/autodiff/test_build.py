@@ -23,13 +23,13 @@ def test_the_same_model_gives_the_same_bytes(batch):
     assert first.initial.tobytes() == second.initial.tobytes()
 
 
-def test_a_model_in_half_precision_is_refused_by_its_type():
-    half = onnx.parser.parse_model(
+def test_a_model_in_double_precision_is_refused_by_its_type():
+    double = onnx.parser.parse_model(
         """<ir_version: 9, opset_import: ["" : 18]>
-        g (float16[batch, 3] x) => (float16[batch, 3] y) <float16[3] w = {1, 2, 3}> { y = Mul(x, w) }"""
+        g (double[batch, 3] x) => (double[batch, 3] y) <double[3] w = {1, 2, 3}> { y = Mul(x, w) }"""
     )
-    with pytest.raises(GraphError, match="no float32 parameter, only float16; export it in float32"):
-        build_training_graph(half.SerializeToString(), GraphSettings(loss="mse"))
+    with pytest.raises(GraphError, match="no float32 parameter, only float64; export it in float32"):
+        build_training_graph(double.SerializeToString(), GraphSettings(loss="mse"))
 
 
 def test_an_autoencoder_is_its_own_target():

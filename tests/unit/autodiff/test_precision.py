@@ -38,7 +38,7 @@ def in_halves(*, inputs, batch="batch", text=TEXT):
 def test_a_model_that_computes_in_float16(inputs, batch):
     data = in_halves(inputs=inputs, batch=batch)
     graph = build_training_graph(data, SETTINGS)
-    assert graph.notes[-1] == "the file computes in float16, but trains and is exported in float32"
+    assert graph.notes[-1] == "the file computes in float16, but trains in float32"
     wide = {name: value.astype(np.float32) for name, value in ROUNDED.items()}
     expected = build_training_graph(forward(TEXT, wide, (4,)), SETTINGS)
     feeds = {"x": numbers((6, 4), 5), "target": numbers((6, 3), 6)}
@@ -94,3 +94,14 @@ def test_adapters_and_quantized_weights_of_a_model_in_float16(settings):
     exported = export_model(graph.forward, graph.spec.views(graph.initial))
     (y,) = open_session(exported).run(None, {"x": x})  # by default, onnxruntime would round activations, too
     np.testing.assert_allclose(run(graph, {"x": x, "target": y})["loss"], 0, atol=1e-6)
+
+
+def test_a_model_that_casts_its_weights_to_float16():
+    """torch writes such a file for a model under autocast. It is exported as it was."""
+    text = "n = Cast<to=10>(x)\nu = Cast<to=10>(w)\na = MatMul(n, u)\ny = Cast<to=1>(a)"
+    data = forward(text, {"w": PARAMETERS["w"]}, (4,))
+    graph = build_training_graph(data, SETTINGS)
+    x = numbers((6, 4), 5)
+    assert run(graph, {"x": x, "target": x @ PARAMETERS["w"]})["loss"] < 1e-10
+    exported = onnx.load_model_from_string(export_model(data, {"w": PARAMETERS["w"] + 1}))
+    assert [node.op_type for node in exported.graph.node] == ["Cast", "Cast", "MatMul", "Cast"]
