@@ -7,6 +7,7 @@ import pytest
 
 from edgeasync.core.hub.attention import find_attention
 from edgeasync.protocol.status import ActiveAlarm
+from tests.browser.conftest import DESKTOP, PHONE
 from tests.support.browser.made_fleet import MadeFleet, pending_key
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -166,19 +167,20 @@ def test_the_chart_shows_any_history(serve, visit, make):
         expect(page.locator("#chart canvas")).to_have_count(1)
 
 
-@pytest.mark.parametrize("seconds", [70, 75, 240])
-def test_times_below_the_chart_do_not_touch(seconds, serve, visit):
+@pytest.mark.parametrize(("size", "seconds"), [(DESKTOP, 70), (DESKTOP, 75), (DESKTOP, 240), (PHONE, 240)])
+def test_times_below_the_chart_do_not_touch(size, seconds, serve, visit):
     fleet = MadeFleet(3)
     fleet.history = fleet.history[-seconds:]
-    page = visit(serve(fleet).url)
+    page = visit(serve(fleet).url, size=size)
     page.evaluate(
         "() => { const old = uPlot; window.uPlot = function (...all) { return (window.plot = new old(...all)) } }"
     )
     for chosen in ("version", "time"):
         page.get_by_role("button", name=chosen, exact=True).click()
     places = page.evaluate("() => plot.axes[0]._splits.map((time) => plot.valToPos(time, 'x'))")
+    longest = max(map(len, page.evaluate("() => plot.axes[0]._values")))
     assert len(places) > 2
-    assert min(right - left for left, right in itertools.pairwise(places)) >= 60
+    assert min(right - left for left, right in itertools.pairwise(places)) >= 8 + 6.5 * longest
 
 
 def test_a_run_without_updates_has_no_chart(serve, visit):

@@ -125,7 +125,7 @@ export class Chart {
           share: { range: (_, least) => [Math.min(0.9, Math.max(0, Math.floor(10 * least) / 10)), 1] },
         },
         axes: [
-          { ...axis, grid: { show: false }, size: 28, space: 70, ...(this.x === TIME ? { values: clockLabels } : {}) },
+          { ...axis, grid: { show: false }, size: 28, ...(this.x === TIME ? { space: clockSpace, values: clockLabels } : {}) },
           {
             ...axis,
             size: 52,
@@ -187,6 +187,11 @@ function worded(plot, index, at, format) {
     if (value !== null) return format(value);
   }
   return "–";
+}
+
+/** Return the least distance of two times in pixels: those with seconds need more. */
+function clockSpace(_plot, _axis, least, most, size) {
+  return (50 * (most - least)) / size > 30 ? 50 : 70;
 }
 
 /** Label times on one line, as precisely as their distance needs. */
