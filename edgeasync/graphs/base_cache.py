@@ -129,9 +129,7 @@ class BaseCache:
 
         Raises `StorageError`. Call `find` again afterwards.
         """
-        partial = self._partial
-        if partial is None or (partial.base, partial.nbytes) != (base, offset):
-            raise StorageError(f"{self.folder}: the download of the base was interrupted; it continues soon")
+        partial = self._download(base, offset)
         try:
             partial.write(part)
         except OSError as error:
@@ -144,9 +142,7 @@ class BaseCache:
         Raises `StorageError` if the content does not match the hub's `checksum`. A base that is not
         kept is deleted.
         """
-        partial = self._partial
-        if partial is None or (partial.base, partial.nbytes) != (base, base.nbytes):
-            raise StorageError(f"{self.folder}: the download of the base was interrupted; it continues soon")
+        partial = self._download(base, base.nbytes)
         try:
             if partial.is_announced:
                 self._keep(partial)
@@ -168,6 +164,13 @@ class BaseCache:
         if self._partial is not None:
             self._partial.lock.close()
         self._used = self._partial = None
+
+    def _download(self, base: Base, nbytes: int) -> _Partial:
+        """Return the download of a base, of which so many bytes are stored; raises `StorageError`."""
+        partial = self._partial
+        if partial is None or (partial.base, partial.nbytes) != (base, nbytes):
+            raise StorageError(f"{self.folder}: the download of the base was interrupted; it continues soon")
+        return partial
 
     def _open_base(self, base: Base) -> FileLock | None:
         """Return the lock of a complete base, or `None` if it is missing or damaged."""

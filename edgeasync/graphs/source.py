@@ -5,13 +5,13 @@ passed. So does a forward model with adapters or quantized weights, because a hu
 it. The training graph in a run's folder also names the SHA-256 of the forward model beside it.
 """
 
-import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
 from edgeasync.autodiff.contents import SOURCE
 from edgeasync.durable.run_folder import FORWARD_FILE, TRAINING_FILE
 from edgeasync.errors import GraphError, ModelMismatchError, StorageError
+from edgeasync.protocol.graph import fingerprint_of
 from edgeasync.protocol.messages import Frozen
 from edgeasync.protocol.protobuf import message, raw_fields
 from edgeasync.regular_file import read_regular
@@ -45,7 +45,7 @@ def with_source(model: bytes, source: str) -> bytes:
 
 def with_forward(graph: bytes, forward: bytes) -> bytes:
     """Return a run's training graph that names the SHA-256 of the run's forward model."""
-    return graph + _entry(_FORWARD, _sha256(forward))
+    return graph + _entry(_FORWARD, fingerprint_of(forward))
 
 
 def held_file(path: Path) -> bytes | None:
@@ -73,9 +73,9 @@ def held_forward(run: Path, again: bytes | None = None) -> bytes | None:
     if forward is None or graph is None:
         return forward
     written = _of_run(run, graph).get(_FORWARD)
-    if _sha256(forward) == written:
+    if fingerprint_of(forward) == written:
         return forward
-    if again is not None and _sha256(again) == written:
+    if again is not None and fingerprint_of(again) == written:
         return None
     raise StorageError(
         f"{run / FORWARD_FILE}: damaged or edited after the run wrote it; restore the file, or start the hub once "
@@ -92,7 +92,9 @@ def check_source(path: Path, content: bytes, run: Path, trained: Collection[str]
     if (graph := held_file(run / TRAINING_FILE)) is None:
         return
     stated = _of_run(run, graph)
-    if stated.get(_FORWARD) == _sha256(content) or stated.get(SOURCE) == checksum_of(frozen_of(content, trained)):
+    if stated.get(_FORWARD) == fingerprint_of(content):
+        return
+    if stated.get(SOURCE) == checksum_of(frozen_of(content, trained)):
         return
     own = "the original model" if source is None else str(source)
     if _FORWARD not in stated:
@@ -125,7 +127,3 @@ def _metadata(model: bytes) -> dict[str, str]:
 
 def _entry(key: str, value: str) -> bytes:
     return message(_MODEL_METADATA, message(_KEY, key.encode()) + message(_VALUE, value.encode()))
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -7,6 +7,7 @@ import pytest
 from onnx import numpy_helper
 
 from edgeasync.durable.run_folder import FORWARD_FILE, MODEL_FILE, TRAINING_FILE
+from edgeasync.graphs.source import with_forward
 from tests.support.models.graphs import HostileHub, forward_model, plain_graph
 from tests.support.programs.command_line import CONFIG, GRAPH, MISMATCH, mistake
 from tests.support.programs.processes import free_address, trained, without_onnx
@@ -52,7 +53,8 @@ def test_a_hub_needs_a_model_and_an_agent_needs_a_hub_and_data(commands, forward
     assert (run / FORWARD_FILE).read_bytes() == forward.read_bytes()
     assert (run / MODEL_FILE).exists()
     kept = list((commands.folder / "pi" / "graphs").iterdir())
-    assert [file.read_bytes() for file in kept] == [(run / TRAINING_FILE).read_bytes()]
+    (graph,) = [file.read_bytes() for file in kept]
+    assert with_forward(graph, forward.read_bytes()) == (run / TRAINING_FILE).read_bytes()
 
 
 # -- what a device refuses -------------------------------------------------------------------------------------
