@@ -14,6 +14,7 @@ from edgeasync.durable.run_replay import Beginning, ReplaySummary, RunReplay
 from edgeasync.durable.verification import verify_run
 from edgeasync.errors import ConfigError
 from edgeasync.graphs.model_file import VALUES_SUFFIX, save_model
+from edgeasync.ops.trained import input_files
 
 
 def replay_run(
@@ -29,7 +30,7 @@ def replay_run(
     if export is not None:
         if export.suffix != VALUES_SUFFIX:
             raise ConfigError(f"--export {export}: the file name must end in {VALUES_SUFFIX}")
-        check_out("--export", export, run=run)
+        check_out("--export", export, *input_files(run), run=run)
     replay = RunReplay(run, until=until, checkpoint=checkpoint, trust_code=trust_code)
     try:
         _print_beginning(replay.beginning, printer)

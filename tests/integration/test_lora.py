@@ -105,6 +105,8 @@ def test_adapters_are_merged_into_their_own_base_alone(prebuilt, commands):
     for name in ("base.onnx", "graph.onnx", "graph.safetensors") if prebuilt else ("base.onnx",):
         model = ["--model", "base.onnx"] if name.endswith(".onnx") else []
         mistake(commands, CONFIG, "is also an input file", arguments=["export", "run", *model, "--out", name])
+    if prebuilt:
+        mistake(commands, CONFIG, "is also an input", arguments=["replay", "run", "--export", "graph.safetensors"])
     assert {name: (commands.folder / name).read_bytes() for name in files} == files
     if not prebuilt:
         forward = commands.folder / "run" / FORWARD_FILE
