@@ -194,8 +194,8 @@ class PageListener:
         return bool(idle)
 
     async def _connect(self, connection: socket.socket, address: str) -> None:
-        self._handshakes += 1
         tls = self._tls()
+        self._handshakes += 1
         try:
             with contextlib.suppress(OSError, TimeoutError):
                 await self._loop.connect_accepted_socket(

@@ -177,7 +177,8 @@ def test_a_graph_that_is_spoilt_on_its_way_is_fetched_again(spoil, size):
     meddlers = [Meddling(device, spoil, 3) for device in fleet.devices]
     assert fleet.train(updates=40)
     assert [meddler.times for meddler in meddlers] == [0] * 4
-    assert all(device.store.graphs == {graph.fingerprint: graph.payload} for device in fleet.devices)
+    whole = {graph.fingerprint: graph.payload}
+    assert fleet.clock.run(lambda: all(device.store.graphs == whole for device in fleet.devices), 60.0)
 
 
 def test_a_forged_graph_ends_the_device():
