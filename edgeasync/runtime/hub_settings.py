@@ -83,9 +83,8 @@ class HubSection(Section, frozen=True):
     """
     frozen: OtherFrozen = "refuse"
     """How to treat a device whose frozen arrays differ from the hub's: refuse it (`refuse`), or
-    warn and let it train (`warn`). A refused device ends with exit code 5: [Frozen
-    parameters](/train/join.md#frozen-parameters). With `warn`, too, a run of an ONNX model resumes
-    only on the base it was started with.
+    warn and let it train (`warn`; but a run of an ONNX model resumes only on its own base). A
+    refused device ends with exit code 5: [Frozen parameters](/train/join.md#frozen-parameters).
     """
     keys: FilePath | None = None
     """Folder of this hub's keys, created by `edgeasync keys init`. With keys, the hub encrypts
