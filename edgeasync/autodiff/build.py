@@ -144,7 +144,7 @@ def _build_published(found: published.Published, settings: GraphSettings) -> tup
         proto = quantize(proto, weights)
         notes.append(f"{len(weights.axes)} frozen weights are stored in {weights.base}")
     elif settings.base is not None:
-        notes.append("the file stores its frozen weights quantized, and they are used as they are")
+        notes.append("uses the frozen weights as they were quantized before")
     loss = find_loss(settings.loss)
     sample: Shape
     if isinstance(loss, OnnxLoss):

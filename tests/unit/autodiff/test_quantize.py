@@ -133,7 +133,7 @@ def test_a_base_of_another_type_is_noted_and_kept():
     built = build_training_graph(model(), GraphSettings(base="int8", loss="mse", lora="2:w*"))
     again = build_training_graph(built.forward, GraphSettings(base="int4", loss="mse", lora="2:w*"))
     assert again.model == built.model
-    assert "the file stores its frozen weights quantized, and they are used as they are" in again.notes
+    assert "uses the frozen weights as they were quantized before" in again.notes
 
 
 @pytest.mark.parametrize("base", ["int8", "int4"])
