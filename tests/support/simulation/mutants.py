@@ -99,7 +99,7 @@ CHANGES = {
         Change(HubEngine, "_send", "(Assignment, Ack, Welcome, Goodbye)", "Welcome"),
     ),
     "a status does not wait for the disk": (
-        Change(StatusAnswers, "ask", "self._outbox.show(", "(lambda show: show())("),
+        Change(StatusAnswers, "_describe", "self._outbox.show(", "(lambda show: show())("),
     ),
     "a number is forgotten at recovery": (
         Change(
