@@ -164,7 +164,7 @@ def export_run(
     read = [*input_files(run), *([] if forward is None else [forward])]
     check_out("--out", out / ADAPTERS_FILE if peft else out, *read, run=run)
     needs_model = peft or out.suffix == ONNX_SUFFIX
-    if needs_model and forward is None and not (run / FORWARD_FILE).exists():
+    if needs_model and forward is None and held_forward(run) is None:
         if peft:
             raise ConfigError(f"--peft: {run} has no ONNX model; pass the forward model with --model")
         raise ConfigError(f"{refuse_onnx('--out', out)}, or pass the trained forward model with --model")

@@ -17,6 +17,7 @@ from edgeasync.graphs.external_data import insert_external_data
 from edgeasync.graphs.model_file import VALUES_SUFFIX
 from edgeasync.graphs.onnx_model import OnnxModel
 from edgeasync.graphs.source import (
+    begun_with_forward,
     checksum_of,
     frozen_of,
     held_file,
@@ -164,8 +165,8 @@ def _checked_files(run: Path, graph: bytes, forward: bytes | None, names: Collec
     """Return the files that the run's folder shall contain, by name."""
     origin, content = (TRAINING_FILE, graph) if forward is None else (FORWARD_FILE, forward)
     held = {FORWARD_FILE: held_forward(run, forward), TRAINING_FILE: held_file(run / TRAINING_FILE)}
-    begun_otherwise = (run / FORWARD_FILE).exists() != (forward is not None) and held[TRAINING_FILE] is not None
-    known = held[origin]
+    known, begun = held[origin], held[TRAINING_FILE]
+    begun_otherwise = begun is not None and begun_with_forward(run, begun) != (forward is not None)
     if forward is not None and known is not None and _same_but_for_values(known, forward, names):
         forward = content = known
     if begun_otherwise or known not in (None, content):

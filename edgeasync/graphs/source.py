@@ -66,21 +66,29 @@ def held_file(path: Path) -> bytes | None:
 def held_forward(run: Path, again: bytes | None = None) -> bytes | None:
     """Return the forward model in a run's folder, or `None` if the folder contains none.
 
-    If the file has changed since the run wrote it, return `None` if `again` has its old content,
-    and raise `StorageError` otherwise.
+    If the file is missing or has changed since the run wrote it, return `None` if `again` has its
+    old content, and raise `StorageError` otherwise.
     """
     forward, graph = held_file(run / FORWARD_FILE), held_file(run / TRAINING_FILE)
-    if forward is None or graph is None:
+    if graph is None:
         return forward
     written = _of_run(run, graph).get(_FORWARD)
-    if fingerprint_of(forward) == written:
+    if written == (None if forward is None else fingerprint_of(forward)):
         return forward
+    if written is None:
+        raise _damaged_graph(run, "")
     if again is not None and fingerprint_of(again) == written:
         return None
     raise StorageError(
-        f"{run / FORWARD_FILE}: damaged or edited after the run wrote it; restore the file, or start the hub once "
-        "more with the same model and settings, which writes it again"
+        f"{run / FORWARD_FILE}: {'missing' if forward is None else 'damaged or edited after the run wrote it'}; "
+        "restore the file, or start the hub once more with the same model and settings but without --resume, "
+        "which writes it again"
     )
+
+
+def begun_with_forward(run: Path, graph: bytes) -> bool:
+    """Return whether a run with this training graph was started with a forward model."""
+    return _FORWARD in _of_run(run, graph)
 
 
 def check_source(path: Path, content: bytes, run: Path, trained: Collection[str], source: Path | None) -> None:
@@ -113,7 +121,13 @@ def _of_run(run: Path, graph: bytes) -> dict[str, str]:
     try:
         return _metadata(graph)
     except GraphError as error:
-        raise StorageError(f"{run / TRAINING_FILE}: {error}; start the hub of this run once more") from error
+        raise _damaged_graph(run, f" ({error})") from error
+
+
+def _damaged_graph(run: Path, cause: str) -> StorageError:
+    return StorageError(
+        f"{run / TRAINING_FILE}: damaged{cause}; remove the file, and start the hub of this run once more"
+    )
 
 
 def _metadata(model: bytes) -> dict[str, str]:

@@ -11,6 +11,7 @@ from edgeasync.core.hub.settings import CheckpointSettings
 from edgeasync.durable.run_folder import FORWARD_FILE, RECORD_FILE, RunFolder
 from edgeasync.errors import StorageError
 from edgeasync.graphs.onnx_model import BUILD_S, OnnxModel
+from edgeasync.graphs.source import held_forward
 from edgeasync.graphs.user_code import CustomModel
 from edgeasync.host.host_info import half_of_memory_bytes
 from edgeasync.plugins import Trust
@@ -82,10 +83,14 @@ def read_record(run: Path, *, trust_code: bool = False) -> HubSettings:
 def own_model(model: OnnxModel, run: Path) -> OnnxModel:
     """Return the settings that load the forward model in a run's folder, if the folder contains one.
 
-    The file that the run was started with may be gone.
+    The file that the run was started with may be gone. Raises `StorageError` if the run's is
+    damaged.
     """
     forward = run / FORWARD_FILE
-    return replace(model, file=FilePath.parse(forward)) if forward.exists() else model
+    if not forward.exists():
+        return model
+    held_forward(run)
+    return replace(model, file=FilePath.parse(forward))
 
 
 def _within_limits(model: OnnxModel) -> OnnxModel:

@@ -42,9 +42,29 @@ def test_a_forward_model_that_was_edited_is_refused_until_it_is_written_again(tm
         assert files(tmp_path) == held
     keep_files(tmp_path, GRAPH, first, {"0.weight"})
     assert (tmp_path / FORWARD_FILE).read_bytes() == first
-    (tmp_path / TRAINING_FILE).write_bytes(b"\xff" * 20)
-    with pytest.raises(StorageError, match=rf"{TRAINING_FILE}: the graph contains an incomplete"):
-        keep_files(tmp_path, GRAPH, first)
+
+
+def test_a_forward_model_that_is_missing_is_written_again(tmp_path):
+    keep_files(tmp_path, GRAPH, b"forward")
+    held = files(tmp_path)
+    (tmp_path / FORWARD_FILE).unlink()
+    for resumed in (b"other", None):
+        with pytest.raises(StorageError, match=rf"{FORWARD_FILE}: missing; restore the file, or start the hub"):
+            keep_files(tmp_path, GRAPH, resumed)
+    keep_files(tmp_path, GRAPH, b"forward")
+    assert files(tmp_path) == held
+
+
+@pytest.mark.parametrize("damaged", [GRAPH[:5], b"", b"\xff" * 20])
+def test_a_training_graph_that_is_damaged_is_refused_until_it_is_removed(tmp_path, damaged):
+    keep_files(tmp_path, GRAPH, b"forward")
+    held = files(tmp_path)
+    (tmp_path / TRAINING_FILE).write_bytes(damaged)
+    with pytest.raises(StorageError, match=rf"{TRAINING_FILE}: damaged.*; remove the file, and start the hub"):
+        keep_files(tmp_path, GRAPH, b"forward")
+    (tmp_path / TRAINING_FILE).unlink()
+    keep_files(tmp_path, GRAPH, b"forward")
+    assert files(tmp_path) == held
 
 
 def test_a_run_keeps_a_graph_that_was_built_before(tmp_path):

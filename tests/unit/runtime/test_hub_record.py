@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from edgeasync.config import convert, read_toml
-from edgeasync.durable.run_folder import FORWARD_FILE, RECORD_FILE
+from edgeasync.durable.run_folder import FORWARD_FILE, RECORD_FILE, TRAINING_FILE
 from edgeasync.errors import ConfigError, PluginError, StorageError
+from edgeasync.graphs.source import with_forward
 from edgeasync.host.host_info import half_of_memory_bytes
 from edgeasync.runtime.hub_record import RECORD_FORMAT, own_model, read_record, record_of
 from edgeasync.runtime.hub_settings import HubSettings
@@ -52,6 +53,9 @@ def test_the_model_comes_with_the_folder(tmp_path):
     (run / FORWARD_FILE).write_bytes(b"")
     assert own_model(model, run).file == str(run / FORWARD_FILE)
     assert read_record(run).model.file == str(Path("m.onnx").absolute()), "the file that the user passed"
+    (run / TRAINING_FILE).write_bytes(with_forward(b"", b"whole"))
+    with pytest.raises(StorageError, match=rf"{FORWARD_FILE}: damaged .* without --resume"):
+        own_model(model, run)
 
 
 def test_a_folder_names_no_code_and_raises_no_limit(tmp_path):
