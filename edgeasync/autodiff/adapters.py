@@ -44,6 +44,11 @@ def adapters_of(layer: str) -> tuple[str, str]:
     return layer + _A, layer + _B
 
 
+def is_adapter(name: str) -> bool:
+    """Return whether an array belongs to an adapter, according to its name."""
+    return name.endswith((_A, _B))
+
+
 def adapt(model: bytes, lora: LoRA, train: Iterable[str] = ()) -> AdaptedModel:
     """Insert adapters beside the layers of a serialized model that `lora` names.
 

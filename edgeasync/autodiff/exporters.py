@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from edgeasync.autodiff import reading
+from edgeasync.autodiff.adapters import is_adapter
 from edgeasync.autodiff.forward import ForwardGraph
 from edgeasync.autodiff.graph import Array, Node, free_inputs, needed, read_nodes
 from edgeasync.autodiff.masks import without_masks
@@ -279,9 +280,15 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph, settings: GraphS
     return found
 
 
+def _own(prepared: ForwardGraph) -> dict[str, Array]:
+    """Return the parameters that the exporter has written, so no adapters."""
+    return {name: value for name, value in prepared.parameters.items() if not is_adapter(name)}
+
+
 def _warnings_of_nameless(prepared: ForwardGraph) -> list[str]:
     """Warn of parameters that may be constants, in a file that does not name its parameters."""
-    readers = [(name, node.op) for node in prepared.nodes for name in node.inputs if name in prepared.parameters]
+    own = _own(prepared)
+    readers = [(name, node.op) for node in prepared.nodes for name in node.inputs if name in own]
     layers = {name for name, op in readers if op in _LAYERS}
     if not (others := [name for name in dict(readers) if name not in layers]):
         return []
@@ -299,7 +306,7 @@ def _warnings_of_tf2onnx(prepared: ForwardGraph) -> list[str]:
             f"tf2onnx drops biases whose values are all 0, and these layers have no bias: {_listed(bare)}; if "
             "a layer has one, set it to a small number such as 1e-6 before the conversion"
         )
-    if folded := [name for name in prepared.parameters if "_weights_fused_bn" in name or "/batchnorm/" in name]:
+    if folded := [name for name in _own(prepared) if "_weights_fused_bn" in name or "/batchnorm/" in name]:
         found.append(
             f"tf2onnx folded batch norms into {_listed(folded)}, so they train without batch statistics; to "
             "keep the batch norms, train the model in TensorFlow, or write it with edgeasync.nn"
@@ -354,11 +361,12 @@ def _without_bias(prepared: ForwardGraph) -> list[str]:
         passed = node.op in ("Add", *_MOVING) and not biased.isdisjoint(node.outputs)
         if passed or node.op == "BatchNormalization" or (node.op == "Add" and node.outputs[0] in shifts):
             biased.update(node.inputs)
+    own = _own(prepared)
     bare = [
         node.inputs[1]
         for node in prepared.nodes
         if node.op in (*_FOLDED_INTO, "MatMul")
-        and node.inputs[1] in prepared.parameters
+        and node.inputs[1] in own
         and not node.inputs[2:]
         and biased.isdisjoint(node.outputs)
     ]

@@ -65,7 +65,10 @@ def _open(path: Path) -> str:
     token = read_secret(path, absent="restart the hub", known=ANOTHER).decode(errors="replace").strip()
     fits = CHARACTERS_MIN <= len(token) <= CHARACTERS_MAX
     if not fits or not token.isascii() or not token.isprintable() or " " in token:
-        raise StorageError(f"{path}: not a token of {CHARACTERS_MIN} to {CHARACTERS_MAX} characters; {ANOTHER}")
+        raise StorageError(
+            f"{path}: not a token of {CHARACTERS_MIN} to {CHARACTERS_MAX} ASCII characters without "
+            f"spaces; {ANOTHER}"
+        )
     return token
 
 

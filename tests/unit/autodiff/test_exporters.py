@@ -237,6 +237,15 @@ def test_biases_and_batch_norms_that_tf2onnx_leaves_out():
     assert ["no bias: v;" in said for said in warnings(jax2tf(), output="z")] == [True]
 
 
+def test_adapters_are_not_taken_for_what_an_exporter_made():
+    assert warnings(keras(), lora=1) == ()
+    layers = {"w": numbers((4, 5), 1), "v": numbers((5, 3), 2)}
+    proto = written("a = MatMul(x, w)\ny = MatMul(a, v)", layers, producer="pytorch")
+    for number, (entry, node) in enumerate(zip(proto.graph.initializer, proto.graph.node, strict=True)):
+        entry.name = node.input[1] = f"onnx::MatMul_{number}"
+    assert warnings(proto, lora=1) == ()
+
+
 def test_weights_of_shared_layers_that_onnxruntime_packed_once():
     """In ALBERT, all layers share their parameters."""
     weights, biases = [numbers((4, 4), place) for place in range(3)], [numbers((4,), place) for place in range(3)]

@@ -43,13 +43,22 @@ def test_nobody_knows_the_tokens_of_files_that_cannot_be_used(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"short\n", b"two words are no token at all", b"\xff" * 20, b"x" * 20 + b"\x1b[31m", b"x" * 300],
+    [
+        b"",
+        b"short\n",
+        b"two words are no token at all",
+        b"\xff" * 20,
+        "schlüssel-der-seite".encode(),
+        b"x" * 20 + b"\x1b[31m",
+        b"x" * 300,
+    ],
 )
 def test_a_file_without_a_token_is_refused_with_a_remedy(tmp_path, content):
     PageTokens.open(tmp_path)
     (tmp_path / OPERATOR_FILE).write_bytes(content)
     with pytest.raises(
-        StorageError, match=r"page-operator.token: not a token .* delete it, and the hub creates another"
+        StorageError,
+        match=r"page-operator.token: not a token of 16 to 256 ASCII characters .*; delete it, and the hub creates",
     ):
         PageTokens.open(tmp_path)
 
