@@ -235,7 +235,7 @@ def _warnings(
         found.append(
             f"cross_entropy uses axis 1 of output {output!r} as classes, but the last layer computes the "
             f"last axis of {prepared.shapes[output]}; if that is the classes' axis, transpose the output, "
-            "in torch with scores.movedim(-1, 1)"
+            f"in torch with scores.movedim({len(prepared.shapes[output]) - 1}, 1)"
         )
     return (*found, *warnings_of(model, prepared, settings))
 
