@@ -131,7 +131,7 @@ class HubRun:
                 self.journal.secure(found.unsynced)
         except OSError as error:
             raise StorageError(
-                f"cannot write to the run's folder: {error}; free disk space or check its permissions"
+                f"cannot write to the run's folder: {error.strerror or error}; free space or check its permissions"
             ) from error
 
     def save(self, state: HubState, created_s: float) -> int:
