@@ -63,11 +63,10 @@ def test_a_free_size_besides_the_batch():
     )
 
 
-@pytest.mark.parametrize("kind", [11, 10])
-def test_other_floats_than_float32(kind):
-    text = f"h = Mul(x, p)\na = Cast<to={kind}>(h)\nb = Tanh(a)\ny = Cast<to=1>(b)"
-    refused(model(text, {"p": numbers((4,))}), "computes in float(64|16), but only float32 can be trained")
-    refused(model(f"h = Mul(x, p)\ny = Cast<to={kind}>(h)", {"p": numbers((4,))}), "but only .*; set output='h'")
+def test_a_model_that_computes_in_float64():
+    text = "h = Mul(x, p)\na = Cast<to=11>(h)\nb = Tanh(a)\ny = Cast<to=1>(b)"
+    refused(model(text, {"p": numbers((4,))}), "computes in float64, but only float32 can be trained")
+    refused(model("h = Mul(x, p)\ny = Cast<to=11>(h)", {"p": numbers((4,))}), "but only .*; set output='h'")
 
 
 # -- what depends on the batch size, on sequences, or on what a body reads ---------------------------------------
