@@ -6,7 +6,7 @@ from typing import Any
 from edgeasync.config import expanded
 from edgeasync.durable.files import replace_file
 from edgeasync.errors import ConfigError
-from edgeasync.graphs.export import NPZ_SUFFIX, ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
+from edgeasync.graphs.export import NPZ_SUFFIX, ONNX_SUFFIX, check_export_file, refuse_onnx, write_arrays
 from edgeasync.sdk.events import Best
 
 
@@ -40,7 +40,7 @@ class SaveBest:
     def __init__(self, path: str | Path) -> None:
         self._path = expanded(path)
         if self._path.suffix:
-            check_suffix("SaveBest", self._path)
+            check_export_file("SaveBest", self._path)
         self.saved: Path | None = None
         """The path of the file that was written last."""
 

@@ -15,7 +15,7 @@ from edgeasync.config import convert
 from edgeasync.durable.files import check_out, replace_file
 from edgeasync.durable.run_folder import FORWARD_FILE, TRAINING_FILE
 from edgeasync.errors import ConfigError, GraphError, ModelMismatchError, StorageError
-from edgeasync.graphs.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
+from edgeasync.graphs.export import ONNX_SUFFIX, check_export_file, refuse_onnx, write_arrays
 from edgeasync.graphs.graph_model import HubGraph, files_of, read_onnx_file
 from edgeasync.graphs.model_file import VALUES_SUFFIX
 from edgeasync.graphs.onnx_model import OnnxModel
@@ -158,7 +158,7 @@ def export_run(
     The file is an ONNX model or named arrays. With `peft`, `out` is a folder for PEFT's files.
     """
     if not peft:
-        check_suffix("--out", out)
+        check_export_file("--out", out)
     if not run.is_dir():
         raise StorageError(f"{run}: no such folder; pass the folder of a hub's run")
     read = [*input_files(run), *([] if forward is None else [forward])]

@@ -18,10 +18,24 @@ NPZ_SUFFIX = ".npz"
 SUFFIXES = (ONNX_SUFFIX, VALUES_SUFFIX, NPZ_SUFFIX)
 
 
-def check_suffix(name: str, path: Path) -> None:
-    """Raise `ConfigError` if `path`, the value of the option `name`, has an unsupported suffix."""
+def check_export_file(name: str, path: Path) -> None:
+    """Raise `ConfigError` if `path`, the value of the option `name`, is no file to export to.
+
+    Its suffix must be supported. A file with examples, perhaps their only copy, is not replaced.
+    """
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{name} {path}: the file name must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+    if path.suffix == NPZ_SUFFIX and path.is_file() and _has_examples(path):
+        raise ConfigError(f"{name} {path}: contains examples, which would be lost; choose another name")
+
+
+def _has_examples(path: Path) -> bool:
+    """Return whether a file is a dataset, which has the arrays `x` and `y`."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return {"x.npy", "y.npy"} <= set(file.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 def refuse_onnx(name: str, path: Path) -> ConfigError:

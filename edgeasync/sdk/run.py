@@ -14,7 +14,7 @@ from edgeasync.durable.run_events import Line, RunEvent
 from edgeasync.durable.run_folder import RunFolder
 from edgeasync.durable.run_replay import RunReplay
 from edgeasync.errors import ConfigError
-from edgeasync.graphs.export import ONNX_SUFFIX, check_suffix, refuse_onnx, write_arrays
+from edgeasync.graphs.export import ONNX_SUFFIX, check_export_file, refuse_onnx, write_arrays
 from edgeasync.graphs.model_file import VALUES_SUFFIX
 from edgeasync.graphs.peft import ADAPTERS_FILE, write_peft
 from edgeasync.graphs.source import held_forward
@@ -130,7 +130,7 @@ class Run:
                 )
             write_peft(path, forward, self.arrays)
             return path
-        check_suffix("export", path)
+        check_export_file("export", path)
         if path.suffix != ONNX_SUFFIX:
             write_arrays(path, self.arrays, {"edgeasync.version": str(self.version)})
             return path
