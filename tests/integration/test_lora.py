@@ -83,7 +83,7 @@ def test_another_model_leaves_a_run_as_it_was(other, tmp_path):
 
 @pytest.mark.parametrize("prebuilt", [False, True], ids=["forward", "prebuilt"])
 def test_adapters_are_merged_into_their_own_base_alone(prebuilt, commands):
-    """A run of a forward model keeps it, quantized here; a run of a prebuilt graph needs it for an export."""
+    """A run that was started with a forward model stores it. With a prebuilt graph, the export needs `--model`."""
     network = nn.Sequential(nn.Linear(8, 512), nn.ReLU(), nn.Linear(512, 3))
     for seed, name in enumerate(("base.onnx", "other.onnx")):
         nn.save(network, commands.folder / name, (8,), seed=seed)
@@ -195,5 +195,6 @@ def test_an_exchange_costs_little_more_than_the_adapters(sizes, tmp_path):
     assert first.bytes_down > 10 * np.median([event.bytes_down for event in later])
     adapters_bytes = coded_bytes(Run.open(tmp_path).arrays)
     for nbytes in ([event.bytes_up for event in later], [event.bytes_down for event in later]):
-        assert adapters_bytes <= np.median(nbytes), "an answer before the fold has no model"
-        assert np.mean(nbytes) <= 1.05 * adapters_bytes
+        whole = [count for count in nbytes if count >= adapters_bytes]
+        assert len(whole) > len(nbytes) / 2, "an answer before the fold has no model"
+        assert np.mean(whole) <= 1.05 * adapters_bytes
