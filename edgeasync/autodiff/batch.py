@@ -107,7 +107,7 @@ class _Freeing:
                     self._axes[name] = self._axis_after(node, found[0], place)
             self._nodes.append(node)
         refill(self._graph.node, self._nodes)
-        # So a state that is named in `train` is missing, and the build uses the batch size of the file.
+        # If `train` names such a state, it is now missing, and the build keeps the batch size of the file.
         unread = self._replaced.difference(*[node.input for node in nodes_within(self._graph)])
         refill(self._graph.initializer, [entry for entry in self._graph.initializer if entry.name not in unread])
 

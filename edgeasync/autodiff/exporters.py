@@ -281,7 +281,7 @@ def warnings_of(model: onnx.ModelProto, prepared: ForwardGraph, settings: GraphS
 
 
 def _own(prepared: ForwardGraph) -> dict[str, Array]:
-    """Return the parameters that the exporter has written, so no adapters."""
+    """Return the parameters without adapters, which no exporter has written."""
     return {name: value for name, value in prepared.parameters.items() if not is_adapter(name)}
 
 

@@ -194,7 +194,7 @@ class Graph:
 
 
 def refill(field: Any, entries: Iterable[Any]) -> None:
-    """Replace the entries of a repeated field of a message."""
+    """Replace all entries of a repeated field, such as the nodes of a graph."""
     entries = [*entries]
     del field[:]
     field.extend(entries)

@@ -20,7 +20,7 @@ _WIDER = {
     **dict.fromkeys((TensorProto.INT32, TensorProto.INT16, TensorProto.INT8), TensorProto.INT64),
     **dict.fromkeys((TensorProto.UINT16, TensorProto.UINT8, TensorProto.BOOL), TensorProto.INT64),
 }
-"""Unsupported input types, and the supported type that replaces each."""
+"""The supported type that replaces each unsupported type of an input."""
 
 _PRECISIONS = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 """Types of weights that are stored in float32, if the model casts them to it."""

@@ -1,4 +1,4 @@
-"""Describe what only the hub's shell knows, for the status: its process, files, journal and limits."""
+"""The part of the status that only the hub's shell knows: process, files, journal and refusals."""
 
 import os
 import time

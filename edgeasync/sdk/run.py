@@ -114,10 +114,10 @@ class Run:
         An ONNX file is for inference. The other formats store the named arrays of any model. With
         `peft`, write LoRA adapters for Hugging Face's PEFT, to the folder `path`.
 
-        Raises `ConfigError` for another suffix, for `.onnx` if the model is not an ONNX model, or
-        for `peft` if the run has no adapters, or if `path` is one of the run's files or of its input
-        files, `GraphError` if names in the model are not those of a torch module, and
-        `StorageError` if the file cannot be written.
+        Raises `ConfigError` for another suffix, for `.onnx` if the model is not an ONNX model, for
+        `peft` if the run has no adapters, and for a `path` that must not be overwritten: a file of
+        the run, one that it was started with, or a file of examples. Raises `GraphError` if names in
+        the model are not those of a torch module, and `StorageError` if the file cannot be written.
         """
         path = expanded(path)
         check_out("export", path / ADAPTERS_FILE if peft else path, *input_files(self.path), run=self.path)

@@ -117,7 +117,7 @@ def test_a_loop_that_a_counter_ends(trips, first):
 
 
 def test_a_loop_that_ends_at_the_length_of_the_data():
-    """The limit is itself a state, which starts with a size of the input."""
+    """The loop carries its limit as a state. The first value of that state is a size of the input."""
     body = loop("step = Gather<axis=1>(h, i)\nb = Mul(state, step)\nnext = Tanh(b)\ncount = Add(counter, one)\n"
                 "stay = Less(count, size)", ["stay", "count", "size", "next"],
                 inputs=[*INPUTS[:2], ("counter", NUMBER), ("size", NUMBER), ("state", FLOATS)],

@@ -95,7 +95,7 @@ def test_a_warning_about_long_updates_does_not_mention_that_they_are_clipped():
     "changes", [{"talk_s": 4.0}, {"talk_share": 0.8}, {"examples_per_s": 30.0}, {"weight_kept": 0.84}]
 )
 def test_what_costs_little_is_not_named(changes):
-    """A slow link that hardly matters, one as fast as the others, and a device that is a bit slower or clipped."""
+    """For example, a slow link matters little to a device that rarely communicates."""
     assert find_attention(status([*fleet(3).devices, device("pi", **changes)])) == []
 
 
